@@ -1,0 +1,15 @@
+"""Forward, backward and optimizer times: one point a job."""
+
+
+rule end_to_end:
+    output:
+        ensure(f"{RESULTS}/{{machine}}/end_to_end/{{point}}.json", non_empty=True),
+    log:
+        "logs/{machine}/end_to_end/{point}.log",
+    params:
+        point=point_json,
+        made_with=made_with,
+    resources:
+        gpu=1,
+    shell:
+        MEASURE

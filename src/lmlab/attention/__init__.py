@@ -1,0 +1,1 @@
+"""Attention functions with one contract, found by name."""

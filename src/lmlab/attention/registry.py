@@ -1,0 +1,59 @@
+"""Attention variants by name: one contract, found without importing the others.
+
+Every variant is a function `attention(q, k, v, *, is_causal) -> Tensor` over tensors of shape
+(..., sequence, head_dim). The registry holds its import path as a string and imports a variant only
+when it is loaded: a point that names one variant then depends on that variant's file alone, and
+the workflow can ask `module_of` which file that is without importing torch.
+
+A user's own variant needs no entry here: a name with a colon, "package.module:function", is taken
+as the import path itself. A new variant of the house is one line in `VARIANTS`.
+"""
+
+from typing import TYPE_CHECKING, Protocol, cast
+
+from lmlab import import_path
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Attention(Protocol):
+    """What every variant promises; q, k, v and the result are (..., sequence, head_dim)."""
+
+    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", *, is_causal: bool) -> "Tensor": ...
+
+
+VARIANTS: dict[str, str] = {
+    "naive": "lmlab.attention.naive:attention",
+}
+
+
+class UnknownAttentionError(ValueError):
+    """An attention name that is neither registered nor a usable import path."""
+
+
+def path_of(name: str) -> str:
+    """Import path "module:function" of a variant; imports nothing."""
+    if name in VARIANTS:
+        return VARIANTS[name]
+    if ":" not in name:
+        raise UnknownAttentionError(
+            f"attention: {name!r} is not known; allowed are {', '.join(sorted(VARIANTS))}"
+            " or your own 'package.module:function'"
+        )
+    return name
+
+
+def module_of(name: str) -> str:
+    """Name of the module that a variant lives in; imports nothing."""
+    module, _ = import_path.split(path_of(name))
+    return module
+
+
+def load(name: str) -> Attention:
+    """The attention function of that name; imports its module and no other variant's."""
+    function = import_path.resolve(path_of(name))
+    if not callable(function):
+        raise UnknownAttentionError(f"attention: {name!r} is not a function, it is {function!r}")
+    # A promise about keyword and shapes that Python cannot check without calling it.
+    return cast(Attention, function)

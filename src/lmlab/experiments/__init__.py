@@ -1,0 +1,1 @@
+"""One module a chapter: a point in, a result out."""

@@ -1,0 +1,84 @@
+"""How measuring a point can end: with numbers, or with a reason why there are none.
+
+A table with a hole raises a question; a table that says "out of memory: asked for 40 GiB" answers
+it. So what a device cannot do is a value like any other, and only an interrupt leaves no trace: a
+person or a scheduler stopped it, which says nothing about the point.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lmlab.measure.statistics import Measurement
+from lmlab.study.points import Point
+from lmlab.study.results import Status
+
+if TYPE_CHECKING:
+    import torch
+
+TOTAL = "total"
+LONGEST_REASON = 300
+
+# Signals by which the kernel or a library ends a process that went wrong. Of the rest, SIGINT and
+# SIGTERM are somebody's wish, and the point is as unmeasured as before.
+CRASHES = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGKILL,
+    }
+)
+
+
+class Unsupported(Exception):
+    """The device, or the model, cannot do what the point asks; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a point."""
+
+    status: Status = "ok"
+    reason: str | None = None
+    measurements: Mapping[str, Measurement] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    def flagged(self, *flags: str) -> Outcome:
+        """The same outcome with more flags, each once."""
+        return replace(self, flags=tuple(dict.fromkeys([*self.flags, *flags])))
+
+    @property
+    def noisy(self) -> bool:
+        """Judged by the total where there is one: phases of microseconds are never quiet."""
+        if TOTAL in self.measurements:
+            return self.measurements[TOTAL].noisy
+        return any(measurement.noisy for measurement in self.measurements.values())
+
+
+class Chapter(Protocol):
+    """What a chapter's module offers: one point measured on one device."""
+
+    def __call__(self, point: Point, device: torch.device) -> Outcome: ...
+
+
+def without_numbers(status: Status, reason: str) -> Outcome:
+    """An outcome that only has a reason, made to fit one line."""
+    line = " ".join(reason.split()) or "no reason given"
+    return Outcome(
+        status=status,
+        reason=line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}...",
+    )
+
+
+def killed_by(number: int) -> Outcome:
+    """The outcome of a point whose process died of a signal."""
+    name = signal.Signals(number).name
+    hint = ", perhaps by the kernel because memory ran out" if name == "SIGKILL" else ""
+    return without_numbers("failed", f"process killed by {name}{hint}")

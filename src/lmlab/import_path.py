@@ -1,0 +1,43 @@
+"""Things named by import path, "package.module:attribute", and imported only when asked for.
+
+A registry that imported every variant it lists would tie each measurement to all of them: a change
+in one kernel would make the results of every other stale, and a point would pay for imports that
+it never uses. So registries and the configuration hold strings, and a string becomes an object at
+the moment that one is wanted. Splitting a path imports nothing, so the workflow can find which
+file a name stands for before any job starts.
+"""
+
+import importlib
+from typing import Any
+
+
+class ImportPathError(ValueError):
+    """A name that does not lead to an object; the message is one line for the user."""
+
+
+def split(path: str) -> tuple[str, str]:
+    """Module and attribute of "package.module:attribute"; imports nothing."""
+    module, colon, attribute = path.partition(":")
+    parts = [*module.split("."), attribute]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise ImportPathError(
+            f"{path!r} is not an import path; allowed is 'package.module:name', one colon"
+        )
+    return module, attribute
+
+
+def resolve(path: str) -> Any:
+    """The object that "package.module:attribute" names."""
+    module_name, attribute = split(path)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        # Two faults look alike here: the module is not there, or it is and its own imports fail.
+        # The original sentence names the module that was missing, so it tells them apart.
+        raise ImportPathError(f"{path!r} cannot be imported: {error}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise ImportPathError(
+            f"{path!r}: module {module_name} has no attribute {attribute!r}"
+        ) from None

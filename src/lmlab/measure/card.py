@@ -1,0 +1,118 @@
+"""The machine card: what a reader must know about a machine to make sense of its numbers.
+
+Limits per multiprocessor and per block (registers, shared memory) decide which tile shapes a
+kernel can use, the L2 decides what counts as a cold cache, clocks and power limit decide how near
+to its peak the GPU can come, and the processor decides how fast kernels are launched. Most of it
+comes from PyTorch, the rest from NVML; registers per block come from the CUDA driver, since
+neither of the two tells. Whatever a machine, a driver or a version of PyTorch does not say is
+null.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+from lmlab.measure.device import usable_cores
+from lmlab.measure.identity import cpu_name, find_machine
+from lmlab.measure.nvml import driver_version, nvml_session, visible_gpus
+
+# Field of the card -> attribute of PyTorch's device properties.
+_GPU_LIMITS = {
+    "sms": "multi_processor_count",
+    "warp_size": "warp_size",
+    "registers_per_sm": "regs_per_multiprocessor",
+    "shared_memory_per_sm_bytes": "shared_memory_per_multiprocessor",
+    "shared_memory_per_block_bytes": "shared_memory_per_block",
+    "shared_memory_per_block_optin_bytes": "shared_memory_per_block_optin",
+    "l2_bytes": "L2_cache_size",
+    "memory_bytes": "total_memory",
+}
+_CU_MAX_REGISTERS_PER_BLOCK = 12  # CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK in cuda.h
+
+
+def machine_card(device: torch.device) -> dict[str, Any]:
+    """The card of the machine as seen from `device`; GPU fields are null on a CPU."""
+    on_gpu = device.type == "cuda"
+    properties = torch.cuda.get_device_properties(device) if on_gpu else None
+    return {
+        "device": device.type,
+        "name": properties.name if properties else cpu_name(),
+        **gpu_limits(properties),
+        "registers_per_block": _registers_per_block(device.index or 0) if on_gpu else None,
+        **_driver_facts(device.index or 0 if on_gpu else None),
+        "gpu_count": find_machine().gpu_count,
+        "cpu": cpu_facts(),
+        "os": f"{platform.system()} {platform.release()}",
+    }
+
+
+def gpu_limits(properties: Any | None) -> dict[str, Any]:
+    """The limits that PyTorch knows; null for what this version of it does not tell."""
+    limits: dict[str, Any] = {
+        field: getattr(properties, attribute, None) for field, attribute in _GPU_LIMITS.items()
+    }
+    capability = f"{properties.major}.{properties.minor}" if properties else None
+    return {**limits, "compute_capability": capability}
+
+
+def cpu_facts() -> dict[str, Any]:
+    """The processor, and how much of it this process may use."""
+    return {
+        "model": cpu_name(),
+        "logical_cores": psutil.cpu_count(),
+        "usable_cores": usable_cores(),
+        "architecture": platform.machine(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def _driver_facts(gpu_index: int | None) -> dict[str, Any]:
+    """Driver, clocks and power limit of the GPU; nulls without one."""
+    with nvml_session() as nvml:
+        if nvml is None or gpu_index is None:
+            return {"driver": None, "clocks_mhz": None, "power_limit_w": None}
+        gpus = visible_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return nvml_facts(nvml, gpus[gpu_index].handle)
+
+
+def nvml_facts(nvml: Any, handle: Any) -> dict[str, Any]:
+    """What NVML says of one GPU; a question that the GPU does not answer is null."""
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except nvml.NVMLError:
+            return None
+
+    clocks = {"sm": nvml.NVML_CLOCK_SM, "memory": nvml.NVML_CLOCK_MEM}
+    now = {k: ask(lambda c=c: nvml.nvmlDeviceGetClockInfo(handle, c)) for k, c in clocks.items()}
+    most = {
+        f"{k}_max": ask(lambda c=c: nvml.nvmlDeviceGetMaxClockInfo(handle, c))
+        for k, c in clocks.items()
+    }
+    limit_mw = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    return {
+        "driver": driver_version(nvml),
+        "clocks_mhz": {**now, **most},
+        "power_limit_w": None if limit_mw is None else limit_mw / 1e3,
+    }
+
+
+def _registers_per_block(gpu_index: int) -> int | None:
+    """Asked of the CUDA driver library, which PyTorch has loaded and initialised by now."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, value = ctypes.c_int(), ctypes.c_int()
+    failed = cuda.cuDeviceGet(ctypes.byref(device), gpu_index) or cuda.cuDeviceGetAttribute(
+        ctypes.byref(value), _CU_MAX_REGISTERS_PER_BLOCK, device
+    )
+    return None if failed else value.value

@@ -1,0 +1,81 @@
+"""The device that a measurement runs on: found by name, its memory, its threads, its OOM errors.
+
+On a CPU the number of threads is part of the experiment. Workflow engines export
+OMP_NUM_THREADS=1 so that parallel jobs do not crowd each other; a measurement job has the machine
+for itself and should use every core that the scheduler lets it use, so `set_threads` undoes that
+export.
+
+"Out of memory" arrives in several dresses: PyTorch's own class, a plain RuntimeError from the CPU
+allocator, a driver error when the memory goes to something outside PyTorch's allocator (a cuBLAS
+handle, a kernel image), and Python's MemoryError. A study records all of them as one status.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+DEVICE_NAMES = ("auto", "cuda", "cpu")
+
+_OUT_OF_MEMORY_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+class DeviceError(ValueError):
+    """A device that does not exist here was asked for."""
+
+
+def torch_device(name: str) -> torch.device:
+    """`auto` is the first CUDA GPU where there is one, else the CPU."""
+    if name not in DEVICE_NAMES:
+        raise DeviceError(f"device: got {name!r}, allowed are {', '.join(DEVICE_NAMES)}")
+    if name == "cpu":
+        return torch.device("cpu")
+    # CUDA numbers GPUs by speed, NVML by bus; asked before CUDA wakes, it counts as NVML does, and
+    # the GPU that gives the machine its name is the one that is measured.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if name == "cuda":
+        raise DeviceError("device: got 'cuda', but PyTorch finds no CUDA GPU here; allowed is cpu")
+    return torch.device("cpu")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for every way in which PyTorch and Python say that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    message = str(error)
+    return isinstance(error, RuntimeError) and any(m in message for m in _OUT_OF_MEMORY_MESSAGES)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start a new peak from what is allocated now; a CPU has no such counter."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """Most bytes held by tensors since the last reset; None on a CPU, where PyTorch does not count."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which in a container can be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def set_threads() -> int:
+    """Let PyTorch use every usable core, whatever OMP_NUM_THREADS says; returns their number."""
+    cores = usable_cores()
+    torch.set_num_threads(cores)
+    return cores

@@ -1,0 +1,104 @@
+"""Which machine this is: one short name under which all its results live.
+
+The name must be the same in every process that asks (the workflow while it is parsed, each job,
+the writeup), must not change when a driver or a library does, and must be cheap, since parsing a
+workflow asks for it every time. So it is made from the GPU's marketing name as the driver gives
+it, `NVIDIA H200` -> `nvidia-h200`, or without a GPU from the processor's, `cpu-amd-epyc-7763`.
+Two machines with the same part share a name on purpose: their results are meant to be comparable.
+
+No torch and no CUDA: NVML says what is there. A GPU that the installed PyTorch cannot use (a
+build without CUDA) would make every job fail, so that build's own version file is consulted too,
+as text.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lmlab.measure.nvml import nvml_session, visible_gpus
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# What vendors put around the part's name.
+_NOISE = re.compile(
+    r"\((?:R|TM|C)\)|@.*$|\bCPU\b|\b\d+-Core\b|\bProcessor\b|\bwith Radeon.*$", re.IGNORECASE
+)
+
+# Arm cores announce themselves by number: (implementer, part) as in Arm's MIDR_EL1 register.
+_ARM_CORES = {
+    ("0x41", "0xd08"): "Arm Cortex-A72",
+    ("0x41", "0xd0b"): "Arm Cortex-A76",
+    ("0x41", "0xd0c"): "Arm Neoverse-N1",
+    ("0x41", "0xd40"): "Arm Neoverse-V1",
+    ("0x41", "0xd49"): "Arm Neoverse-N2",
+    ("0x41", "0xd4f"): "Arm Neoverse-V2",
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine as results name it."""
+
+    id: str
+    device: Literal["cuda", "cpu"]
+    name: str
+    gpu_count: int
+    """Visible GPUs of the same kind as the first."""
+
+
+def find_machine(
+    *,
+    nvml: Any = None,
+    environment: Mapping[str, str] | None = None,
+    cpuinfo: str | None = None,
+    cuda_build: bool | None = None,
+) -> Machine:
+    """Name this machine; the arguments stand in for the real sources."""
+    names = _gpu_names(nvml, os.environ if environment is None else environment)
+    usable = torch_built_for_cuda() if names and cuda_build is None else cuda_build
+    if names and usable:
+        return Machine(slug(names[0]), "cuda", names[0], names.count(names[0]))
+    name = cpu_name(cpuinfo)
+    return Machine(f"cpu-{slug(_NOISE.sub(' ', name))}", "cpu", name, 0)
+
+
+def slug(name: str) -> str:
+    """Lower case, words joined by dashes: `NVIDIA H100 80GB HBM3` -> `nvidia-h100-80gb-hbm3`."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def cpu_name(cpuinfo: str | None = None) -> str:
+    """The processor's name: by cpuinfo's model line, by Arm's part number, or its architecture."""
+    text = _read_cpuinfo() if cpuinfo is None else cpuinfo
+    fields = dict(re.findall(r"^([^\t:\n]+?)\s*:[ \t]*(.*)$", text, re.MULTILINE))
+    if fields.get("model name", "").strip():
+        return str(fields["model name"]).strip()
+    part = (fields.get("CPU implementer", ""), fields.get("CPU part", ""))
+    return _ARM_CORES.get(part) or platform.machine() or "unknown"
+
+
+def torch_built_for_cuda() -> bool:
+    """Whether the installed PyTorch is a CUDA build, read from its version file without import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    version_file = Path(spec.origin).with_name("version.py")
+    return re.search(r"^cuda\b[^=\n]*= *['\"]", version_file.read_text(), re.MULTILINE) is not None
+
+
+def _gpu_names(nvml: Any, environment: Mapping[str, str]) -> list[str]:
+    with nvml_session(nvml) as session:
+        if session is None:
+            return []
+        return [gpu.name for gpu in visible_gpus(session, environment.get("CUDA_VISIBLE_DEVICES"))]
+
+
+def _read_cpuinfo() -> str:
+    return CPUINFO.read_text() if CPUINFO.exists() else ""

@@ -1,0 +1,41 @@
+"""Peak rates of known GPUs, from their vendor's own papers.
+
+A share of peak (MFU) is only as good as the peak below the line. Peaks computed by formula have
+been off by factors of two (sparsity, boost clock, accumulation type), so each figure here is
+copied from a datasheet that is named beside it, and a device is found by its exact name: an `H100
+PCIe` is not an `H100 SXM`, a laptop's RTX 4090 not a desktop's, a MIG slice not a GPU. A device
+that is not in the table has no peak, and the writeup then prints no MFU; the measured ceilings
+still stand.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+
+def peaks_of(device_name: str) -> dict[str, Any] | None:
+    """`{"source", "tflops": {precision: rate}, "memory_tb_per_s"}`, or None for an unknown device."""
+    for entry in _table():
+        if device_name in entry["names"]:
+            return {
+                "source": entry["source"],
+                "tflops": dict(entry["tflops"]),
+                "memory_tb_per_s": entry["memory_tb_per_s"],
+            }
+    return None
+
+
+def known_devices() -> list[str]:
+    """Every device name that has a peak."""
+    return [name for entry in _table() for name in entry["names"]]
+
+
+@cache
+def _table() -> list[dict[str, Any]]:
+    text = resources.files("lmlab.measure").joinpath("peaks.yaml").read_text(encoding="utf-8")
+    table: list[dict[str, Any]] = yaml.safe_load(text)
+    return table

@@ -1,0 +1,82 @@
+"""When a kernel has been repeated often enough.
+
+A fixed number of repetitions is too many for a kernel of a second and too few for one of ten
+microseconds. Following nvbench, sampling ends when three things hold together: enough samples for
+a deviation to mean something, enough accumulated time for clocks and power to have settled, and a
+relative deviation (sample deviation over mean) below a target. A kernel that never gets that
+quiet is ended by a time cap or a sample cap, and the reason is kept with the samples, because
+"settled at 0.5 %" and "gave up after 5 s" are different statements about a number.
+
+The deviation is kept by Welford's recurrence: one pass, constant cost a sample, and no
+cancellation when the deviation is a thousandth of the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class StopRule:
+    """Feed it samples with `add`; `reason` is None as long as sampling should go on."""
+
+    min_samples: int
+    min_time_s: float
+    target_relative_deviation: float
+    time_cap_s: float
+    max_samples: int
+    n: int = field(default=0, init=False)
+    _mean: float = field(default=0.0, init=False)
+    _squares: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.min_samples < 1:
+            raise ValueError(f"min_samples: got {self.min_samples}, allowed is 1 or more")
+        if self.max_samples < self.min_samples:
+            raise ValueError(
+                f"max_samples: got {self.max_samples}, allowed is min_samples "
+                f"({self.min_samples}) or more"
+            )
+        if self.time_cap_s <= 0:
+            raise ValueError(f"time_cap_s: got {self.time_cap_s:g}, allowed is more than 0")
+
+    def add(self, sample_ms: float) -> None:
+        self.n += 1
+        off_old_mean = sample_ms - self._mean
+        self._mean += off_old_mean / self.n
+        self._squares += off_old_mean * (sample_ms - self._mean)
+
+    @property
+    def measured_s(self) -> float:
+        """Time accumulated in samples; flushes and launches between them do not count."""
+        return self._mean * self.n / 1e3
+
+    @property
+    def relative_deviation(self) -> float:
+        """Sample deviation over mean; infinite while it cannot be known."""
+        if self.n < 2 or self._mean <= 0:
+            return math.inf
+        return math.sqrt(self._squares / (self.n - 1)) / self._mean
+
+    def reason(self, elapsed_s: float) -> str | None:
+        """Why to stop now, given the wall time since sampling began; None to go on."""
+        if self._settled():
+            return f"relative deviation {self.relative_deviation:.2%} after {count_samples(self.n)}"
+        if self.n >= self.max_samples:
+            return f"sample cap of {self.max_samples}"
+        if self.n and elapsed_s >= self.time_cap_s:
+            return f"time cap of {self.time_cap_s:g} s after {count_samples(self.n)}"
+        return None
+
+    def _settled(self) -> bool:
+        return (
+            self.n >= self.min_samples
+            and self.measured_s >= self.min_time_s
+            and self.relative_deviation < self.target_relative_deviation
+        )
+
+
+def count_samples(n: int) -> str:
+    """ "1 sample", "4 samples": the words in which every stop reason counts."""
+    return "1 sample" if n == 1 else f"{n} samples"

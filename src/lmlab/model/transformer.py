@@ -1,0 +1,151 @@
+"""The language model that is measured: a pre-norm Transformer decoder, written to be read.
+
+    tokens -> embedding -> L x [x + attn(norm(x)), then x + ffn(norm(x))] -> norm -> head -> logits
+
+The residual stream is never normalised itself: each branch normalises its own input, so the
+gradient has a path of plain additions from the logits to the embedding. Under autocast that stream
+stays in fp32 (the embedding is fp32, and fp32 + bf16 is fp32); only the branches run in 16 bit.
+
+Parameter names are those of the course's basics model, so its checkpoints load; RoPE's tables are
+buffers outside the checkpoint. The attention function comes from the registry by name. It runs
+between projections that are ordinary products, so that a profile can tell the parts apart.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lmlab.attention import registry
+from lmlab.attention.registry import Attention
+from lmlab.model.layers import Embedding, Linear, RMSNorm, SwiGLU, at_least_fp32
+from lmlab.model.rope import RotaryEmbedding
+from lmlab.model.shape import check_heads, check_positive_integers, check_rope_theta
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head self-attention of a token over itself and the past."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        rope: RotaryEmbedding,
+        attention: Attention,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.rope = rope
+        self.attention = attention
+        self.q_proj = Linear(d_model, d_model, device=device, dtype=dtype)
+        self.k_proj = Linear(d_model, d_model, device=device, dtype=dtype)
+        self.v_proj = Linear(d_model, d_model, device=device, dtype=dtype)
+        self.output_proj = Linear(d_model, d_model, device=device, dtype=dtype)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(batch, sequence, d_model) to the same shape."""
+        q, k = self.rope(self._heads(self.q_proj(x_BTD)), self._heads(self.k_proj(x_BTD)))
+        v = self._heads(self.v_proj(x_BTD))
+        mixed_BHTd = self.attention(q, k, v, is_causal=True)
+        output: Tensor = self.output_proj(mixed_BHTd.transpose(1, 2).flatten(-2))
+        return output
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        """Cut the features into heads and bring the heads before the sequence."""
+        return x_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then feed-forward, each on a normalised copy of the stream and added to it."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        rope: RotaryEmbedding,
+        attention: Attention,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.ln1 = RMSNorm(d_model, device=device, dtype=dtype)
+        self.attn = CausalSelfAttention(
+            d_model, num_heads, rope, attention, device=device, dtype=dtype
+        )
+        self.ln2 = RMSNorm(d_model, device=device, dtype=dtype)
+        self.ffn = SwiGLU(d_model, d_ff, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, d_model) to the same shape."""
+        x = x + self.attn(self.ln1(x))
+        return x + self.ffn(self.ln2(x))
+
+
+class TransformerLM(nn.Module):
+    """Token ids (batch, sequence) to logits (batch, sequence, vocab_size)."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int,
+        rope_theta: float = 10000.0,
+        *,
+        attention: str = "naive",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_positive_integers(
+            vocab_size=vocab_size,
+            context_length=context_length,
+            d_model=d_model,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            d_ff=d_ff,
+        )
+        check_heads(d_model, num_heads)
+        check_rope_theta(rope_theta)
+        super().__init__()
+        self.context_length = context_length
+        # One pair of tables serves all layers.
+        rope = RotaryEmbedding(
+            d_model // num_heads,
+            context_length,
+            rope_theta,
+            device=device,
+            dtype=at_least_fp32(dtype or torch.get_default_dtype()),
+        )
+        function = registry.load(attention)
+        self.token_embeddings = Embedding(vocab_size, d_model, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            TransformerBlock(d_model, num_heads, d_ff, rope, function, device=device, dtype=dtype)
+            for _ in range(num_layers)
+        )
+        self.ln_final = RMSNorm(d_model, device=device, dtype=dtype)
+        self.lm_head = Linear(d_model, vocab_size, device=device, dtype=dtype)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all weights anew; with `to_empty` this makes a model built on "meta" a real one."""
+        for module in self.modules():
+            if isinstance(module, Linear | Embedding | RMSNorm | RotaryEmbedding):
+                module.reset_parameters()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token after each one; only the tokens up to it have a say."""
+        if tokens.shape[-1] > self.context_length:
+            raise ValueError(
+                f"context: {tokens.shape[-1]} tokens are longer than context_length, which is"
+                f" {self.context_length}"
+            )
+        x = self.token_embeddings(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.lm_head(self.ln_final(x))
+        return logits

@@ -1,0 +1,23 @@
+"""Precision: three small experiments on what number formats keep and lose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmlab.study.config import Study
+from lmlab.study.points import Point
+
+
+def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
+    """Accumulation, the data types that autocast chooses, and what LayerNorm is sensitive to."""
+    seed = {"seed": study.common["seed"]}
+    accumulation = Point(
+        "precision",
+        {"topic": "accumulation"},
+        {"terms": block["terms"], "term": block["term"], **seed},
+    )
+    autocast = [
+        Point("precision", {"topic": "autocast", "dtype": dtype}, seed) for dtype in block["dtypes"]
+    ]
+    return [accumulation, *autocast, Point("precision", {"topic": "layernorm"}, seed)]

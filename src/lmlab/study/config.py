@@ -1,0 +1,172 @@
+"""config.yaml as typed data, checked whole before anything runs.
+
+A study can take an hour, so a wrong key must not be found in its fortieth minute. The schema says
+what each key may hold; what it cannot say (a size that no block defines, heads that do not divide
+the width) is checked here. Every complaint is one line: the key, the value, what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import jsonschema
+
+from lmlab.study.files import SCHEMAS
+
+# JSON's words for types, as the writer of a YAML file knows them.
+TYPES = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "one integer",
+    "number": "one number",
+    "object": "a mapping",
+    "string": "a text",
+}
+STUDY_FOR_DEVICE = {"cuda": "full", "cpu": "tiny"}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be studied, in one line."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The hyper-parameters behind a model size's name."""
+
+    d_model: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study, its choices made: what `config.yaml` says for the machine at hand."""
+
+    name: str
+    model: str
+    sizes: Mapping[str, Size]
+    common: Mapping[str, Any]
+    chapters: Mapping[str, Mapping[str, Any]]
+
+    def size_settings(self, size: str) -> dict[str, Any]:
+        """What a size's name stands for, with the settings that every model point shares."""
+        shape = self.sizes[size]
+        return {
+            "model": self.model,
+            "vocab_size": self.common["vocab_size"],
+            "d_model": shape.d_model,
+            "d_ff": shape.d_ff,
+            "num_layers": shape.num_layers,
+            "num_heads": shape.num_heads,
+            "rope_theta": self.common["rope_theta"],
+            "seed": self.common["seed"],
+        }
+
+
+def load(config: Mapping[str, Any], device: str) -> Study:
+    """The study that a configuration asks for on a device, or a `ConfigError`."""
+    _check_schema(config)
+    sizes = {name: Size(**shape) for name, shape in config["sizes"].items()}
+    for name, shape in sizes.items():
+        _check_size(name, shape)
+    for name, blocks in config["studies"].items():
+        _check_sizes_exist(name, blocks, sizes)
+    name = STUDY_FOR_DEVICE[device] if config["study"] == "auto" else config["study"]
+    blocks = dict(config["studies"][name])
+    return Study(
+        name=name,
+        model=config["model"],
+        sizes=sizes,
+        common=blocks.pop("common"),
+        chapters={key: block for key, block in blocks.items() if block.get("enabled", True)},
+    )
+
+
+@cache
+def _validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads((SCHEMAS / "config.schema.json").read_text())
+    return jsonschema.Draft202012Validator(schema)
+
+
+def _check_schema(config: Mapping[str, Any]) -> None:
+    errors = sorted(_validator().iter_errors(config), key=lambda error: list(map(str, error.path)))
+    if errors:
+        raise ConfigError(f"config: {_describe(errors[0])}")
+
+
+def _check_size(name: str, shape: Size) -> None:
+    key = f"config: sizes.{name}"
+    if shape.d_model % shape.num_heads:
+        divisors = ", ".join(str(divisor) for divisor in _divisors(shape.d_model))
+        raise ConfigError(
+            f"{key}.num_heads = {shape.num_heads} does not divide d_model = {shape.d_model}; "
+            f"allowed: {divisors}"
+        )
+    if (shape.d_model // shape.num_heads) % 2:
+        raise ConfigError(
+            f"{key}.num_heads = {shape.num_heads} makes heads of width "
+            f"{shape.d_model // shape.num_heads}; rotary embedding needs an even width"
+        )
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (d for d in range(1, number + 1) if number % d == 0 and (number // d) % 2 == 0)
+
+
+def _check_sizes_exist(study: str, blocks: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
+    for chapter, block in blocks.items():
+        for size in block.get("sizes", ()):
+            if size not in sizes:
+                raise ConfigError(
+                    f"config: studies.{study}.{chapter}.sizes names {size!r}; "
+                    f"allowed: {', '.join(sizes)}"
+                )
+
+
+def _describe(error: jsonschema.ValidationError) -> str:
+    """One line from a schema error: the key, the value, what is allowed."""
+    schema, found = cast(dict[str, Any], error.schema), cast(Any, error.instance)
+    key = ".".join(str(part) for part in error.absolute_path)
+    if error.validator == "additionalProperties":
+        unknown = next(name for name in found if name not in schema["properties"])
+        return (
+            f"{_join(key, unknown)} is not a key; allowed here: {', '.join(schema['properties'])}"
+        )
+    if error.validator == "required":
+        missing = next(name for name in schema["required"] if name not in found)
+        return f"{_join(key, missing)} is missing"
+    return f"{key} = {_short(found)}; allowed: {_allowed(error, schema)}"
+
+
+def _allowed(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> str:
+    limit = cast(Any, error.validator_value)
+    if "description" in schema:
+        return str(schema["description"])
+    if error.validator == "enum":
+        return ", ".join(str(choice) for choice in limit)
+    if error.validator == "type":
+        kind = TYPES[limit]
+        return f"{kind} of at least {schema['minimum']}" if "minimum" in schema else kind
+    words = {
+        "minimum": f"at least {limit}",
+        "exclusiveMinimum": f"more than {limit}",
+        "minItems": f"a list of at least {limit}",
+        "minProperties": f"at least {limit} entry",
+        "minLength": "a text that is not empty",
+        "uniqueItems": "each value once",
+    }
+    return words.get(str(error.validator), error.message)
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,152 @@
+"""A hash of the code that a measurement runs: what makes a result stale.
+
+A number depends on the source files that produced it, and on no others. Which files those are is
+found without running them: from the modules a point names, every `import` statement (at any depth)
+that leads to a module of the same packages is followed. Each file is then hashed as a syntax tree
+without comments, docstrings or positions, so that explaining the code better measures nothing anew.
+
+The tree is written out by hand rather than with `ast.dump`: that text differs between Python
+versions (3.12 added fields that 3.11 lacks), and a result measured on one must be recognised on
+the other. Limits: imports built from strings are not seen (registries name their modules, and the
+caller passes those in as roots), nor are data files.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+# Fields that carry no meaning for what the code does, or that only some Python versions have.
+IGNORED_FIELDS = frozenset({"kind", "type_comment", "ctx", "type_ignores"})
+
+
+class UnknownModule(ValueError):
+    """A module that code names, and that no file on the search path holds."""
+
+
+def code_fingerprint(roots: Iterable[str], search_path: Sequence[str] | None = None) -> str:
+    """One hash over every file in the import closure of the modules named."""
+    digest = hashlib.sha256()
+    for name, file in sorted(import_closure(roots, search_path).items()):
+        digest.update(f"{name}\0{_file_hash(file, file.stat().st_mtime_ns)}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def import_closure(
+    roots: Iterable[str], search_path: Sequence[str] | None = None
+) -> dict[str, Path]:
+    """Module name to file, for the roots and all they import from the roots' own packages."""
+    path = tuple(search_path if search_path is not None else sys.path)
+    roots = list(roots)
+    packages = {root.partition(".")[0] for root in roots}
+    found: dict[str, Path] = {}
+    waiting = list(roots)
+    for root in roots:
+        if locate(root, path) is None:
+            raise UnknownModule(f"module {root!r} is not on the Python path")
+    while waiting:
+        name = waiting.pop()
+        if name in found or name.partition(".")[0] not in packages:
+            continue
+        file = locate(name, path)
+        if file is None:  # `from package import function` names no module
+            continue
+        found[name] = file
+        waiting += _ancestors(name)
+        waiting += _imports(file, name, file.stat().st_mtime_ns)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def locate(name: str, search_path: tuple[str, ...]) -> Path | None:
+    """The file of a module, found without importing its parents (they may import torch)."""
+    where: Sequence[str] | None = search_path
+    file: str | None = None
+    for depth, _ in enumerate(parts := name.split(".")):
+        if where is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), list(where))
+        if spec is None:
+            return None
+        where = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
+        file = spec.origin
+    return Path(file) if file and file.endswith(".py") else None
+
+
+def _ancestors(name: str) -> list[str]:
+    """Importing a module runs the `__init__` of every package above it."""
+    parts = name.split(".")
+    return [".".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
+@lru_cache(maxsize=4096)
+def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
+    """Every module that a file's import statements may lead to."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            names.append(base)
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return tuple(names)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if node.level == 0:
+        return node.module or ""
+    parts = package.split(".")
+    base = ".".join(parts[: len(parts) - (node.level - 1)])
+    return f"{base}.{node.module}" if node.module else base
+
+
+@lru_cache(maxsize=4096)
+def _file_hash(file: Path, mtime_ns: int) -> str:
+    """Keyed on the file's time too, so that a long-lived process sees an edit."""
+    return source_hash(file.read_text())
+
+
+def source_hash(source: str) -> str:
+    """A hash of what the code does: the same for any comment, docstring or layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        _drop_docstring(node)
+    return hashlib.sha256("".join(_canonical(tree)).encode()).hexdigest()
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    first = node.body[0] if node.body else None
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        node.body = node.body[1:]
+
+
+def _canonical(node: object) -> Iterator[str]:
+    """The tree as text, leaving out empty fields: a field a newer Python adds is empty here."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for field, value in sorted(ast.iter_fields(node)):
+            if field not in IGNORED_FIELDS and value is not None and value != []:
+                yield f" {field}="
+                yield from _canonical(value)
+        yield ")"
+    elif isinstance(node, list):
+        yield "["
+        for item in node:
+            yield from _canonical(item)
+            yield ","
+        yield "]"
+    else:
+        yield f"{type(node).__name__}:{node!r}"

@@ -1,0 +1,85 @@
+"""A point is one measurement: a chapter and what was set for it.
+
+Its `parameters` are its identity and give its path, one folder a parameter, so that a directory
+listing reads as the study does:
+
+    results/nvidia-h200/end_to_end/size~small/context~128/.../start~warm.json
+
+Its `settings` are everything else that moves the number (hyper-parameters behind a size's name,
+seed, number of steps). They are not in the path, because a changed setting replaces a result,
+whereas a changed parameter adds one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Scalar: TypeAlias = str | int | float | bool
+
+SEPARATOR = "~"
+SAFE_VALUE = re.compile(r"[A-Za-z0-9_.+-]+\Z")
+
+
+class PointError(ValueError):
+    """A point that cannot be named or read."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure: where it belongs, what identifies it, what else influences it."""
+
+    chapter: str
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def path(self, results: Path, machine: str) -> Path:
+        """Where this point's result lies; the last parameter names the file."""
+        parts = [f"{key}{SEPARATOR}{_in_a_path(key, value)}" for key, value in self._items()]
+        folder = results / machine
+        if not parts:
+            return folder / f"{self.chapter}.json"
+        return folder.joinpath(self.chapter, *parts[:-1], f"{parts[-1]}.json")
+
+    def label(self) -> str:
+        """The point in words, for a progress line."""
+        return " ".join([self.chapter, *(f"{key}={value}" for key, value in self._items())])
+
+    def to_json(self) -> str:
+        """One line, the same for the same point."""
+        return json.dumps(
+            {
+                "chapter": self.chapter,
+                "parameters": dict(self.parameters),
+                "settings": dict(self.settings),
+            },
+            separators=(",", ":"),
+        )
+
+    def _items(self) -> list[tuple[str, Scalar]]:
+        return list(self.parameters.items())
+
+
+def point_from_json(text: str) -> Point:
+    """Read what `Point.to_json` wrote."""
+    try:
+        values = json.loads(text)
+        return Point(values["chapter"], values["parameters"], values["settings"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise PointError(
+            f"point {text[:80]!r} is not a JSON object with chapter, parameters and settings"
+        ) from error
+
+
+def _in_a_path(key: str, value: Scalar) -> str:
+    text = str(value)
+    if not SAFE_VALUE.match(text) or text in {".", ".."}:
+        raise PointError(
+            f"{key} = {text!r} cannot stand in a path: "
+            "letters, digits, '_', '.', '+' and '-' are allowed"
+        )
+    return text

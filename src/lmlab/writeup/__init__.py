@@ -1,0 +1,1 @@
+"""Results into tables, figures, findings and pages. No torch."""

@@ -1,0 +1,1 @@
+"""One module a chapter: `figures(collected)` gives its drawings by name."""

@@ -1,0 +1,114 @@
+"""One style for every figure: readable in colour, in grey and by a colour-blind reader.
+
+A series is told apart three times over: by colour (Okabe and Ito's palette, ordered so that
+neighbours differ in lightness as well), by marker and by line style. Text is drawn as outlines, so
+that an SVG looks the same on a machine without the font; dates and random ids are kept out of the
+files, so that the same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import matplotlib
+
+matplotlib.use("agg")  # before pyplot: a page is made where there is no display
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from lmlab.writeup.numbers import significant
+
+# Dark to light and back, so that neighbours in a legend differ in grey too.
+COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (8, 2)))
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++")
+GUIDE = "#8C8C8C"
+
+WIDTH_INCHES = 8.6
+SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.which": "major",
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "figure.constrained_layout.use": True,
+    "svg.hashsalt": "lmlab",
+    "svg.fonttype": "path",
+    "hatch.linewidth": 0.6,
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Matplotlib's own defaults with ours on top, whatever a user's matplotlibrc says."""
+    with plt.style.context(["default", SETTINGS]):
+        yield
+
+
+def series(index: int) -> dict[str, Any]:
+    """Colour, marker and line of the n-th series."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": LINES[index % len(LINES)],
+    }
+
+
+def panels(rows: int, columns: int, *, height: float, **kwargs: Any) -> tuple[Figure, list[Axes]]:
+    """Small multiples of one height each, row by row."""
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(WIDTH_INCHES, height * rows), squeeze=False, **kwargs
+    )
+    return figure, [axis for line in axes for axis in line]
+
+
+def log_axis(axes: Axes, which: Literal["x", "y"], ticks: Sequence[float] | None = None) -> None:
+    """A logarithmic axis with plain numbers, once the data is drawn; given ticks are the only ones."""
+    if which == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(
+        FixedLocator(list(ticks)) if ticks else LogLocator(subs=_subdivisions(low, high))
+    )
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 3)))
+
+
+def legend_below(figure: Figure, axis: Axes, title: str | None = None) -> None:
+    """One legend for all panels, under them, where it hides nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(len(labels), 6), title=title
+        )
+
+
+def _subdivisions(low: float, high: float) -> tuple[float, ...]:
+    """Few decades need ticks between the powers of ten."""
+    if low <= 0 or high / low > 3000:
+        return (1.0,)
+    return (1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0)

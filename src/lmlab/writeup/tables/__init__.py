@@ -1,0 +1,1 @@
+"""One module a chapter: `tables(collected)` gives its tables by name."""

@@ -1,0 +1,130 @@
+"""A wrong configuration ends in one line that names the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lmlab.study.chapters import all_points, points_of
+from lmlab.study.config import ConfigError, load
+from lmlab.study.files import ROOT
+
+Config = dict[str, Any]
+
+
+@pytest.fixture
+def config() -> Config:
+    return yaml.safe_load((ROOT / "config.yaml").read_text())
+
+
+def _end_to_end(**changes: Any) -> Callable[[Config], None]:
+    return lambda config: config["studies"]["nano"]["end_to_end"].update(changes)
+
+
+WRONG = {
+    "unknown study": (lambda c: c.update(study="huge"), 'study = "huge"', "auto, full, tiny, nano"),
+    "unknown size": (_end_to_end(sizes=["huge"]), "end_to_end.sizes names 'huge'", "small, medium"),
+    "unknown key": (_end_to_end(contextz=[4]), "end_to_end.contextz is not a key", "contexts"),
+    "negative warm-up": (_end_to_end(warmup=-1), "end_to_end.warmup = -1", "at least 0"),
+    "a list where a number belongs": (
+        _end_to_end(warmup=[1]),
+        "end_to_end.warmup = [1]",
+        "one integer of at least 0",
+    ),
+    "a number where a list belongs": (_end_to_end(contexts=4), "contexts = 4", "a list"),
+    "a fraction of a step": (_end_to_end(steps=2.5), "steps = 2.5", "one integer of at least 1"),
+    "an empty list": (_end_to_end(contexts=[]), "contexts = []", "at least 1"),
+    "the same context twice": (
+        _end_to_end(contexts=[8, 8]),
+        "contexts = [8, 8]",
+        "each value once",
+    ),
+    "unknown precision": (_end_to_end(precisions=["fp8"]), '"fp8"', "fp32, tf32, bf16, fp16"),
+    "heads that do not divide": (
+        lambda c: c["sizes"]["small"].update(num_heads=7),
+        "sizes.small.num_heads = 7",
+        "does not divide d_model = 768; allowed: 1, 2, 3",
+    ),
+    "heads of odd width": (
+        lambda c: c["sizes"]["small"].update(d_model=9, num_heads=3),
+        "sizes.small.num_heads = 3",
+        "even width",
+    ),
+    "a missing key": (lambda c: c.pop("model"), "model is missing", ""),
+    "a model without a class": (lambda c: c.update(model="mine"), 'model = "mine"', "module:Class"),
+    "a block that is a word": (
+        lambda c: c["studies"]["nano"].update(precision="yes"),
+        'precision = "yes"',
+        "a mapping",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_configuration_is_named_in_one_line(name: str, config: Config) -> None:
+    spoil, complaint, allowed = WRONG[name]
+    spoil(config)
+    with pytest.raises(ConfigError) as caught:
+        load(config, "cpu")
+    message = str(caught.value)
+    assert complaint in message
+    assert allowed in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("device", "study"), [("cuda", "full"), ("cpu", "tiny")])
+def test_auto_takes_the_study_that_suits_the_device(
+    config: Config, device: str, study: str
+) -> None:
+    assert load(config, device).name == study
+
+
+def test_a_chapter_that_is_switched_off_has_no_points(config: Config) -> None:
+    config["studies"]["tiny"]["precision"]["enabled"] = False
+    study = load(config, "cpu")
+    assert points_of(study, "precision") == []
+    assert points_of(study, "end_to_end") != []
+
+
+def test_the_full_study_is_the_one_promised(config: Config) -> None:
+    study = load(config, "cuda")
+    points = points_of(study, "end_to_end")
+    warm = [point.parameters for point in points if point.parameters["start"] == "warm"]
+    assert len(warm) == 5 * 4 * 2 * 3
+    assert {point["warmup"] for point in warm} == {5}
+    cold = [point.parameters for point in points if point.parameters["start"] == "cold"]
+    assert {(p["size"], p["warmup"]) for p in cold} == {
+        (size, warmup)
+        for size in ("small", "medium", "large", "xl", "2.7b")
+        for warmup in (0, 1, 2, 5)
+    }
+    assert points[0].settings["vocab_size"] == 10_000
+    assert points[0].settings["steps"] == 10
+
+
+def test_every_study_has_every_chapter(config: Config) -> None:
+    chapters = {
+        name: set(load({**config, "study": name}, "cpu").chapters) for name in config["studies"]
+    }
+    assert chapters["tiny"] == chapters["full"] == chapters["nano"]
+
+
+def test_no_two_points_share_a_path(config: Config) -> None:
+    for name in config["studies"]:
+        points = all_points(load({**config, "study": name}, "cpu"))
+        paths = {point.path(Path("results"), "m") for point in points}
+        assert len(paths) == len(points)
+
+
+def test_a_new_context_only_adds_points(config: Config) -> None:
+    wider = copy.deepcopy(config)
+    wider["studies"]["tiny"]["end_to_end"]["contexts"].append(8)
+    before = {p.to_json() for p in all_points(load(config, "cpu"))}
+    after = {p.to_json() for p in all_points(load(wider, "cpu"))}
+    assert before < after
+    assert all('"context":8,' in point for point in after - before)

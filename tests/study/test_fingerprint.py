@@ -1,0 +1,138 @@
+"""The fingerprint changes with what the code does, and with nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmlab.study.fingerprint import UnknownModule, code_fingerprint, import_closure, source_hash
+
+PLAIN = "def double(x):\n    return 2 * x\n"
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        pytest.param('"""Says why."""\n' + PLAIN, id="module docstring"),
+        pytest.param('def double(x):\n    "Twice."\n    return 2 * x\n', id="function docstring"),
+        pytest.param("# why\n" + PLAIN.replace("x\n", "x  # twice\n"), id="comments"),
+        pytest.param("def double(x):\n\n    return (2\n        * x)\n", id="layout"),
+    ],
+)
+def test_explaining_the_code_leaves_its_hash(same: str) -> None:
+    assert source_hash(same) == source_hash(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(PLAIN.replace("2", "3"), id="a number"),
+        pytest.param(PLAIN.replace("2", "2.0"), id="a number's type"),
+        pytest.param(PLAIN.replace("2", "'2'"), id="a string for a number"),
+        pytest.param(PLAIN.replace("*", "+"), id="an operator"),
+        pytest.param(PLAIN.replace("(x)", "(x=None)"), id="a default"),
+        pytest.param(PLAIN + "double(1)\n", id="a statement"),
+    ],
+)
+def test_changing_the_code_changes_its_hash(other: str) -> None:
+    assert source_hash(other) != source_hash(PLAIN)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package with an import inside a function, a relative one, and one that nothing imports."""
+    files = {
+        "lab/__init__.py": "",
+        "lab/run.py": "from lab.inner import tool\n\ndef go():\n    import lab.lazy\n",
+        "lab/inner/__init__.py": "BASE = 1\n",
+        "lab/inner/tool.py": "from . import sibling\nfrom ..deep import thing\nimport json\n",
+        "lab/inner/sibling.py": "x = 1\n",
+        "lab/deep.py": "thing = 1\n",
+        "lab/lazy.py": "y = 1\n",
+        "lab/unused.py": "z = 1\n",
+    }
+    root = tmp_path / "original"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_the_closure_follows_every_import_and_no_others(package: Path) -> None:
+    closure = import_closure(["lab.run"], [str(package)])
+    assert sorted(closure) == [
+        "lab",
+        "lab.deep",
+        "lab.inner",
+        "lab.inner.sibling",
+        "lab.inner.tool",
+        "lab.lazy",
+        "lab.run",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("lab/inner/sibling.py", True),
+        ("lab/inner/__init__.py", True),
+        ("lab/lazy.py", True),
+        ("lab/unused.py", False),
+    ],
+)
+def test_only_files_in_the_closure_count(package: Path, file: str, changes: bool) -> None:
+    before = code_fingerprint(["lab.run"], [str(package)])
+    copy = package.parent / "copy"
+    shutil.copytree(package, copy)
+    (copy / file).write_text("changed = True\n")
+    assert (code_fingerprint(["lab.run"], [str(copy)]) != before) is changes
+
+
+def test_a_moved_checkout_keeps_its_fingerprint(package: Path) -> None:
+    elsewhere = package.parent / "elsewhere"
+    shutil.copytree(package, elsewhere)
+    here, there = (code_fingerprint(["lab.run"], [str(p)]) for p in (package, elsewhere))
+    assert here == there
+
+
+def test_an_edit_is_seen_in_the_same_process(package: Path) -> None:
+    before = code_fingerprint(["lab.run"], [str(package)])
+    (package / "lab/deep.py").write_text("thing = 2\n")
+    assert code_fingerprint(["lab.run"], [str(package)]) != before
+
+
+def test_a_module_that_is_not_there_is_named(package: Path) -> None:
+    with pytest.raises(UnknownModule, match=r"lab\.missing"):
+        code_fingerprint(["lab.missing"], [str(package)])
+
+
+def test_another_python_version_gives_the_same_hash() -> None:
+    """A result from Python 3.12 must be recognised on 3.11, whose syntax tree has fewer fields."""
+    other = next(filter(None, map(_python, ("3.12", "3.13", "3.11"))), None)
+    if other is None:
+        pytest.skip("no second Python version on this machine")
+    import lmlab.study.fingerprint as module
+
+    source = Path(module.__file__)
+    script = (
+        "import importlib.util, pathlib, sys\n"
+        f"spec = importlib.util.spec_from_file_location('f', {str(source)!r})\n"
+        "f = importlib.util.module_from_spec(spec); spec.loader.exec_module(f)\n"
+        f"print(f.source_hash(pathlib.Path({str(source)!r}).read_text()))\n"
+    )
+    theirs = subprocess.run([other, "-c", script], capture_output=True, text=True, check=True)
+    assert theirs.stdout.strip() == source_hash(source.read_text())
+
+
+def _python(version: str) -> str | None:
+    """A working interpreter of a version other than the one that runs now."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return None
+    roots = [Path(sys.base_prefix).parent, Path("/usr/bin"), Path("/usr/local/bin")]
+    found = [*roots[0].glob(f"{version}*/bin/python{version}")]
+    found += [root / f"python{version}" for root in roots[1:]]
+    return next((str(path) for path in found if path.exists()), None)
