@@ -35,7 +35,11 @@ def stop(message):
 
 
 THIS_MACHINE = find_machine()
-MACHINE = THIS_MACHINE.id if config.get("machine", "auto") == "auto" else str(config["machine"])
+MACHINE = (
+    THIS_MACHINE.id
+    if config.get("machine", "auto") == "auto"
+    else str(config["machine"])
+)
 DEVICE = (
     THIS_MACHINE.device
     if MACHINE == THIS_MACHINE.id
@@ -43,7 +47,9 @@ DEVICE = (
 )
 try:
     STUDY = load(config, DEVICE)
-    POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
+    POINTS = {
+        str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)
+    }
 except ValueError as error:
     stop(error)
 
@@ -78,7 +84,9 @@ def made_with(wildcards, output):
 
 def results_of(chapter):
     """A chapter's result files: all of them where they can be measured, else those that exist."""
-    paths = [str(point.path(Path(RESULTS), MACHINE)) for point in points_of(STUDY, chapter)]
+    paths = [
+        str(point.path(Path(RESULTS), MACHINE)) for point in points_of(STUDY, chapter)
+    ]
     return paths if MEASURING else [path for path in paths if Path(path).exists()]
 
 

@@ -6,10 +6,10 @@ rule end_to_end:
         ensure(f"{RESULTS}/{{machine}}/end_to_end/{{point}}.json", non_empty=True),
     log:
         "logs/{machine}/end_to_end/{point}.log",
+    resources:
+        gpu=1,
     params:
         point=point_json,
         made_with=made_with,
-    resources:
-        gpu=1,
     shell:
         MEASURE

@@ -6,10 +6,11 @@ rule machine:
         ensure(f"{RESULTS}/{{machine}}/machine.json", non_empty=True),
     log:
         "logs/{machine}/machine.log",
+    priority: 1  # first, so that a machine that is not what it should be shows at once
+    resources:
+        gpu=1,
     params:
         point=point_json,
         made_with=made_with,
-    resources:
-        gpu=1,
     shell:
         MEASURE

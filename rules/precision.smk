@@ -6,10 +6,10 @@ rule precision:
         ensure(f"{RESULTS}/{{machine}}/precision/{{point}}.json", non_empty=True),
     log:
         "logs/{machine}/precision/{point}.log",
+    resources:
+        gpu=1,
     params:
         point=point_json,
         made_with=made_with,
-    resources:
-        gpu=1,
     shell:
         MEASURE

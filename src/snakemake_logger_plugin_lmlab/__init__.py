@@ -33,6 +33,9 @@ REPLACED = {
     LogEvent.RESOURCES_INFO,
 }
 
+# Said before every job, with nothing in it.
+CHATTER = "Select jobs to execute..."
+
 
 class LogHandler(LogHandlerBase):
     """Prints points as they are measured, and everything else as Snakemake would."""
@@ -50,7 +53,7 @@ class LogHandler(LogHandlerBase):
             self.progress.expect(getattr(record, "stats", {}))
         if self.in_full or event not in REPLACED:
             text = self.format(record)
-            if text and text != "None":
+            if text and text not in ("None", CHATTER):
                 self.display.message(text)
             return
         self._show(event, vars(record))

@@ -8,14 +8,18 @@ result says so; if this client is interrupted, there is no result.
 from __future__ import annotations
 
 import argparse
+import signal
+import socket
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lmlab.experiments.outcome import CRASHES
 from lmlab.measure import warm_start
 from lmlab.measure.identity import find_machine
-from lmlab.study.points import Point, PointError, point_from_json
+from lmlab.study.points import Point, point_from_json
 
 PROGRAM = "lmlab.experiments.run"
 SIGNAL_BASE = 128  # a shell's exit status of a process that died of signal n is 128 + n
@@ -26,15 +30,23 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         point = point_from_json(arguments.point)
-    except PointError as error:
+        return measure(point, arguments.machine, arguments.out, cold=arguments.cold)
+    except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    cold = arguments.cold or point.parameters.get("start") == "cold"
-    passed_on = ["--point", arguments.point, "--machine", arguments.machine]
-    began_s = time.monotonic()
-    status = warm_start.run(PROGRAM, [*passed_on, "--out", str(arguments.out)], cold=cold)
-    if -status in CRASHES:
-        record_crash(point, -status, began_s, arguments.out)
+
+
+def measure(point: Point, machine: str, out: Path, *, cold: bool) -> int:
+    """Run the point in its own process, and record a crash that it could not record itself."""
+    words = ["--point", point.to_json(), "--machine", machine, "--out", str(out)]
+    cold = cold or point.parameters.get("start") == "cold"
+    began_s, written_before = time.monotonic(), _written_at(out)
+    with watching_for_signals() as interrupted:
+        status = warm_start.run(PROGRAM, words, cold=cold)
+        crash = -status in CRASHES and not interrupted()
+    # A process may also crash on its way out, its result written and sound.
+    if crash and _written_at(out) == written_before:
+        record_crash(point, -status, began_s, out)
         return 0
     return status if status >= 0 else SIGNAL_BASE - status
 
@@ -46,6 +58,32 @@ def record_crash(point: Point, signal_number: int, began_s: float, out: Path) ->
     result = crashed(point, find_machine(), signal_number=signal_number, began_s=began_s)
     result.write(out)
     print(result.headline())
+
+
+@contextmanager
+def watching_for_signals() -> Iterator[Callable[[], bool]]:
+    """Whether a signal reached this process, whoever handles it: the job that gets it passed on
+    may crash instead of ending, and that says nothing about the point."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+
+    def arrived() -> bool:
+        try:
+            return bool(reader.recv(1))
+        except BlockingIOError:
+            return False
+
+    with reader, writer:
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield arrived
+        finally:
+            signal.set_wakeup_fd(before)
+
+
+def _written_at(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _parser() -> argparse.ArgumentParser:

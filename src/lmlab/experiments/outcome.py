@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmlab.measure.statistics import Measurement
-from lmlab.study.points import Point
-from lmlab.study.results import Status
-
 if TYPE_CHECKING:
     import torch
+
+    from lmlab.measure.statistics import Measurement
+    from lmlab.study.points import Point
+    from lmlab.study.results import Status
 
 TOTAL = "total"
 LONGEST_REASON = 300

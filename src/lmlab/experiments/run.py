@@ -32,7 +32,7 @@ from lmlab.measure.identity import Machine, find_machine
 from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
 
-CANNOT_START = 2
+NOTHING_WRITTEN = 2
 
 
 class WrongMachine(ValueError):
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result.write(arguments.out)
     except ValueError as error:
         print(error, file=sys.stderr)
-        return CANNOT_START
+        return NOTHING_WRITTEN
     print(result.headline())
     return 0
 
@@ -62,7 +62,7 @@ def measure_point(point: Point, machine: Machine) -> Result:
     with exclusive(machine.device):
         record = open_record(point, machine)
         set_threads()
-        with GpuWatch() as watch:
+        with GpuWatch(device) as watch:
             outcome = attempt(chapter, point, device)
     flags = [*watch.flags, *(["noisy"] if outcome.noisy else [])]
     return record.close(outcome.flagged(*flags))

@@ -11,7 +11,6 @@ null.
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 
 from lmlab.measure.device import usable_cores
 from lmlab.measure.identity import cpu_name, find_machine
-from lmlab.measure.nvml import driver_version, nvml_session, visible_gpus
+from lmlab.measure.nvml import driver_version, nvml_session, visible_gpu
 
 # Field of the card -> attribute of PyTorch's device properties.
 _GPU_LIMITS = {
@@ -76,31 +75,31 @@ def cpu_facts() -> dict[str, Any]:
 def _driver_facts(gpu_index: int | None) -> dict[str, Any]:
     """Driver, clocks and power limit of the GPU; nulls without one."""
     with nvml_session() as nvml:
-        if nvml is None or gpu_index is None:
+        gpu = None if gpu_index is None else visible_gpu(nvml, gpu_index)
+        if gpu is None:
             return {"driver": None, "clocks_mhz": None, "power_limit_w": None}
-        gpus = visible_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return nvml_facts(nvml, gpus[gpu_index].handle)
+        return nvml_facts(nvml, gpu.handle)
 
 
 def nvml_facts(nvml: Any, handle: Any) -> dict[str, Any]:
     """What NVML says of one GPU; a question that the GPU does not answer is null."""
 
-    def ask(question: Callable[[], Any]) -> Any:
+    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return question()
+            return question(handle, *arguments)
         except nvml.NVMLError:
             return None
 
-    clocks = {"sm": nvml.NVML_CLOCK_SM, "memory": nvml.NVML_CLOCK_MEM}
-    now = {k: ask(lambda c=c: nvml.nvmlDeviceGetClockInfo(handle, c)) for k, c in clocks.items()}
-    most = {
-        f"{k}_max": ask(lambda c=c: nvml.nvmlDeviceGetMaxClockInfo(handle, c))
-        for k, c in clocks.items()
+    clocks_mhz = {
+        "sm": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+        "memory": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+        "sm_max": ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+        "memory_max": ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
     }
-    limit_mw = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    limit_mw = ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
     return {
         "driver": driver_version(nvml),
-        "clocks_mhz": {**now, **most},
+        "clocks_mhz": clocks_mhz,
         "power_limit_w": None if limit_mw is None else limit_mw / 1e3,
     }
 

@@ -84,9 +84,7 @@ class PhaseClock:
     def take_step_ms(self) -> dict[str, float]:
         """Phases of the step just done, and their total from first to last edge; starts anew."""
         if not self._edges:
-            raise ValueError(
-                "step: it timed no phase, at least one `with clock.phase(...)` is needed"
-            )
+            raise ValueError("step: it timed no phase, at least one clock.phase(...) is needed")
         times = {name: 0.0 for name, _, _ in self._edges}
         for name, start, end in self._edges:
             times[name] += (end - start) / 1e6

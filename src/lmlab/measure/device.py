@@ -61,7 +61,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Most bytes held by tensors since the last reset; None on a CPU, where PyTorch does not count."""
+    """Most bytes held by tensors since the last reset; None on a CPU, where nobody counts."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.max_memory_allocated(device))

@@ -34,7 +34,7 @@ def union_ms(intervals: Iterable[tuple[int, int]]) -> float:
 
 
 def busy_ms(fn: Callable[[], object], device: torch.device) -> float | None:
-    """Run `fn` once under the profiler; the milliseconds in which its GPU did work. None on a CPU."""
+    """Run `fn` once under the profiler: milliseconds in which its GPU did work; None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -50,8 +50,8 @@ def busy_ms(fn: Callable[[], object], device: torch.device) -> float | None:
 def work_intervals(events: Iterable[Any], device_index: int) -> list[tuple[int, int]]:
     """Intervals of kernels, copies and sets on one GPU among the profiler's events.
 
-    The profiler also projects `record_function` ranges onto the GPU's timeline; those span idle time
-    and would make every phase look fully busy.
+    The profiler also projects `record_function` ranges onto the GPU's timeline; those span idle
+    time and would make every phase look fully busy.
     """
     return [
         (event.start_ns(), event.start_ns() + event.duration_ns())

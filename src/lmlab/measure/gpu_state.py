@@ -23,7 +23,6 @@ has a watch that begins before the first CUDA call.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -33,7 +32,7 @@ from typing import Any, Protocol
 import psutil
 import torch
 
-from lmlab.measure.nvml import nvml_session, visible_gpus
+from lmlab.measure.nvml import nvml_session, visible_gpu
 from lmlab.measure.nvml_reading import Reading, read_gpu
 
 THROTTLE_REASONS = frozenset(
@@ -46,13 +45,15 @@ _LOST_SHARE = 0.01
 # A CUDA context with its kernel images, the driver's own reserve, and some room.
 _CONTEXT_BYTES = 2 * 2**30
 _BUSY_PERCENT = 20
-_UTILISATION_WINDOW_S = 1.1
+# Utilisation is averaged over up to a second; eleven looks reach just beyond it.
+_LOOK_EVERY_S = 0.1
+_LOOKS_AGAIN = 11
 
 
 class Gpu(Protocol):
-    """What a watch needs: a reading of the GPU, now."""
+    """What a watch needs: a reading of the GPU, now; None where there is nothing to read."""
 
-    def read(self) -> Reading: ...
+    def read(self) -> Reading | None: ...
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,17 @@ class NvmlGpu:
     def __init__(self, index: int) -> None:
         self._index = index
 
-    def read(self) -> Reading:
+    def read(self) -> Reading | None:
         with nvml_session() as nvml:
-            if nvml is None:
-                raise RuntimeError("NVML: a CUDA device is in use, but NVML cannot be opened")
-            gpus = visible_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            return read_gpu(nvml, gpus[self._index].handle)
+            gpu = visible_gpu(nvml, self._index)
+            return None if gpu is None else read_gpu(nvml, gpu.handle)
+
+
+class NoGpu:
+    """A CPU: nothing to read."""
+
+    def read(self) -> None:
+        return None
 
 
 class GpuWatch:
@@ -89,8 +95,8 @@ class GpuWatch:
         own: Callable[[], Own] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        on_gpu = device.type == "cuda"
-        self._gpu = gpu if gpu is not None or not on_gpu else NvmlGpu(device.index or 0)
+        found: Gpu = NvmlGpu(device.index or 0) if device.type == "cuda" else NoGpu()
+        self._gpu = gpu or found
         self._own = own or (lambda: own_part(device))
         self._sleep = sleep
         self._before: Reading | None = None
@@ -99,11 +105,11 @@ class GpuWatch:
         self._shared = False
 
     def __enter__(self) -> GpuWatch:
-        if self._gpu is not None:
+        self._before = self._gpu.read()
+        if self._before is not None:
             own = self._own()
-            self._before = self._gpu.read()
-            self._shared = foreign_use(self._before, own) or self._busy_without_us(
-                self._before, own
+            self._shared = foreign_use(self._before, own) or (
+                not own.has_context and self._stays_busy(self._before)
             )
         self._started = time.monotonic()
         return self
@@ -115,8 +121,8 @@ class GpuWatch:
         traceback: TracebackType | None,
     ) -> None:
         self._elapsed_s = time.monotonic() - self._started
-        if self._gpu is not None:
-            self._after = self._gpu.read()
+        self._after = self._gpu.read()
+        if self._after is not None:
             self._shared = self._shared or foreign_use(self._after, self._own())
 
     @property
@@ -136,25 +142,27 @@ class GpuWatch:
             return None
         return {"before": asdict(self._before), "after": asdict(self._after)}
 
-    def _busy_without_us(self, reading: Reading, own: Own) -> bool:
-        if own.has_context or not _busy(reading) or self._gpu is None:
-            return False
-        self._sleep(_UTILISATION_WINDOW_S)
-        return _busy(self._gpu.read())
+    def _stays_busy(self, reading: Reading) -> bool:
+        """Look again until it is quiet, for as long as a job that has ended can still show."""
+        looks = 0
+        latest: Reading | None = reading
+        while _busy(latest) and looks < _LOOKS_AGAIN:
+            self._sleep(_LOOK_EVERY_S)
+            latest = self._gpu.read()
+            looks += 1
+        return _busy(latest)
 
 
 def slowdown_flags(before: Reading, after: Reading, elapsed_s: float) -> set[str]:
     """`throttled` and `power_capped`, from reasons at either end and from the counters between."""
     flags = set()
     reasons = set(before.slowdown_reasons) | set(after.slowdown_reasons)
-    if reasons & THROTTLE_REASONS or _lost(
-        before.lost_to_heat_ns, after.lost_to_heat_ns, elapsed_s
-    ):
+    lost_to_heat = _lost(before.lost_to_heat_ns, after.lost_to_heat_ns, elapsed_s)
+    lost_to_power = _lost(before.lost_to_power_ns, after.lost_to_power_ns, elapsed_s)
+    if reasons & THROTTLE_REASONS or lost_to_heat:
         flags.add("throttled")
-    # Before the watch it is somebody else's load, or our warm-up, that met the limit.
-    if POWER_CAP_REASON in after.slowdown_reasons or _lost(
-        before.lost_to_power_ns, after.lost_to_power_ns, elapsed_s
-    ):
+    # A cap met before the watch belongs to whatever ran then.
+    if POWER_CAP_REASON in after.slowdown_reasons or lost_to_power:
         flags.add("power_capped")
     return flags
 
@@ -182,8 +190,8 @@ def own_part(device: torch.device) -> Own:
     )
 
 
-def _busy(reading: Reading) -> bool:
-    return (reading.utilisation_percent or 0) >= _BUSY_PERCENT
+def _busy(reading: Reading | None) -> bool:
+    return reading is not None and (reading.utilisation_percent or 0) >= _BUSY_PERCENT
 
 
 def _lost(before_ns: int | None, after_ns: int | None, elapsed_s: float) -> bool:

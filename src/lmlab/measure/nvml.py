@@ -14,6 +14,8 @@ says PCI_BUS_ID, which `device.torch_device` therefore asks for.
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ class VisibleGpu:
 def nvml_session(nvml: Any = None) -> Iterator[Any | None]:
     """NVML opened for the block, or None where there is no driver; `nvml` stands in for pynvml."""
     if nvml is None:
-        import pynvml as nvml  # here and not above: it costs 30 ms that few imports of us need
+        nvml = importlib.import_module("pynvml")  # not above: 30 ms that few imports of us need
     try:
         nvml.nvmlInit()
         opened = True
@@ -58,6 +60,14 @@ def visible_gpus(nvml: Any, visible: str | None) -> list[VisibleGpu]:
             break
         chosen.append(gpu)
     return chosen
+
+
+def visible_gpu(nvml: Any | None, index: int) -> VisibleGpu | None:
+    """The GPU that PyTorch calls `cuda:<index>` in this environment; None when NVML lacks it."""
+    if nvml is None:
+        return None
+    gpus = visible_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return gpus[index] if index < len(gpus) else None
 
 
 def driver_version(nvml: Any) -> str:

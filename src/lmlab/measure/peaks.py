@@ -18,7 +18,7 @@ import yaml
 
 
 def peaks_of(device_name: str) -> dict[str, Any] | None:
-    """`{"source", "tflops": {precision: rate}, "memory_tb_per_s"}`, or None for an unknown device."""
+    """`{"source", "tflops": {precision: rate}, "memory_tb_per_s"}`; None for an unknown device."""
     for entry in _table():
         if device_name in entry["names"]:
             return {

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -81,15 +82,16 @@ def precision_context(name: str, device: torch.device) -> Iterator[Precision]:
 @contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 in matrix products and convolutions for the block."""
+    backends: Any = torch.backends
     switches = (
-        torch.backends.cuda.matmul,
-        torch.backends.mkldnn.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
+        backends.cuda.matmul,
+        backends.mkldnn.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
     )
     word_before = torch.get_float32_matmul_precision()
     before = [switch.fp32_precision for switch in switches]
-    cudnn_before = torch.backends.cudnn.conv.fp32_precision == "tf32"
+    cudnn_before = backends.cudnn.conv.fp32_precision == "tf32"
     _set_both("high" if allowed else "highest", allowed)
     try:
         yield

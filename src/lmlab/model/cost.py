@@ -105,8 +105,9 @@ REST: tuple[Operation, ...] = (
     Operation("embedding", lambda s: s.tokens * s.d_model, 0, 1),
     # Maximum, subtract, exp, sum. Backward: subtract, exp, scale.
     Operation("loss", lambda s: s.tokens * s.vocab_size, 4, 3, in_loss=True),
-    # Logarithm, add the maximum, subtract the target's logit, mean. Backward: subtract one.
-    Operation("loss rows", lambda s: s.tokens, 4, 1, in_loss=True),
+    # Logarithm, target's logit minus maximum, their difference, mean. Backward: the row's scale,
+    # and the one subtracted at the target.
+    Operation("loss rows", lambda s: s.tokens, 4, 2, in_loss=True),
 )
 
 

@@ -119,8 +119,9 @@ def _saved_feed_forward(shape: ModelShape, widths: _Widths) -> int:
 
 def _saved_head(shape: ModelShape, widths: _Widths) -> int:
     inputs = widths.product * shape.tokens * shape.d_model
-    log_sum_exp = FP32 * shape.tokens
-    return _saved_norm(shape) + inputs + _logits(shape, widths) + log_sum_exp
+    # The loss keeps each row's maximum and sum of exponentials.
+    row_statistics = 2 * FP32 * shape.tokens
+    return _saved_norm(shape) + inputs + _logits(shape, widths) + row_statistics
 
 
 def _logits(shape: ModelShape, widths: _Widths) -> int:
@@ -145,23 +146,28 @@ def _peak(shape: ModelShape, widths: _Widths, mode: Mode) -> int:
 
 
 def _inference_moments(shape: ModelShape, widths: _Widths, count: ParameterCount) -> Iterator[int]:
-    """Without gradients a tensor lives as long as a name holds it: a layer at a time."""
-    stream = shape.tokens * shape.d_model
-    copies = widths.product * count.linear if widths.is_autocast else 0
-    last_layer = copies - (widths.product * count.head if widths.is_autocast else 0)
-    residual_and_norm = 2 * FP32 * stream
+    """Without gradients a tensor lives as long as a name holds it: the last layer, then the head.
 
+    Autocast's weight copies pile up all the way, so an earlier layer is never higher.
+    """
+    copy = widths.product if widths.is_autocast else 0
+    stream = shape.tokens * shape.d_model
+    w2 = shape.d_model * shape.d_ff
+    residual_and_norm = 2 * FP32 * stream
+    layer = copy * (count.linear - count.head) + residual_and_norm
+
+    attention = layer - copy * (3 * w2 + shape.d_model**2) + 3 * widths.product * stream
     # Softmax: scores, their fp32 copy where autocast makes one, the result.
     casts = widths.softmax != widths.product
-    attention = last_layer + residual_and_norm + 3 * widths.product * stream
     yield attention + (widths.product + widths.softmax * (2 if casts else 1)) * shape.scores
     # Second product: scores, weights, their 16-bit copy, contiguous values, the result.
     per_score = widths.product + widths.softmax + (widths.product if casts else 0)
     yield attention + per_score * shape.scores + 2 * widths.product * stream
     # Gate: silu(w1 x), w3 x and their product; the layer's own input is still held by its caller.
     gate = 3 * widths.product * shape.tokens * shape.d_ff
-    yield last_layer + residual_and_norm + FP32 * stream + gate
-    yield copies + residual_and_norm + _logits(shape, widths)
+    yield layer - copy * w2 + FP32 * stream + gate
+    # Head: its input's 16-bit copy and the logits.
+    yield layer + copy * (count.head + stream) + _logits(shape, widths)
 
 
 def _training_moments(shape: ModelShape, widths: _Widths, count: ParameterCount) -> Iterator[int]:

@@ -1,15 +1,17 @@
 """Cross-entropy of next-token prediction, computed in fp32 with one logit-sized buffer at a time.
 
-    loss = mean over tokens of  log(sum_j exp(logit_j)) - logit_target
+    loss = mean over tokens of  log(sum_j exp(logit_j - max)) - (logit_target - max)
 
 The logits are the widest tensor of the model (tokens x vocabulary), and loss code easily makes five
 copies of it: an fp32 cast, the log-probabilities, their exponentials, a gradient for each. What is
 needed for the gradient, softmax(logits) - onehot(target), is the logits themselves, which exist
-already, and one number a token. So the derivative is written by hand here: saved are the logits in
-the type they came in and the log-sum-exp; the backward pass makes one buffer and works in place.
+already, and two numbers a token. So the derivative is written by hand here: saved are the logits
+in the type they came in, each row's maximum and its sum of exponentials; the backward pass makes
+one buffer and works in place.
 
-The sum of exponentials is taken after subtracting the row's maximum, so no logit is too large.
-Under autocast the arithmetic is still fp32: a bf16 logit of 20 has steps of 1/8.
+Subtracting the maximum first keeps exponentials from overflowing. It is never added back: of a
+log-sum-exp near 10,000 fp32 would keep three digits after the point, of log(sum) all of them.
+Under autocast the arithmetic is fp32 too: a bf16 logit of 20 has steps of 1/8.
 """
 
 from typing import Any
@@ -26,22 +28,20 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        wide = at_least_fp32(logits.dtype)
-        maximum = logits.amax(dim=-1, keepdim=True).to(wide)
+        maximum = logits.amax(dim=-1, keepdim=True).to(at_least_fp32(logits.dtype))
         # 16-bit logits minus fp32 maximum is fp32: the cast happens inside this one kernel.
-        log_sum_exp = (logits - maximum).exp_().sum(dim=-1).log_().add_(maximum.squeeze(-1))
-        target_logits = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        ctx.save_for_backward(logits, targets, log_sum_exp)
-        return (log_sum_exp - target_logits).mean()
+        exp_sum = (logits - maximum).exp_().sum(dim=-1, keepdim=True)
+        target_logits = logits.gather(-1, targets.unsqueeze(-1)) - maximum
+        ctx.save_for_backward(logits, targets, maximum, exp_sum)
+        return (exp_sum.log() - target_logits).mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor, None]:
-        logits, targets, log_sum_exp = ctx.saved_tensors
-        gradient = (logits - log_sum_exp.unsqueeze(-1)).exp_()
-        minus_one = gradient.new_full((), -1.0).expand_as(targets).unsqueeze(-1)
-        gradient.scatter_add_(-1, targets.unsqueeze(-1), minus_one)
-        gradient.mul_(loss_gradient / targets.numel())
+        logits, targets, maximum, exp_sum = ctx.saved_tensors
+        per_token = loss_gradient / targets.numel()
+        gradient = (logits - maximum).exp_().mul_(per_token / exp_sum)
+        gradient.scatter_add_(-1, targets.unsqueeze(-1), -per_token.expand_as(exp_sum))
         return gradient.to(logits.dtype), None
 
 

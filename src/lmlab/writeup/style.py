@@ -21,8 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from lmlab.writeup.numbers import significant
-
 # Dark to light and back, so that neighbours in a legend differ in grey too.
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -95,7 +93,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"], ticks: Sequence[float] | None
         FixedLocator(list(ticks)) if ticks else LogLocator(subs=_subdivisions(low, high))
     )
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 3)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def legend_below(figure: Figure, axis: Axes, title: str | None = None) -> None:

@@ -12,9 +12,10 @@ nothing, not even whether it is there: after cuInit every CUDA call in a forked 
 also holds nothing of ours when a job starts, so that an edit of our code is never stale.
 
 `client` is what callers use, `starting` finds or starts the helper at the `meeting_place`,
-`messages` is what the two say to each other, `helper` serves, `child` is a forked job's life, `job`
-calls the module's `main`, and `processes` makes sure that nothing outlives its purpose. Switched off
-with LMLAB_WARM_START=0, or where it cannot work, every job is a fresh process: the same, slower.
+`messages` is what the two say to each other, `helper` serves, `libraries` is what it holds ready,
+`child` is a forked job's life, `job` calls the module's `main`, and `processes` makes sure that
+nothing outlives its purpose. Switched off with LMLAB_WARM_START=0, or where it cannot work, every
+job is a fresh process: the same, slower.
 """
 
 from lmlab.measure.warm_start.client import run

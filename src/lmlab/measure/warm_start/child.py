@@ -1,8 +1,9 @@
 """The life of a forked job: from a copy of the helper to what looks like a fresh interpreter.
 
 What a new process would have from its caller is put in place first: session, streams, folder,
-environment, signals, search path. Then everything of ours leaves sys.modules, so the job's imports
-read the files as they are now. Random number generators are left alone: a measurement seeds its own.
+environment, signals, search path. Then everything of ours leaves sys.modules, so that the job's
+imports read the files as they are now. Random number generators are left as they are: a measurement
+seeds its own.
 
 The end is the interpreter's own up to its last step: threads are joined, atexit functions run (they
 stop the worker processes of multiprocessing, remove temporary folders, close logs), streams are
@@ -23,6 +24,7 @@ import traceback
 from typing import Any, NoReturn
 
 from lmlab.measure.warm_start.job import call
+from lmlab.measure.warm_start.libraries import search_path
 from lmlab.measure.warm_start.messages import Job
 from lmlab.measure.warm_start.processes import die_with_parent
 
@@ -50,25 +52,33 @@ def _take_streams(streams: list[int]) -> None:
     for target, received in enumerate(streams):
         os.dup2(received, target)
         os.close(received)
-    unbuffered = bool(sys.flags.unbuffered)
     for descriptor, name in enumerate(_STREAM_NAMES):
-        setattr(sys, name, _text_stream(descriptor, getattr(sys, name), unbuffered))
+        setattr(sys, name, _text_stream(descriptor, getattr(sys, name)))
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-def _text_stream(descriptor: int, old: io.TextIOWrapper, unbuffered: bool) -> io.TextIOWrapper:
+def _text_stream(descriptor: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
     """A stream as the interpreter makes it at its start; the old one knows the helper's file."""
-    if descriptor == 0:
-        return open(0, encoding=old.encoding, errors=old.errors, closefd=False)
-    raw: Any = open(descriptor, "wb", buffering=0 if unbuffered else -1, closefd=False)
-    return io.TextIOWrapper(
-        raw,
+    reads, unbuffered = descriptor == 0, old.write_through
+    raw: Any = io.FileIO(descriptor, "r" if reads else "w", closefd=False)
+    raw.name = old.name
+    stream: Any = io.TextIOWrapper(
+        _buffered(raw, reads, unbuffered),
         encoding=old.encoding,
         errors=old.errors,
-        newline="\n",
-        line_buffering=descriptor == 2 or os.isatty(descriptor),
+        newline=None if reads else "\n",
+        line_buffering=not unbuffered and (descriptor == 2 or os.isatty(descriptor)),
         write_through=unbuffered,
     )
+    stream.mode = "r" if reads else "w"
+    renewed: io.TextIOWrapper = stream
+    return renewed
+
+
+def _buffered(raw: io.FileIO, reads: bool, unbuffered: bool) -> Any:
+    if reads:
+        return io.BufferedReader(raw)
+    return raw if unbuffered else io.BufferedWriter(raw)
 
 
 def _take_surroundings(job: Job) -> None:
@@ -83,10 +93,9 @@ def _take_surroundings(job: Job) -> None:
 
 def _reset_signals(ignored: list[int]) -> None:
     """The handlers of a Python process that has just started."""
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
+    changeable = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    for changed in (s for s in changeable if signal.getsignal(s) not in (signal.SIG_DFL, None)):
+        signal.signal(changed, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, *ignored):
         signal.signal(number, signal.SIG_IGN)
@@ -99,15 +108,6 @@ def _renew_interpreter(job: Job, library_path: list[str]) -> None:
             del sys.modules[name]
     sys.path[:] = search_path(job.environment, job.directory, library_path)
     importlib.invalidate_caches()
-
-
-def search_path(environment: dict[str, str], directory: str, library_path: list[str]) -> list[str]:
-    """The path of `python -m` in that folder: the folder, PYTHONPATH, then the libraries."""
-    here = [] if environment.get("PYTHONSAFEPATH") else [directory]
-    added = environment.get("PYTHONPATH", "")
-    chosen = [os.path.join(directory, entry) for entry in added.split(os.pathsep)] if added else []
-    rest = dict.fromkeys([*(os.path.normpath(entry) for entry in chosen), *library_path])
-    return [*here, *rest]
 
 
 def _do(job: Job) -> int:

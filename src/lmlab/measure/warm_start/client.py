@@ -1,8 +1,8 @@
 """The client: runs a job in a child of the helper, or in a fresh process, and tells no difference.
 
-Either way the job is a session of its own, gets this process's SIGINT, SIGTERM and SIGHUP, ends when
-this process ends, leaves no process of its own behind, and its exit is returned the way subprocess
-does it: 0 to 255, or minus the number of the signal that killed it.
+Either way the job is a session of its own, gets this process's SIGINT, SIGTERM and SIGHUP, ends
+when this process ends, leaves no process of its own behind, and its exit is returned the way
+subprocess does it: 0 to 255, or minus the number of the signal that killed it.
 """
 
 import contextlib
@@ -13,10 +13,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
+from lmlab.measure.warm_start.libraries import check_preload
 from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable
 from lmlab.measure.warm_start.messages import Inbox, Job, send
 from lmlab.measure.warm_start.processes import kill_family, signal_group
@@ -35,13 +36,14 @@ def run(
     modules of torch or triton that take long to import and leave CUDA alone
     (`torch._inductor.compile_fx` for a point that compiles); the helper keeps them.
     """
+    check_preload(preload)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
     if not cold and _is_wanted():
         try:
-            return _run_warm(Job.of_this_process(module, list(arguments), list(preload)))
-        except (WarmStartUnavailable, OSError) as trouble:
+            return _run_warm(module, list(arguments), list(preload))
+        except WarmStartUnavailable as trouble:
             _say(f"{trouble}; a fresh process is used instead")
     return _run_plain(module, list(arguments))
 
@@ -99,16 +101,29 @@ class SignalRelay:
             signal_group(self._job, number)
 
 
-def _run_warm(job: Job) -> int:
-    """Hand the job to a helper; another one if it ends by itself just then."""
+def _run_warm(module: str, arguments: list[str], preload: list[str]) -> int:
+    """Hand the job to a helper; to another one if that ends by itself just then."""
     for _ in range(_ATTEMPTS):
-        with find_or_start() as connection, SignalRelay() as relay:
+        with _errors_before_the_job():
+            job = Job.of_this_process(module, arguments, preload)
+            connection = find_or_start()
+        with connection, SignalRelay() as relay:
             inbox = Inbox(connection)
-            pid = _hand_over(connection, inbox, job)
+            with _errors_before_the_job():
+                pid = _hand_over(connection, inbox, job)
             if pid is not None:
                 relay.aim(pid)
                 return _await_exit(connection, inbox, pid)
     raise WarmStartUnavailable(f"{_ATTEMPTS} helpers ended before they took the job")
+
+
+@contextlib.contextmanager
+def _errors_before_the_job() -> Iterator[None]:
+    """What goes wrong here leaves the job undone, so that it may be done the plain way."""
+    try:
+        yield
+    except OSError as error:
+        raise WarmStartUnavailable(f"the helper cannot be used: {error}") from error
 
 
 def _hand_over(connection: socket.socket, inbox: Inbox, job: Job) -> int | None:

@@ -2,18 +2,15 @@
 
 One thread and one selector serve any number of clients. A connection is a job's lifeline: when the
 client goes, however it goes, the kernel closes it and the job's whole family is killed; when the
-job ends, its exit is the last message. Children are looked at with waitid before they are reaped, so
-that a job's pid still stands for it while its family is being ended. As sub-reaper the helper also
-inherits what a job orphaned, and ends that once no job is left that it could belong to.
+job ends, its exit is the last message. Children are looked at with waitid before they are reaped,
+so that a job's pid still stands for it while its family is being ended. As sub-reaper the helper
+also inherits what a job orphaned, and ends that once no job is left that it could belong to.
 
 Python's SIGCHLD handler runs between bytecodes and a selector may sleep through that; the wake-up
 descriptor turns the signal into something that the selector sees.
 """
 
 import contextlib
-import gc
-import importlib
-import importlib.util
 import os
 import selectors
 import signal
@@ -22,22 +19,20 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lmlab.measure.warm_start.child import live
-from lmlab.measure.warm_start.meeting_place import address
+from lmlab.measure.warm_start.libraries import (
+    CudaTouchedError,
+    import_ahead,
+    import_standard_set,
+    library_path,
+)
 from lmlab.measure.warm_start.messages import Inbox, Job, send
 from lmlab.measure.warm_start.processes import adopt_orphans, kill_family, live_processes
-from lmlab.measure.warm_start.starting import READY
+from lmlab.measure.warm_start.starting import READY, listen
 
-# The constructor of every torch optimizer imports torch._dynamo, which takes as long as torch itself.
-IMPORTED_AHEAD = ("torch", "triton", "torch._dynamo")
-_MAY_BE_PRELOADED = {"torch", "triton"}
 _LONGEST_LOG_BYTES = 1 << 20
-
-
-class NotForkableError(RuntimeError):
-    """This process can no longer be copied safely."""
 
 
 class Connection:
@@ -62,14 +57,14 @@ class Connection:
 class Helper:
     """Serves jobs at a socket until it is told to stop or nobody has asked for a while."""
 
-    def __init__(self, path: Path, idle_s: float, library_path: list[str]) -> None:
-        self._path, self._idle_s, self._library_path = path, idle_s, library_path
+    def __init__(self, path: Path, idle_s: float) -> None:
+        self._path, self._idle_s, self._library_path = path, idle_s, library_path()
         self._started = self._last_active = time.monotonic()
         self._served = 0
         self._stopping = False
         self._connections: set[Connection] = set()
         self._jobs: dict[int, Connection] = {}
-        self._listener = _listen(path)
+        self._listener = listen(path)
         self._inode = path.stat().st_ino
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -94,17 +89,18 @@ class Helper:
         signal.set_wakeup_fd(self._wake_up.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        for number in (
-            signal.SIGINT,
-            signal.SIGHUP,
-        ):  # a terminal's signals are its clients' affair
-            signal.signal(number, signal.SIG_IGN)
+        # What a terminal sends is its clients' affair.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _stop(self) -> None:
         self._stopping = True
 
     def _accept(self) -> None:
-        connection = Connection(self._listener.accept()[0])
+        try:
+            connection = Connection(self._listener.accept()[0])
+        except OSError:  # the client gave up first, or the door was closed in between
+            return
         self._connections.add(connection)
         self._selector.register(
             connection.socket, selectors.EVENT_READ, lambda: self._read(connection)
@@ -128,19 +124,29 @@ class Helper:
 
     def _answer(self, connection: Connection, message: dict[str, Any]) -> None:
         if "job" in message:
-            try:
-                self._fork(connection, Job(**message["job"]))
-            except (OSError, ImportError, NotForkableError) as error:
-                connection.reply({"trouble": f"the helper cannot start the job: {error}"})
+            self._take(connection, Job(**message["job"]))
         elif "stop" in message:
             self._stop()
-        age_s = time.monotonic() - self._started
-        report = {"pid": os.getpid(), "age_s": age_s, "served": self._served}
-        if "status" in message:
-            connection.reply({**report, "running": sorted(self._jobs)})
+        elif "status" in message:
+            age_s = time.monotonic() - self._started
+            counts = {"served": self._served, "running": sorted(self._jobs)}
+            connection.reply({"pid": os.getpid(), "age_s": age_s, **counts})
+
+    def _take(self, connection: Connection, job: Job) -> None:
+        try:
+            import_ahead(job.preload)
+            self._fork(connection, job)
+        except (OSError, ImportError, CudaTouchedError) as error:
+            connection.reply({"trouble": f"the helper cannot start the job: {error}"})
+            if isinstance(error, CudaTouchedError):
+                self._retire()
+
+    def _retire(self) -> None:
+        """Take no more jobs, and end with the last one that runs."""
+        self._idle_s = 0.0
+        self._close_the_door()
 
     def _fork(self, connection: Connection, job: Job) -> None:
-        import_ahead(job.preload)
         helper = os.getpid()
         # Blocked until the child has handlers of its own: these would stop the wrong process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -150,7 +156,7 @@ class Helper:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
-                live(job, self._let_go_of_all_but(connection), helper, self._library_path)
+                self._become(job, connection, helper)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
         connection.job = pid
@@ -159,8 +165,15 @@ class Helper:
         connection.inbox.close_streams()
         connection.reply({"pid": pid})
 
+    def _become(self, job: Job, connection: Connection, helper: int) -> NoReturn:
+        """In the child: live as the job, and never come back into the helper's loop."""
+        try:
+            live(job, self._let_go_of_all_but(connection), helper, self._library_path)
+        finally:
+            os._exit(1)
+
     def _let_go_of_all_but(self, own: Connection) -> list[int]:
-        """In the child: close what is the helper's, and keep the job's streams."""
+        """Close what is the helper's, and keep the job's streams."""
         streams, own.inbox.streams = own.inbox.streams, []
         signal.set_wakeup_fd(-1)
         for connection in self._connections:
@@ -194,50 +207,21 @@ class Helper:
             if kinship.parent == os.getpid():
                 kill_family(pid)
 
-    def _end(self) -> None:
-        # First the name, then the door: a client that finds no name starts another helper.
+    def _close_the_door(self) -> None:
+        """First the name, then the socket: a client that finds no name starts another helper."""
+        if self._listener.fileno() < 0:
+            return
         if self._path.exists() and self._path.stat().st_ino == self._inode:
             self._path.unlink()
+        self._selector.unregister(self._listener)
         self._listener.close()
+
+    def _end(self) -> None:
+        self._close_the_door()
         for pid in list(self._jobs):
             kill_family(pid)
             self._finish(pid)
         log(f"ended after {self._served} jobs")
-
-
-def _listen(path: Path) -> socket.socket:
-    """Listen under a name of our own, then take the agreed one, whatever a dead helper left there."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.setblocking(False)
-    passing = path.with_suffix(f".{os.getpid()}")
-    with address(passing) as place:
-        listener.bind(place)
-    listener.listen(128)
-    passing.replace(path)
-    return listener
-
-
-def import_ahead(names: list[str]) -> None:
-    """Import libraries for all children to come, and make sure that they can still be forked."""
-    missing = [name for name in names if name not in sys.modules]
-    for name in missing:
-        if name.partition(".")[0] not in _MAY_BE_PRELOADED:
-            raise NotForkableError(f"{name!r} is not of {sorted(_MAY_BE_PRELOADED)}")
-        importlib.import_module(name)
-    if missing:
-        if _touched_cuda():
-            raise NotForkableError(f"CUDA is in use after importing {', '.join(missing)}")
-        gc.collect()
-        gc.freeze()  # else the collector writes to every object's header, and unshares its page
-
-
-def _touched_cuda() -> bool:
-    """Whether the driver's devices are open, which cuInit leaves them; asks CUDA nothing."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
-                return True
-    return False
 
 
 def log(line: str) -> None:
@@ -254,13 +238,10 @@ def main(arguments: list[str]) -> None:
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     adopt_orphans()
-    python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    theirs = {"", *(os.path.abspath(entry) for entry in python_path)}
-    library_path = [entry for entry in sys.path if entry not in theirs]
     with os.fdopen(int(ready), "w") as announcement:
         try:
-            import_ahead([name for name in IMPORTED_AHEAD if _is_installed(name)])
-            helper = Helper(Path(path), float(idle_s), library_path)
+            import_standard_set()
+            helper = Helper(Path(path), float(idle_s))
         except Exception as error:
             announcement.write(f"the helper cannot start: {type(error).__name__}: {error}")
             raise
@@ -268,7 +249,3 @@ def main(arguments: list[str]) -> None:
         log(f"helper {os.getpid()} listens at {path}")
         announcement.write(READY)
     helper.serve()
-
-
-def _is_installed(name: str) -> bool:
-    return name == "torch" or importlib.util.find_spec(name.partition(".")[0]) is not None

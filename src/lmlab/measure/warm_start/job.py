@@ -18,8 +18,8 @@ class NotAJobError(ValueError):
 def call(name: str, arguments: list[str]) -> Any:
     """Import the module, call its main, and return what that gives, as for `sys.exit`.
 
-    The module also stands as `__main__`, under its own name: what it pickles can be found again, and
-    a process that multiprocessing spawns imports the job and not the machinery around it.
+    The module also stands as `__main__`, under its own name: what it pickles can be found again,
+    and a process that multiprocessing spawns imports the job and not the machinery around it.
     """
     sys.argv = [name, *arguments]
     module = importlib.import_module(name)

@@ -2,8 +2,8 @@
 
 A forked child is the helper's copy, so whatever a process takes from its start and cannot be handed
 over later must be the same for the client: the interpreter and torch's build; environment variables
-that libraries read when they are loaded (OpenMP fixes its thread count then); the CPUs it may run on,
-its limits, its control group and its namespaces, since under Slurm or in a container the helper
+that libraries read when they are loaded (OpenMP fixes its thread count then); the CPUs it may run
+on, its limits, its control group and its namespaces, since under Slurm or in a container the helper
 of another job would run the work outside of the job's own allocation. All of it is hashed into the
 socket's name. CUDA_VISIBLE_DEVICES is left out: CUDA reads it when it is first used, in the child.
 

@@ -1,8 +1,8 @@
 """What client and helper say to each other: JSON with its length in front, on a unix socket.
 
 The client's three standard streams travel as file descriptors beside the first bytes of its
-request, so a job writes straight into the client's pipe or terminal and nothing is copied by anyone.
-A text of the environment that is not UTF-8 survives: Python keeps such bytes as lone surrogates and
+request, so a job writes straight into the client's pipe or terminal and nobody copies anything. A
+text of the environment that is not UTF-8 survives: Python keeps such bytes as lone surrogates and
 JSON writes those as escapes.
 """
 

@@ -85,6 +85,18 @@ def connect(path: Path) -> socket.socket | None:
     return connection
 
 
+def listen(path: Path) -> socket.socket:
+    """Listen under a passing name, then take the agreed one from whatever a dead helper left."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.setblocking(False)
+    passing = path.with_suffix(f".{os.getpid()}")
+    with address(passing) as place:
+        listener.bind(place)
+    listener.listen(128)
+    passing.replace(path)
+    return listener
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -122,7 +134,7 @@ def _launch(place: MeetingPlace, idle_s: float, ready: int) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd="/",
+            cwd=place.directory,  # holds nothing that could be imported by mistake
             pass_fds=[ready],
             start_new_session=True,
             check=False,

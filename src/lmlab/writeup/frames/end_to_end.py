@@ -54,9 +54,10 @@ def measured(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """Rows with these values."""
+    """Rows with these values; a set means any of its values."""
     for column, value in wanted.items():
-        data = data[data[column] == value]
+        allowed = value if isinstance(value, set) else {value}
+        data = data[data[column].isin(allowed)]
     return data
 
 
@@ -97,18 +98,19 @@ def _records(row: Row) -> list[dict[str, Any]]:
             "warmup_ms": list(data["warmup_samples_ms"].get(phase, ())),
             "busy_share": _busy_share(data, phase, measurement["median_ms"]),
             "parameters": data["parameters_total"],
-            **_rates(data, phase, measurement["median_ms"]),
+            **_rates(data, phase, row.result.measurements),
         }
         for phase, measurement in row.result.measurements.items()
     ]
 
 
-def _rates(data: Mapping[str, Any], phase: str, median_ms: float) -> dict[str, float]:
-    parts = [name for name in data["flops"] if phase in (name, "total")]
-    if phase == "total":  # what the mode ran, not what the model could
-        parts = [name for name in parts if name in data["warmup_samples_ms"]]
+def _rates(
+    data: Mapping[str, Any], phase: str, measurements: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
+    # The cost model may know phases that this mode did not run.
+    parts = [name for name in data["flops"] if name in measurements and phase in (name, "total")]
     flops = sum(data["flops"][name]["matmul"] for name in parts)
-    seconds = median_ms / 1000
+    seconds = measurements[phase]["median_ms"] / 1000
     return {
         "flops": flops,
         "tflops": flops / seconds / 1e12 if seconds else math.nan,

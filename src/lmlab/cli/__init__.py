@@ -1,0 +1,93 @@
+"""The command line: `lmlab measure` takes one point by hand, `lmlab status` tells how all stand.
+
+The study itself is run by the workflow (`make writeup`); these two are for looking closer. torch is
+imported by a measurement and by nothing else here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmlab
+from lmlab.cli import measure, status
+from lmlab.study.chapters import GRIDS
+
+WRONG_USE = 2
+
+MEASURE_HELP = """\
+Measures one point without the workflow: a table, and as the last line the result as JSON.
+What is not given is taken from the study of config.yaml that fits this machine.
+
+  lmlab measure end_to_end size=small context=128 precision=bf16 mode=train_step warmup=5
+  lmlab measure end_to_end d_model=512 d_ff=2048 num_layers=6 num_heads=8 batch=16
+  lmlab measure precision topic=autocast dtype=fp16
+  lmlab measure machine quick=true
+
+The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
+code failed, 2 if a key or a value is wrong. Nothing is written unless --out is given."""
+
+STATUS_HELP = """\
+Lists every point of the study on this machine: ok, oom, unsupported or failed with its reason, or
+missing; and those made by other code, other settings or another torch than the present."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake of the user ends in one line."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status_code: int = arguments.command(arguments)
+    except ValueError as error:
+        print(f"lmlab: {error}", file=sys.stderr)
+        return WRONG_USE
+    return status_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lmlab", description=__doc__.splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"lmlab {lmlab.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_measure(commands)
+    _add_status(commands)
+    return parser
+
+
+def _add_measure(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "measure", "measure one point, print it", MEASURE_HELP)
+    command.add_argument("chapter", choices=list(GRIDS), help=", ".join(GRIDS), metavar="CHAPTER")
+    command.add_argument("settings", nargs="*", metavar="key=value", help="what to set for it")
+    command.add_argument("--out", type=Path, help="also write the result to this file")
+    command.set_defaults(command=measure.command)
+
+
+def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "status", "how every point of the study stands", STATUS_HELP)
+    command.add_argument("--machine", help="a folder of results/ (default: this machine)")
+    command.add_argument("--results", type=Path, default=Path("results"), help="default: results")
+    command.set_defaults(command=status.command)
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    description: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--configfile", type=Path, help="default: config.yaml")
+    command.add_argument(
+        "--config",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="key=value",
+        help="override keys of config.yaml, as with snakemake: study=tiny",
+    )
+    return command

@@ -1,0 +1,34 @@
+"""config.yaml as the command line finds it: the file of the working folder, else the project's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmlab.study.config import ConfigError
+from lmlab.study.files import ROOT
+
+
+def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration with `key=value` overrides of its top-level keys; not yet checked."""
+    here = Path("config.yaml")
+    path = file or (here if here.exists() else ROOT / "config.yaml")
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not a readable YAML file ({line})") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: holds {type(config).__name__}, allowed: keys and values")
+    return {**config, **{key: yaml.safe_load(value) for key, value in map(split, overrides)}}
+
+
+def split(word: str) -> tuple[str, str]:
+    """Key and value of `key=value`."""
+    key, equals, value = word.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"{word!r} is not key=value")
+    return key, value

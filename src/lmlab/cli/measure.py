@@ -1,0 +1,113 @@
+"""`lmlab measure`: one point by hand, from a few keys and the study's defaults for the rest.
+
+The study already says what a point of a chapter needs, so the first of its points that has the keys
+given is taken, and the keys are set in it. A size is a name for four hyper-parameters; give any of
+them and the size is called custom.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from lmlab.cli.configuration import read_config, split
+from lmlab.cli.keys import KINDS, KeyValueError, choice, read_value
+from lmlab.measure.identity import find_machine
+from lmlab.model.shape import check_heads
+from lmlab.study.chapters import points_of
+from lmlab.study.config import Study, load
+from lmlab.study.points import Point, Scalar
+from lmlab.study.results import Result
+
+SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
+CUSTOM = "custom"
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Measure, print, and write where asked to; 1 when the measured code failed."""
+    machine = find_machine()
+    study = load(read_config(arguments.configfile, arguments.config), machine.device)
+    point = point_from_words(study, arguments.chapter, arguments.settings)
+    from lmlab.experiments.run import measure_point  # torch, seconds: not before all is checked
+
+    result = measure_point(point, machine)
+    if arguments.out:
+        result.write(arguments.out)
+    print(table(point, result))
+    print(result.to_json())
+    return 1 if result.status == "failed" else 0
+
+
+def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
+    """The point that `key=value` words ask for, with the study's defaults for the rest."""
+    points = points_of(study, chapter)
+    if not points:
+        raise KeyValueError(f"{chapter} is switched off in the study {study.name!r}")
+    given = read_words(words, points, study)
+    template = _first_that_fits(points, given)
+    parameters, settings = dict(template.parameters), dict(template.settings)
+    if "size" in given:
+        settings.update(study.size_settings(str(given["size"])))
+    if any(key in given for key in SHAPE):
+        given = {**given, "size": CUSTOM}
+    parameters.update({key: value for key, value in given.items() if key in parameters})
+    settings.update({key: value for key, value in given.items() if key in settings})
+    if "num_heads" in settings:
+        check_heads(settings["d_model"], settings["num_heads"])
+    return Point(chapter, parameters, settings)
+
+
+def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Scalar]:
+    """Keys and values, each checked against what the chapter's points know."""
+    known = dict.fromkeys(key for p in points for key in [*p.parameters, *p.settings])
+    kinds = {**KINDS, "size": choice(*study.sizes)}
+    given: dict[str, Scalar] = {}
+    for key, text in map(split, words):
+        if key not in known:
+            raise KeyValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
+        given[key] = read_value(key, text, kinds[key])
+    return given
+
+
+def _first_that_fits(points: Sequence[Point], given: Mapping[str, Scalar]) -> Point:
+    """The first point with every key given; a topic is another experiment, so it must agree."""
+    for point in points:
+        topic = point.parameters.get("topic")
+        has_keys = all(key in point.parameters or key in point.settings for key in given)
+        if has_keys and given.get("topic", topic) == topic:
+            return point
+    together = ", ".join(f"{key}={value}" for key, value in given.items())
+    raise KeyValueError(f"{together}: no point of {points[0].chapter} has all of these")
+
+
+def table(point: Point, result: Result) -> str:
+    """The result for a person: what was measured, where, and the times of its phases."""
+    lines = [point.label(), f"on {result.machine['name']}, torch {result.versions['torch']}"]
+    if result.status != "ok":
+        lines.append(f"{result.status}: {result.reason}")
+    if result.flags:
+        lines.append(f"flags: {', '.join(result.flags)}")
+    if result.measurements:
+        head = ("phase", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]")
+        rows = [_row(name, m) for name, m in result.measurements.items()]
+        lines += _aligned([head, *rows])
+    return "\n".join(lines)
+
+
+def _row(name: str, measurement: Mapping[str, float | None]) -> tuple[str, ...]:
+    mean, sd = measurement["mean_ms"], measurement["sd_ms"]
+    spread = f"{mean:.4g} ± {sd:.2g}" if sd is not None else f"{mean:.4g}"
+    rest = [f"{measurement[key]:.4g}" for key in ("median_ms", "min_ms", "max_ms")]
+    return (name, str(measurement["n"]), spread, *rest)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width, the first to the left and the numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

@@ -1,0 +1,87 @@
+"""How a point stands: measured or not, and by what. No torch.
+
+Snakemake reruns what its own records call stale. Those records stay behind when results travel: in
+a fresh clone every result looks current. A result carries the fingerprint of its code, its settings
+and torch's version, so each can be held against the present without any record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from lmlab.experiments.registry import fingerprint
+from lmlab.study.points import Point
+from lmlab.study.results import Result, ResultError, read
+
+MISSING, UNREADABLE = "missing", "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One point of the study and what is known of it."""
+
+    point: Point
+    state: str
+    """A result's status, or missing, or unreadable."""
+    reason: str | None = None
+    """Why it is not ok."""
+    other_code: bool = False
+    """Made by other code than the present."""
+    other_settings: tuple[str, ...] = ()
+    """Settings that differ, as `key then (now key)`."""
+    other_torch: str | None = None
+    """The version of torch it was made with, where that is not the present one."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the present code, settings and torch would measure the same thing."""
+        return not (self.other_code or self.other_settings or self.other_torch)
+
+    def remarks(self) -> list[str]:
+        """What a reader should know beyond the state."""
+        remarks = [self.reason] if self.reason else []
+        remarks += ["made by other code"] if self.other_code else []
+        remarks += [f"other settings: {', '.join(self.other_settings)}"] * bool(self.other_settings)
+        return remarks + ([f"made with torch {self.other_torch}"] if self.other_torch else [])
+
+
+def standing(point: Point, path: Path, torch_version: str | None) -> Standing:
+    """Hold the result at `path` against the present; without a version, torch is not compared."""
+    if not path.exists():
+        return Standing(point=point, state=MISSING)
+    try:
+        result = read(path)
+    except ResultError as error:
+        return Standing(point=point, state=UNREADABLE, reason=str(error))
+    made_with = str(result.versions["torch"])
+    same_torch = torch_version is None or _public(made_with) == _public(torch_version)
+    return Standing(
+        point=point,
+        state=result.status,
+        reason=result.reason,
+        other_code=result.code_fingerprint != fingerprint(point),
+        other_settings=tuple(_differences(point, result)),
+        other_torch=None if same_torch else made_with,
+    )
+
+
+def installed_torch() -> str:
+    """The version of torch that a measurement would use now, without importing it."""
+    return version("torch")
+
+
+def _public(torch_version: str) -> str:
+    """Without the build's label: the package calls itself 2.13.0, torch says 2.13.0+cu130."""
+    return torch_version.partition("+")[0]
+
+
+def _differences(point: Point, result: Result) -> list[str]:
+    then = {**result.settings, **result.parameters}
+    now = {**point.settings, **point.parameters}
+    return [
+        f"{key} {then.get(key, 'absent')} (now {now.get(key, 'absent')})"
+        for key in dict.fromkeys([*now, *then])
+        if then.get(key) != now.get(key)
+    ]

@@ -1,0 +1,176 @@
+"""The appendix: what all chapters' results have in common, and what went wrong where.
+
+Each chapter's document carries its own provenance; here they are put together for a reader who wants
+to know once what the page rests on. Only tables: the words around them are the template's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmlab.writeup.collect import pattern_of
+from lmlab.writeup.markdown import Markdown, code, escape
+from lmlab.writeup.markdown import table as markdown_table
+from lmlab.writeup.numbers import counted
+
+FLAG_MEANINGS = {
+    "gpu_shared": "another process was on the GPU",
+    "noisy": "the middle half of the samples spans more than 10 % of the median",
+    "power_capped": "the GPU ran into its power limit, normal under matrix products",
+    "throttled": "the GPU lowered its clocks because of heat or supply",
+}
+SIZE_KEYS = ("d_model", "d_ff", "num_layers", "num_heads")
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Appendix:
+    """Tables for the end of the page; empty where there is nothing to tell."""
+
+    counts: Markdown
+    versions: Markdown
+    commits: Markdown
+    settings: Markdown
+    flags: Markdown
+    problems: Markdown
+    not_measured: Markdown
+    other_settings: Markdown
+
+
+def appendix(documents: Sequence[Document]) -> Appendix:
+    """One appendix for all chapters."""
+    return Appendix(
+        counts=_counts(documents),
+        versions=_versions(documents),
+        commits=_commits(documents),
+        settings=_settings(documents),
+        flags=_flags(documents),
+        problems=_problems(documents),
+        not_measured=_not_measured(documents),
+        other_settings=_other_settings(documents),
+    )
+
+
+def _counts(documents: Sequence[Document]) -> Markdown:
+    rows = [
+        [code(d["chapter"], in_table=True), *(escape(d["counts"][key]) for key in _COUNTS)]
+        for d in documents
+    ]
+    return _table(["Chapter", *_COUNTS.values()], rows, right=range(1, 5))
+
+
+_COUNTS = {"points": "Points", "ok": "Measured", "not_ok": "Not ok", "missing": "Not measured"}
+
+
+def _versions(documents: Sequence[Document]) -> Markdown:
+    """One column a set of versions; more than one set means that results are of several days."""
+    sets = _merged(documents, "versions")
+    names = sorted({name for versions in sets for name in versions if name != "results"})
+    header = ["", *(counted(versions["results"], "result") for versions in sets)]
+    rows = [
+        [escape(name), *(escape(versions.get(name) or "none") for versions in sets)]
+        for name in names
+    ]
+    return _table(header, rows) if sets else Markdown("")
+
+
+def _commits(documents: Sequence[Document]) -> Markdown:
+    rows = [
+        [
+            code(document["chapter"], in_table=True),
+            code(commit["id"], in_table=True) if commit["id"] else escape("not in a repository"),
+            escape("yes" if commit["dirty"] else "no"),
+            escape(commit["results"]),
+        ]
+        for document in documents
+        for commit in document["commits"]
+    ]
+    header = ["Chapter", "Commit", "Files edited since", "Results"]
+    return _table(header, rows, right=[3]) if rows else Markdown("")
+
+
+def _settings(documents: Sequence[Document]) -> Markdown:
+    """Settings that hold for a whole chapter; those behind a size's name have their own table."""
+    rows = [
+        [code(document["chapter"], in_table=True), code(key, in_table=True), escape(_values(values))]
+        for document in documents
+        for key, values in document["settings"].items()
+        if key not in SIZE_KEYS
+    ]
+    return _table(["Chapter", "Setting", "Value"], rows) if rows else Markdown("")
+
+
+def _values(values: Iterable[Any]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _flags(documents: Sequence[Document]) -> Markdown:
+    rows = [
+        [
+            code(raised["flag"], in_table=True),
+            escape(FLAG_MEANINGS.get(raised["flag"], "")),
+            escape(len(raised["paths"])),
+            _files(raised["paths"]),
+        ]
+        for document in documents
+        for raised in document["flags"]
+    ]
+    header = ["Flag", "Meaning", "Results", "Where"]
+    return _table(header, rows, right=[2]) if rows else Markdown("")
+
+
+def _problems(documents: Sequence[Document]) -> Markdown:
+    rows = [
+        [
+            code(problem["label"], in_table=True),
+            escape(problem["status"]),
+            escape(problem["reason"]),
+        ]
+        for document in documents
+        for problem in document["not_ok"]
+    ]
+    return _table(["Point", "Status", "Reason"], rows) if rows else Markdown("")
+
+
+def _not_measured(documents: Sequence[Document]) -> Markdown:
+    rows = [
+        [code(document["chapter"], in_table=True), escape(len(paths)), _files(paths)]
+        for document in documents
+        if (paths := document["not_measured"])
+    ]
+    return _table(["Chapter", "Points", "Where"], rows, right=[1]) if rows else Markdown("")
+
+
+def _other_settings(documents: Sequence[Document]) -> Markdown:
+    rows = [
+        [code(other["path"], in_table=True), code(", ".join(other["settings"]), in_table=True)]
+        for document in documents
+        for other in document["other_settings"]
+    ]
+    return _table(["Result", "Settings that differ"], rows) if rows else Markdown("")
+
+
+def _files(paths: Sequence[str]) -> Markdown:
+    """A few paths as they are, many as one pattern."""
+    shown = paths if len(paths) <= 3 else [pattern_of(paths)]
+    return Markdown("<br>".join(code(path, in_table=True) for path in shown))
+
+
+def _merged(documents: Iterable[Document], key: str) -> list[dict[str, Any]]:
+    """The chapters' tallies as one, most frequent first."""
+    totals: dict[tuple[tuple[str, Any], ...], int] = {}
+    for document in documents:
+        for item in document[key]:
+            identity = tuple(sorted((k, v) for k, v in item.items() if k != "results"))
+            totals[identity] = totals.get(identity, 0) + item["results"]
+    ranked = sorted(totals.items(), key=lambda pair: (-pair[1], str(pair[0])))
+    return [{**dict(identity), "results": count} for identity, count in ranked]
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[list[Markdown]], right: Iterable[int] = ()
+) -> Markdown:
+    align = ["right" if i in set(right) else "left" for i in range(len(header))]
+    return markdown_table([escape(title) for title in header], align, list(rows))

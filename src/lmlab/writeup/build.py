@@ -1,0 +1,82 @@
+"""One chapter: results in, figures and one JSON document out.
+
+The document holds everything the page says about the chapter, already chosen and rounded, so that
+the page is templates only: an edit of a sentence in a template renders again in a second and touches
+neither results nor figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmlab.study.config import load
+from lmlab.study.files import REFERENCES, write_atomically
+from lmlab.writeup.collect import Collected, collect
+from lmlab.writeup.figure import Drawing, save
+from lmlab.writeup.provenance import provenance
+from lmlab.writeup.registry import part
+
+
+def build(
+    config: Mapping[str, Any],
+    chapter: str,
+    *,
+    machine: str,
+    device: str,
+    results: Path,
+    figures: Path,
+    out: Path,
+) -> None:
+    """Make a chapter's figures and its document from whatever results there are."""
+    collected = collect(
+        load(config, device),
+        chapter,
+        machine=machine,
+        device=device,
+        results=results,
+        references=REFERENCES,
+    )
+    document = document_of(collected)
+    # From the document's own folder, so that a report can be moved as a whole.
+    place = os.path.relpath(figures, out.parent)
+    document["figures"] = _draw(part("figures", chapter)(collected), figures, place)
+    write_atomically(out, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def document_of(collected: Collected) -> dict[str, Any]:
+    """Everything about a chapter but its figures."""
+    tables = part("tables", collected.chapter)(collected)
+    return {
+        "chapter": collected.chapter,
+        "study": collected.study.name,
+        "machine": collected.machine,
+        "device": collected.device,
+        "device_name": collected.device_name,
+        "tables": {name: table.to_json() for name, table in tables.items()},
+        "findings": part("findings", collected.chapter)(collected),
+        "warnings": part("checks", collected.chapter)(collected),
+        **provenance(collected),
+    }
+
+
+def _draw(drawings: Mapping[str, Drawing], folder: Path, place: str) -> dict[str, dict[str, Any]]:
+    """Write every figure, and remove those of an earlier run that are no longer drawn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: set[Path] = set()
+    described = {}
+    for name, drawing in drawings.items():
+        files = save(drawing, folder, name)
+        written.update(files)
+        described[name] = {
+            "alt": drawing.alt,
+            "caption": drawing.caption,
+            "files": {file.suffix[1:]: f"{place}/{file.name}" for file in files},
+        }
+    for old in (file for kind in ("png", "svg") for file in folder.glob(f"*.{kind}")):
+        if old not in written:
+            old.unlink()
+    return described

@@ -1,0 +1,59 @@
+"""Is one arm faster than another, or is that noise?
+
+Two medians always differ. Each is therefore taken with its quartiles, and one arm counts as faster
+only when the middle halves of the samples do not touch. Across points, which are measured in
+different processes minutes apart, clocks and memory layout move a time by a few per cent with
+nothing changed, and samples of one process cannot show that; so the medians must differ by more
+than that as well. What is neither faster nor slower stays "same": a verdict that allows for doubt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+Verdict = Literal["faster", "slower", "same"]
+
+# Between two processes on one machine, with nothing changed.
+ACROSS_POINTS = 0.02
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A median with the middle half of its samples."""
+
+    median: float
+    q1: float
+    q3: float
+
+
+def verdict(arm: Timed, base: Timed, *, margin: float = ACROSS_POINTS) -> Verdict:
+    """How the arm compares with the base."""
+    if arm.q3 < base.q1 and arm.median < base.median * (1 - margin):
+        return "faster"
+    if arm.q1 > base.q3 and arm.median > base.median * (1 + margin):
+        return "slower"
+    return "same"
+
+
+def agree(one: Timed, other: Timed, *, margin: float) -> bool:
+    """Whether two measurements of the same quantity could be of the same quantity."""
+    difference = abs(one.median - other.median)
+    noise = (one.q3 - one.q1) + (other.q3 - other.q1)
+    return difference <= max(noise, margin * max(one.median, other.median))
+
+
+def timed(row: pd.Series, suffix: str = "") -> Timed:
+    """The median and quartiles of a frame's row."""
+    return Timed(*(float(row[f"{name}{suffix}"]) for name in ("median_ms", "q1_ms", "q3_ms")))
+
+
+def with_verdicts(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Arm `_b` against base `_a` of the same row: how much faster, and whether beyond noise."""
+    verdicts = [verdict(timed(row, "_b"), timed(row, "_a")) for _, row in pairs.iterrows()]
+    return pairs.assign(
+        speedup=pairs["median_ms_a"] / pairs["median_ms_b"],
+        verdict=pd.Series(verdicts, index=pairs.index, dtype=object),
+    )

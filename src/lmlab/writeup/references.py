@@ -1,0 +1,40 @@
+"""Figures that others published for the same study on other GPUs.
+
+They stand beside ours to give a scale, not to be beaten: models, batch and clocks are as their
+authors state them, and what an author does not state is printed as such. A publication is named by
+its number in `report/references/README.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+NOT_STATED = "not stated"
+UNSTATED = {"", "unstated"}
+
+# What a reader must know before comparing with a publication.
+NOTES = {
+    "000": "publication 000 takes backward as the difference of two runs",
+    "002": "the size large of publication 002 has 32 layers instead of 36",
+}
+
+
+def published_times(folder: Path, *, precision: str, warmup: int) -> pd.DataFrame:
+    """Eager forward and backward times at one precision and warm-up; empty cells stay empty text."""
+    file = folder / "end_to_end.csv"
+    if not file.exists():
+        return pd.DataFrame(columns=["source", "gpu", "size", "context", "batch", "phase"])
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+    return rows[
+        rows["precision"].eq(precision)
+        & rows["warmup"].eq(str(warmup))
+        & rows["compile"].eq("no")
+        & rows["phase"].isin(["forward", "backward"])
+    ]
+
+
+def stated(value: str) -> str:
+    """A cell as its author gives it, or that he does not."""
+    return NOT_STATED if value in UNSTATED else value

@@ -1,0 +1,131 @@
+"""Tables of the precision chapter: four sums, autocast's data types, variance over input scales."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from lmlab.writeup.caption import describe
+from lmlab.writeup.collect import Collected, Row, sources_of
+from lmlab.writeup.frames import precision as frames
+from lmlab.writeup.numbers import MINUS, percent, significant
+from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
+
+
+def tables(collected: Collected) -> dict[str, Table]:
+    """All tables by name."""
+    return {
+        "accumulation": accumulation(collected),
+        "autocast": autocast(collected),
+        "layernorm": layernorm(collected),
+    }
+
+
+def accumulation(collected: Collected) -> Table:
+    """The four loops and how far each ends from the exact sum."""
+    used = frames.rows_of(collected, "accumulation")
+    data = frames.data_of(collected, "accumulation")
+    loops = frames.loops(collected)
+    body = [
+        [
+            frames.LOOPS.get(str(name), str(name)),
+            str(row["accumulator"]),
+            str(row["term"]),
+            f"{row['result']:.7f}",
+            signed(row["error"]),
+            percent(abs(row["error"]) / row["exact"], 2),
+        ]
+        for name, row in loops.iterrows()
+    ] or [[STATUS_CELLS[frames.status_of(collected, "accumulation")], *[NOTHING] * 5]]
+    what = f"{data['term']:g} added {data['terms']:,} times." if data else ""
+    return Table(
+        title="One sum in four ways",
+        columns=[
+            Column("Loop", "left"),
+            Column("Accumulator", "left"),
+            Column("Term", "left"),
+            Column("Result"),
+            Column("Error"),
+            Column("Relative error"),
+        ],
+        rows=body,
+        caption=f"{what} {where(used)}",
+        sources=sources_of(used),
+    )
+
+
+def autocast(collected: Collected) -> Table:
+    """Which data type each part of the toy model has."""
+    used = frames.rows_of(collected, "autocast")
+    found = frames.autocast(collected)
+    body = [
+        [label, *(_component(row, found, name) for row in used)]
+        for name, label in frames.COMPONENTS.items()
+    ]
+    titles = [f"Autocast to {row.point.parameters['dtype']}" for row in used]
+    return Table(
+        title="Data types in a toy model under autocast",
+        columns=[Column("What", "left"), *(Column(title, "left") for title in titles)],
+        rows=body,
+        caption=f"fc1, ReLU, LayerNorm, fc2 and a loss, read by hooks in one training step. {where(used)}",
+        sources=sources_of(used),
+    )
+
+
+def _component(row: Row, found: dict[str, dict[str, str]], name: str) -> str:
+    if row.status != "ok":
+        return STATUS_CELLS[row.status]
+    return found[str(row.point.parameters["dtype"])].get(name, NOTHING)
+
+
+def layernorm(collected: Collected) -> Table:
+    """Relative error of the variance, a row a scale and a column a type."""
+    used = frames.rows_of(collected, "layernorm")
+    rows = frames.variances(collected)
+    dtypes = list(dict.fromkeys(rows["dtype"]))
+    body = []
+    for scale, here in rows.groupby("scale", sort=True):
+        cells = [_variance(here[here["dtype"] == dtype]) for dtype in dtypes]
+        body.append([power(float(scale)), power(float(here["true_variance"].iloc[0])), *cells])
+    if not body:
+        body = [[STATUS_CELLS[frames.status_of(collected, "layernorm")], NOTHING]]
+    return Table(
+        title="Variance of one input at growing and shrinking scales: relative error by data type",
+        columns=[Column("Scale of the input"), Column("True variance"), *map(Column, dtypes)],
+        rows=body,
+        caption="Computed as LayerNorm does, every intermediate in the type named; the true variance is "
+        f"that of the same rounded inputs in double precision. {where(used)}",
+        sources=sources_of(used),
+    )
+
+
+def _variance(rows: pd.DataFrame) -> str:
+    if not len(rows):
+        return NOTHING
+    row = rows.iloc[0]
+    if row["overflow"]:
+        return "overflow"
+    if row["underflow"]:
+        return "underflow"
+    error = row["relative_error"]
+    return NOTHING if math.isnan(error) else percent(error, 2)
+
+
+def where(used: list[Row]) -> str:
+    """The device as the results name it."""
+    return describe([row.result for row in used if row.result is not None])
+
+
+def power(value: float) -> str:
+    """`10^-4` reads better than a row of zeros; other numbers keep three digits."""
+    exponent = math.log10(value) if value > 0 else math.nan
+    if math.isnan(exponent) or abs(exponent - round(exponent)) > 1e-6:
+        return significant(value, 3)
+    return f"10^{round(exponent)}" if abs(exponent) > 2.5 else f"{value:g}"
+
+
+def signed(value: float) -> str:
+    """An error with its direction."""
+    sign = "+" if value > 0 else MINUS if value < 0 else ""
+    return f"{sign}{significant(abs(value), 2)}"

@@ -1,0 +1,71 @@
+"""Attention variants are found by name, and only the one asked for is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmlab.attention import registry
+
+SRC = Path(registry.__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", sorted(registry.VARIANTS))
+def test_every_registered_name_leads_to_a_function_of_its_module(name: str) -> None:
+    function = registry.load(name)
+
+    assert function.__module__ == registry.module_of(name)  # type: ignore[attr-defined]
+
+
+def test_asking_for_a_module_imports_neither_it_nor_torch() -> None:
+    code = (
+        "import sys; from lmlab.attention import registry;"
+        "assert registry.module_of('naive') == 'lmlab.attention.naive';"
+        "sys.exit('torch' in sys.modules or 'lmlab.attention.naive' in sys.modules)"
+    )
+
+    finished = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SRC)})
+
+    assert finished.returncode == 0
+
+
+def test_loading_one_variant_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.VARIANTS, "other", "lmlab_no_such_module:attention")
+
+    registry.load("naive")
+
+    assert "lmlab_no_such_module" not in sys.modules
+
+
+def test_a_users_own_function_needs_no_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_attention.py").write_text("def mine(q, k, v, *, is_causal):\n    return v\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert registry.module_of("own_attention:mine") == "own_attention"
+    assert registry.load("own_attention:mine")("q", "k", "v", is_causal=True) == "v"  # type: ignore[arg-type, comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("flush", "attention: 'flush' is not known; allowed are", id="unknown name"),
+        pytest.param("no_such_module_x:f", "No module named 'no_such_module_x'", id="no module"),
+        pytest.param("math:no_such", "math has no attribute 'no_such'", id="no attribute"),
+        pytest.param("math:pi", "'math:pi' is not a function", id="not a function"),
+        pytest.param("a:b:c", "is not an import path", id="two colons"),
+        pytest.param(":f", "is not an import path", id="no module part"),
+    ],
+)
+def test_a_wrong_name_is_one_line(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        registry.load(name)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_lists_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="naive"):
+        registry.module_of("flush")

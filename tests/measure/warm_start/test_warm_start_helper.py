@@ -1,0 +1,212 @@
+"""The helper: cheap after the first point, one for all clients, never stale, gone when idle."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lmlab.measure.warm_start import run
+from lmlab.measure.warm_start.libraries import NotPreloadableError
+from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable, private_directory
+from lmlab.measure.warm_start.starting import WarmStartSettingError
+from tests.measure.warm_start.conftest import Lab, gone, wait_until
+
+TRIVIAL = "import torch\ndef main(argv):\n    print(torch.__version__)\n"
+PLAIN_LINE = "; a fresh process is used instead\n"
+
+
+def test_twenty_points_cost_well_under_a_second_each_beyond_the_first(torch_lab: Lab) -> None:
+    torch_lab.write("trivial", TRIVIAL)
+    torch_lab.run("trivial")
+    seconds = []
+    for _ in range(20):
+        start = time.perf_counter()
+        assert torch_lab.run("trivial").code == 0
+        seconds.append(time.perf_counter() - start)
+    assert max(seconds) < 1.0
+    assert sorted(seconds)[10] < 0.5
+    assert torch_lab.helpers()[0]["served"] == 21
+
+
+def test_an_edit_between_two_points_is_seen(lab: Lab) -> None:
+    package = lab.folder / "lmlab_like"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    lab.write("job", "from lmlab_like.model import NAME\ndef main(argv):\n    print(NAME)\n")
+    for name in ("first", "the second"):
+        (package / "model.py").write_text(f"NAME = {name!r}\n")
+        assert lab.run("job").stdout == f"{name}\n"
+    assert lab.helpers()[0]["served"] == 2
+
+
+def test_clients_that_come_at_once_share_one_helper(lab: Lab) -> None:
+    lab.write("parent", "import os\ndef main(argv):\n    print(os.getppid())\n")
+    clients = [lab.start("parent") for _ in range(4)]
+    parents = {client.finish().stdout for client in clients}
+    assert parents == {f"{lab.helper().pid}\n"}
+
+
+@pytest.mark.parametrize("remains", ["a-socket-nobody-answers", "a-plain-file"])
+def test_what_a_dead_helper_left_behind_is_replaced(lab: Lab, remains: str) -> None:
+    lab.write("trivial", "def main(argv):\n    return 0\n")
+    assert lab.run("trivial").code == 0
+    (path,) = lab.runtime.glob("*.sock")
+    helper = lab.helper()
+    helper.kill()
+    wait_until(lambda: gone([helper.pid]))
+    if remains == "a-plain-file":
+        path.unlink()
+        path.touch()
+    outcome = lab.run("trivial")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert lab.helper().pid != helper.pid
+
+
+def test_an_idle_helper_ends_and_takes_its_socket_along(lab: Lab) -> None:
+    lab.write("trivial", "import time\ndef main(argv):\n    time.sleep(1)\n")
+    client = lab.start("trivial", LMLAB_WARM_START_IDLE_S="0.3")
+    wait_until(lambda: bool(lab.helpers()))
+    helper = lab.helper()
+    assert client.finish().code == 0  # a job longer than that is not idleness
+    wait_until(lambda: gone([helper.pid]))
+    assert list(lab.runtime.glob("*.sock")) == []
+
+
+def test_a_helper_does_not_hold_on_to_the_pipes_of_the_client_that_started_it(lab: Lab) -> None:
+    lab.write("trivial", "def main(argv):\n    print('out')\n")
+    start = time.perf_counter()
+    finished = subprocess.run(
+        [sys.executable, "-c", "from lmlab.measure.warm_start import run; run('trivial', [])"],
+        cwd=lab.folder,
+        env=lab.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert finished.stdout == "out\n"
+    held = {file.path for file in lab.helper().open_files()}
+    assert held == {str(path) for path in lab.runtime.glob("*.log")}
+    assert time.perf_counter() - start < 30
+
+
+def test_other_environments_and_cpus_get_other_helpers(lab: Lab) -> None:
+    lab.write("threads", "import os\ndef main(argv):\n    print(os.environ['OMP_NUM_THREADS'])\n")
+    for threads in ("1", "2"):
+        assert lab.run("threads", OMP_NUM_THREADS=threads).stdout == f"{threads}\n"
+        devices = lab.run("threads", OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES=threads)
+        assert devices.code == 0
+    assert [helper["served"] for helper in lab.helpers()] == [2, 2]
+
+
+def test_a_module_asked_for_is_imported_once_for_all_later_jobs(lab: Lab) -> None:
+    lab.write("looking", "import sys\ndef main(argv):\n    print('torch.futures' in sys.modules)\n")
+    lab.write(
+        "asking",
+        "from lmlab.measure.warm_start import run\n"
+        "def main(argv):\n    return run('looking', [], preload=['torch.futures'])\n",
+    )
+    assert lab.run("asking").stdout == "True\n"
+    assert lab.run("looking").stdout == "True\n"
+
+
+def test_a_module_of_ours_is_never_imported_ahead() -> None:
+    with pytest.raises(NotPreloadableError, match=r"'lmlab\.model': modules of torch and triton"):
+        run("job", [], preload=["torch._dynamo", "lmlab.model"])
+
+
+def test_a_folder_with_a_very_long_name_will_do(lab: Lab) -> None:
+    lab.runtime = lab.runtime / ("long" * 40)
+    lab.write("trivial", "def main(argv):\n    return 0\n")
+    outcome = lab.run("trivial")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert len(lab.helpers()) == 1
+
+
+def test_a_folder_that_others_can_enter_is_refused_and_the_job_done_plainly(lab: Lab) -> None:
+    lab.write("trivial", "def main(argv):\n    return 4\n")
+    lab.runtime.mkdir(mode=0o755)
+    outcome = lab.run("trivial")
+    complaint = f"warm start: {lab.runtime} is open to others (mode 755, must be 700)"
+    assert (outcome.code, outcome.stderr) == (4, complaint + PLAIN_LINE)
+
+
+def test_a_folder_of_somebody_else_or_a_link_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMLAB_RUNTIME_DIR", str(tmp_path / "link"))
+    (tmp_path / "target").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(WarmStartUnavailable, match="is not a folder"):
+        private_directory()
+    monkeypatch.setenv("LMLAB_RUNTIME_DIR", str(tmp_path / "target"))
+    assert private_directory() == tmp_path / "target"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(WarmStartUnavailable, match=r"belongs to user \d+, not to user \d+"):
+        private_directory()
+
+
+def test_a_helper_that_cannot_start_says_why_and_the_job_is_done_plainly(lab: Lab) -> None:
+    (lab.folder / "broken").mkdir()
+    (lab.folder / "broken" / "torch.py").write_text("raise ImportError('no torch on this disk')\n")
+    lab.write("trivial", "def main(argv):\n    return 4\n")
+    outcome = lab.run("trivial", PYTHONPATH=str(lab.folder / "broken"))
+    reason = "the helper cannot start: ImportError: no torch on this disk"
+    assert (outcome.code, outcome.stderr) == (4, f"warm start: {reason}{PLAIN_LINE}")
+
+
+def test_switched_off_no_helper_is_started(lab: Lab) -> None:
+    lab.write("trivial", "def main(argv):\n    return 4\n")
+    outcome = lab.run("trivial", mode="plain")
+    assert (outcome.code, outcome.stderr) == (4, "")
+    assert not lab.runtime.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("LMLAB_WARM_START", "yes", "0 and 1 are allowed"),
+        ("LMLAB_WARM_START_IDLE_S", "soon", "a number of seconds above 0 is allowed"),
+        ("LMLAB_WARM_START_IDLE_S", "-1", "a number of seconds above 0 is allowed"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(WarmStartSettingError, match=f"^{name} is '{value}': {allowed}$"):
+        run("job", [])
+
+
+def test_the_command_shows_helpers_and_stops_them(lab: Lab) -> None:
+    lab.write("trivial", "def main(argv):\n    return 0\n")
+    assert lab.command("--status").stdout == "no helper runs\n"
+    assert lab.command("--status").returncode == 1
+    lab.run("trivial")
+    helper = lab.helper()
+    shown = lab.command("--status")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(f"helper {helper.pid}: ")
+    assert "1 jobs served, 0 running" in shown.stdout
+    assert f"helper {helper.pid} stopped" in lab.command("--stop").stdout
+    wait_until(lambda: gone([helper.pid]))
+    assert list(lab.runtime.glob("*.sock")) == []
+    assert lab.command("--stop").returncode == 0
+
+
+def test_a_silent_client_holds_nobody_up(lab: Lab) -> None:
+    lab.write("trivial", "def main(argv):\n    return 0\n")
+    lab.run("trivial")
+    (path,) = lab.runtime.glob("*.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(str(path))
+        silent.sendall(b"\0\0")
+        assert lab.run("trivial").code == 0
+    assert psutil.pid_exists(lab.helper().pid)

@@ -1,0 +1,46 @@
+"""Shapes that the tests of the cost model share, and the model of a shape."""
+
+from hypothesis import strategies as st
+
+from lmlab.model.shape import ModelShape
+from lmlab.model.transformer import TransformerLM
+
+shapes = st.builds(
+    lambda heads, pairs, **rest: ModelShape(num_heads=heads, d_model=2 * heads * pairs, **rest),
+    heads=st.integers(1, 4),
+    pairs=st.integers(1, 4),
+    vocab_size=st.integers(1, 40),
+    context=st.integers(1, 12),
+    batch=st.integers(1, 3),
+    d_ff=st.integers(1, 40),
+    num_layers=st.integers(1, 3),
+)
+
+
+def studied_size(d_model: int, d_ff: int, num_layers: int, num_heads: int) -> ModelShape:
+    """A size of the study at its shortest context."""
+    return ModelShape(
+        vocab_size=10_000,
+        context=128,
+        batch=4,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_layers=num_layers,
+        num_heads=num_heads,
+    )
+
+
+SMALL = studied_size(768, 3072, 12, 12)
+
+
+def build(shape: ModelShape, device: str = "meta") -> TransformerLM:
+    """The model of a shape; on "meta" it has sizes and no numbers."""
+    return TransformerLM(
+        shape.vocab_size,
+        shape.context,
+        shape.d_model,
+        shape.num_layers,
+        shape.num_heads,
+        shape.d_ff,
+        device=device,
+    )

@@ -1,0 +1,134 @@
+"""A copy of the project, measured once with the nano study, for tests to edit and run again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmlab.study.files import ROOT
+
+PARTS = ("Snakefile", "config.yaml", "profiles", "report", "rules", "src", "workflow")
+MADE = shutil.ignore_patterns("__pycache__", "*.egg-info", "writeup.md", "figures", "chapters")
+# One warm helper serves all these tests, and none that a user may have running.
+RUNTIME = tempfile.mkdtemp(prefix="lmlab-")
+COMMAND = "snakemake --cores 1 --resources gpu=1 report/writeup.md"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A checkout in a temporary folder, run with its own sources."""
+
+    folder: Path
+
+    def run(
+        self, command: str, check: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command line in the checkout to its end."""
+        process = self.start(command, **environment)
+        stdout, stderr = process.communicate(timeout=300)
+        if check and process.returncode:
+            raise AssertionError(f"{command}\n{stdout}\n{stderr}")
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+    def start(self, command: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command line in the checkout, with its own sources and its own helper."""
+        return subprocess.Popen(
+            command.split(),
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                "PYTHONPATH": str(self.folder / "src"),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "LMLAB_RUNTIME_DIR": RUNTIME,
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def would_run(self, options: str = "--config study=nano") -> dict[str, list[str]]:
+        """Rule to outputs of what a run would do now."""
+        done = self.run(f"snakemake -n {options}")
+        jobs: dict[str, list[str]] = {}
+        for rule, output in re.findall(
+            r"^(?:local)?rule (\w+):\n(?:    input: .*\n)?(?:    output: (.*)\n)?", done.stderr, re.M
+        ):
+            jobs.setdefault(rule, []).append(output)
+        jobs.pop("all", None)
+        return jobs
+
+    def measures(self, options: str = "--config study=nano") -> list[str]:
+        """The result files that a run would measure now."""
+        jobs = self.would_run(options)
+        return sorted(out for outputs in jobs.values() for out in outputs if "results/" in out)
+
+    def results(self) -> dict[str, tuple[bytes, int]]:
+        """Every result file with its bytes and its time."""
+        return {
+            str(path.relative_to(self.folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in sorted((self.folder / "results").rglob("*.json"))
+        }
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Replace a text that must be there."""
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text, f"{file} does not hold {old!r}"
+        path.write_text(text.replace(old, new, 1))
+
+    def configure(self, **nano: object) -> None:
+        """Change keys of the nano study's end_to_end block."""
+        path = self.folder / "config.yaml"
+        config = yaml.safe_load(path.read_text())
+        config["studies"]["nano"]["end_to_end"].update(nano)
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+
+    def copy_to(self, folder: Path) -> Project:
+        """The same checkout, results and Snakemake's records elsewhere, file times kept."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Project(folder)
+
+
+def checkout(folder: Path) -> Project:
+    """A fresh checkout: no results, no records."""
+    folder.mkdir(parents=True)
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part, ignore=MADE)
+        else:
+            shutil.copy2(source, folder / part)
+    return Project(folder)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Project:
+    """A checkout in which nothing was measured yet."""
+    return checkout(tmp_path / "fresh")
+
+
+@pytest.fixture(scope="session")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The nano study, run by the promised command; never edited."""
+    project = checkout(tmp_path_factory.mktemp("measured") / "project")
+    project.run(f"{COMMAND} --config study=nano")
+    yield project
+    project.run(f"{sys.executable} -m lmlab.measure.warm_start --stop", check=False)
+
+
+@pytest.fixture
+def measured(measured_once: Project, tmp_path: Path) -> Project:
+    """A copy of the measured project, for one test to edit."""
+    return measured_once.copy_to(tmp_path / "project")

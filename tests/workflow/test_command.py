@@ -1,0 +1,125 @@
+"""The promised command, its other spellings, and what a user sees when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from lmlab.study.files import ROOT
+from tests.workflow.conftest import COMMAND, Project
+
+pytestmark = pytest.mark.slow
+
+SPELLINGS = {
+    "as promised": COMMAND,
+    "target first": "snakemake report/writeup.md --cores 1 --resources gpu=1",
+    "target behind cores": "snakemake --resources gpu=1 --cores 1 report/writeup.md",
+    "target behind two dashes": "snakemake --cores 1 --resources gpu=1 -- report/writeup.md",
+    "no target": "snakemake --cores 1 --resources gpu=1",
+    "nothing at all": "snakemake",
+    "as a module of the catalog": "snakemake --cores 1 -s workflow/Snakefile",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_asks_for_the_same_jobs(fresh: Project, spelling: str) -> None:
+    jobs = fresh.would_run(SPELLINGS[spelling].removeprefix("snakemake"))
+    assert len(jobs["end_to_end"]) > 50, "without a GPU the tiny study is asked for"
+    assert jobs["writeup"] == ["report/writeup.md"]
+
+
+def test_the_nano_study_gives_a_page_with_its_figures(measured_once: Project) -> None:
+    page = (measured_once.folder / "report/writeup.md").read_text()
+    figures = list((measured_once.folder / "report/figures").rglob("*.svg"))
+    assert figures
+    for figure in figures:
+        assert figure.with_suffix(".png").exists()
+        assert figure.relative_to(measured_once.folder / "report").with_suffix("").as_posix() in page
+
+
+def test_the_whole_nano_study_takes_under_a_minute(fresh: Project) -> None:
+    start = time.monotonic()
+    fresh.run(f"{COMMAND} --config study=nano")
+    assert time.monotonic() - start < 60
+
+
+def test_a_dry_run_of_the_full_study_takes_under_5_s(fresh: Project) -> None:
+    start = time.monotonic()
+    jobs = fresh.would_run("--config study=full")
+    assert time.monotonic() - start < 5
+    assert len(jobs["end_to_end"]) == 140
+
+
+def test_a_rerun_with_nothing_to_do_takes_under_5_s(measured: Project) -> None:
+    start = time.monotonic()
+    done = measured.run(f"{COMMAND} --config study=nano")
+    assert time.monotonic() - start < 5
+    assert "Nothing to be done" in done.stderr
+
+
+def test_parsing_the_workflow_imports_no_torch(fresh: Project) -> None:
+    (fresh.folder / "trap" / "torch").mkdir(parents=True)
+    (fresh.folder / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch!')\n")
+    trapped = f"{fresh.folder / 'trap'}:{fresh.folder / 'src'}"
+    done = fresh.run("snakemake -n --config study=full", PYTHONPATH=trapped)
+    assert "torch!" not in done.stderr
+
+
+def test_progress_is_plain_lines_in_a_log(measured_once: Project, fresh: Project) -> None:
+    done = fresh.run(f"{COMMAND} --config study=nano")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    assert any("end_to_end size=cpu-small" in line and " ms" in line for line in lines)
+    assert any("left, about" in line for line in lines)
+    assert "\r" not in done.stderr
+
+
+WRONG_CONFIG = {
+    "unknown study": ("--config study=huge", 'study = "huge"; allowed: auto, full, tiny, nano'),
+    "unknown key": ("--config stduy=tiny", "stduy is not a key"),
+    "machine with a slash": ("--config machine=a/b", 'machine = "a/b"'),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CONFIG)
+def test_a_wrong_config_ends_in_one_line_before_any_job(fresh: Project, case: str) -> None:
+    options, complaint = WRONG_CONFIG[case]
+    done = fresh.run(f"snakemake {options}", check=False)
+    assert done.returncode != 0
+    snakemakes_own = ("Using workflow specific profile", "Config file")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(snakemakes_own)]
+    assert len(lines) == 1, done.stderr
+    assert complaint in lines[0]
+    assert not (fresh.folder / "results").exists()
+
+
+def test_a_size_in_the_file_with_wrong_heads_ends_in_one_line(fresh: Project) -> None:
+    fresh.edit("config.yaml", "num_heads: 12}", "num_heads: 7}")
+    done = fresh.run("snakemake", check=False)
+    assert done.returncode != 0
+    assert "sizes.small.num_heads = 7" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_of_the_users_own_is_measured_and_counted_as_code(measured: Project) -> None:
+    package = measured.folder / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "net.py").write_text(
+        "from lmlab.model.transformer import TransformerLM\n\n\n"
+        "class Net(TransformerLM):\n    pass\n"
+    )
+    options = "--config study=nano model=mine.net:Net"
+    measured.run(f"snakemake {options}")
+    files = (measured.folder / "results").rglob("end_to_end/**/*.json")
+    assert {json.loads(f.read_text())["settings"]["model"] for f in files} == {"mine.net:Net"}
+    assert measured.measures(options) == []
+    measured.edit("mine/net.py", "    pass\n", "    depth = 1\n")
+    assert {Path(out).parts[2] for out in measured.measures(options)} == {"end_to_end"}
+
+
+def test_the_workflow_passes_snakemakes_lint() -> None:
+    done = Project(ROOT).run("snakemake --lint", check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,214 @@
+"""Only what is stale runs again, on the real Snakefile with its records of a real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lmlab.measure.identity import find_machine
+from tests.workflow.conftest import Project, checkout
+
+pytestmark = pytest.mark.slow
+
+MACHINE = find_machine().id
+POINT = f"results/{MACHINE}/end_to_end"
+
+
+def chapters(outputs: list[str]) -> set[str]:
+    """The chapters that result files belong to."""
+    return {Path(output).parts[2].removesuffix(".json") for output in outputs}
+
+
+def test_nothing_changed_nothing_runs(measured: Project) -> None:
+    assert measured.would_run() == {}
+
+
+UNCHANGED = {
+    "a comment in the config": ("config.yaml", "studies:\n", "# why\nstudies:\n"),
+    "a comment in the model": ("src/lmlab/model/transformer.py", "import torch\n", "import torch  # !\n"),
+    "a docstring in the model": ("src/lmlab/model/transformer.py", '"""', '"""Changed. '),
+    "a comment in a table": ("src/lmlab/writeup/tables/end_to_end.py", "import ", "# why\nimport "),
+}
+
+
+@pytest.mark.parametrize("case", UNCHANGED)
+def test_what_changes_no_number_reruns_nothing(measured: Project, case: str) -> None:
+    measured.edit(*UNCHANGED[case])
+    assert measured.would_run() == {}
+
+
+def test_touching_every_file_reruns_nothing(measured: Project) -> None:
+    for path in measured.folder.rglob("*"):
+        if path.is_file() and ".snakemake" not in path.parts:
+            os.utime(path)
+    assert measured.would_run() == {}
+
+
+def test_a_change_in_the_model_reruns_what_imports_it(measured: Project) -> None:
+    measured.edit("src/lmlab/model/transformer.py", "import torch\n", "import torch\n\nCHANGED = 1\n")
+    assert chapters(measured.measures()) == {"end_to_end"}
+
+
+def test_an_edit_with_an_old_time_is_seen(measured: Project) -> None:
+    file = measured.folder / "src/lmlab/model/transformer.py"
+    before = file.stat()
+    measured.edit("src/lmlab/model/transformer.py", "import torch\n", "import torch\n\nCHANGED = 1\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert chapters(measured.measures()) == {"end_to_end"}
+
+
+def test_a_change_in_the_clock_reruns_every_measurement(measured: Project) -> None:
+    measured.edit("src/lmlab/measure/device.py", "import torch\n", "import torch\n\nCHANGED = 1\n")
+    assert chapters(measured.measures()) == {"machine", "end_to_end", "precision"}
+
+
+def test_a_change_in_a_template_reruns_only_the_page(measured: Project) -> None:
+    before = measured.results()
+    measured.edit("report/templates/end_to_end.md.j2", "\n", "\nA sentence more.\n")
+    assert measured.would_run() == {"writeup": ["report/writeup.md"]}
+    measured.run("snakemake --config study=nano")
+    assert "A sentence more." in (measured.folder / "report/writeup.md").read_text()
+    assert measured.results() == before
+
+
+def test_a_change_in_a_table_measures_nothing(measured: Project) -> None:
+    measured.edit("src/lmlab/writeup/tables/precision.py", "import ", "CHANGED = 1\nimport ")
+    jobs = measured.would_run()
+    assert set(jobs) == {"chapter", "writeup"}
+    assert len(jobs["chapter"]) == 1
+    assert "precision" in jobs["chapter"][0]
+
+
+WIDER = {
+    "context": {"contexts": [16, 24]},
+    "precision": {"precisions": ["fp32", "bf16", "fp16"]},
+    "size": {"sizes": ["cpu-small", "cpu-medium"]},
+    "mode": {"modes": ["forward", "train_step", "forward_backward"]},
+    "batch": {"batches": [2, 3]},
+}
+
+
+@pytest.mark.parametrize("axis", WIDER)
+def test_a_new_value_measures_only_its_own_points(measured: Project, axis: str) -> None:
+    existing = set(measured.results())
+    measured.configure(**WIDER[axis])
+    new = measured.measures()
+    assert new
+    assert not existing & set(new)
+    assert chapters(new) == {"end_to_end"}
+
+
+def test_new_points_leave_the_old_results_bytes_and_times(measured: Project) -> None:
+    before = measured.results()
+    measured.configure(contexts=[16, 24])
+    measured.run("snakemake --config study=nano")
+    after = measured.results()
+    assert {name: after[name] for name in before} == before
+    assert len(after) > len(before)
+    assert measured.would_run() == {}
+
+
+def test_an_attention_variant_reruns_only_the_points_that_name_it(measured: Project) -> None:
+    measured.edit("src/lmlab/attention/naive.py", "import torch\n", "import torch\n\nCHANGED = 1\n")
+    named = measured.measures()
+    assert named
+    assert all("attention~naive" in output for output in named)
+    shutil.copy(
+        measured.folder / "src/lmlab/attention/naive.py", measured.folder / "src/lmlab/attention/other.py"
+    )
+    assert measured.measures() == named, "a variant that no point names counts for none"
+
+
+def test_another_torch_version_makes_measurements_stale(measured: Project) -> None:
+    """A distribution found first on the path stands in for an installed version."""
+    info = measured.folder / "src" / "torch-99.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
+    assert chapters(measured.measures()) == {"machine", "end_to_end", "precision"}
+
+
+def test_results_of_another_machine_are_never_touched(measured: Project) -> None:
+    other = measured.folder / "results" / "nvidia-other"
+    shutil.copytree(measured.folder / "results" / MACHINE, other)
+    before = measured.results()
+    measured.edit("src/lmlab/model/transformer.py", "import torch\n", "import torch\n\nCHANGED = 1\n")
+    measured.run("snakemake --config study=nano")
+    after = measured.results()
+    for name in (name for name in before if "nvidia-other" in name):
+        assert after[name] == before[name]
+
+
+def test_a_fresh_clone_renders_another_machines_results_without_measuring(
+    measured_once: Project, tmp_path: Path
+) -> None:
+    """File times are checkout times, Snakemake has no records, the machine is not this one."""
+    clone = checkout(tmp_path / "clone")
+    source = measured_once.folder / "results" / MACHINE
+    shutil.copytree(source, clone.folder / "results/nvidia-other", copy_function=shutil.copyfile)
+    before = clone.results()
+    options = "--config study=nano machine=nvidia-other"
+    assert set(clone.would_run(options)) == {"chapter", "writeup"}
+    clone.run(f"snakemake {options}")
+    assert clone.results() == before
+    assert (clone.folder / "report/writeup.md").exists()
+
+
+def test_a_foreign_machines_missing_points_are_named_not_measured(
+    measured_once: Project, tmp_path: Path
+) -> None:
+    clone = checkout(tmp_path / "clone")
+    shutil.copytree(measured_once.folder / "results" / MACHINE, clone.folder / "results/nvidia-other")
+    gone = next((clone.folder / "results/nvidia-other/end_to_end").rglob("*bf16*/**/*.json"))
+    gone.unlink()
+    options = "--config study=nano machine=nvidia-other"
+    clone.run(f"snakemake {options}")
+    assert not gone.exists()
+    assert "not measured" in (clone.folder / "report/writeup.md").read_text().lower()
+
+
+def test_a_clone_of_ones_own_results_measures_nothing_and_status_names_stale_ones(
+    measured_once: Project, tmp_path: Path
+) -> None:
+    clone = checkout(tmp_path / "clone")
+    shutil.copytree(measured_once.folder / "results", clone.folder / "results")
+    assert clone.measures() == []
+    clone.edit("src/lmlab/model/transformer.py", "import torch\n", "import torch\n\nCHANGED = 1\n")
+    status = clone.run("lmlab status --config study=nano", check=False)
+    assert "other code" in status.stdout
+    done = clone.run("snakemake --config study=nano")
+    assert "other code" in done.stderr
+
+
+def test_an_interrupted_study_goes_on_where_it_stopped(fresh: Project) -> None:
+    process = fresh.start("snakemake --config study=nano")
+    while not fresh.results() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    before = fresh.results()
+    assert before
+    assert (fresh.folder / "report/writeup.md").exists() is False
+    left_over = [path for path in (fresh.folder / "results").rglob("*") if path.is_file()]
+    assert all(path.suffix == ".json" and not path.name.startswith(".") for path in left_over)
+    fresh.run("snakemake --config study=nano")
+    after = fresh.results()
+    assert {name: after[name] for name in before} == before
+    assert (fresh.folder / "report/writeup.md").exists()
+
+
+def test_a_point_that_fails_is_recorded_and_the_page_still_comes(measured: Project) -> None:
+    measured.edit(
+        "src/lmlab/model/transformer.py",
+        "import torch\n",
+        "import torch\n\nif True:\n    raise RuntimeError('broken on purpose')\n",
+    )
+    measured.run("snakemake --config study=nano")
+    files = [*(measured.folder / "results" / MACHINE / "end_to_end").rglob("*.json")]
+    assert {json.loads(file.read_text())["status"] for file in files} == {"failed"}
+    assert "broken on purpose" in (measured.folder / "report/writeup.md").read_text()
