@@ -8,7 +8,6 @@ fresh clone, whose file times mean nothing, reruns nothing at all.
 import json
 import re
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(workflow.basedir).resolve()
@@ -17,10 +16,12 @@ if not (ROOT / "src").is_dir():  # included by workflow/Snakefile
 sys.path.insert(0, str(ROOT / "src"))
 
 from lmlab.experiments.registry import fingerprint
+from lmlab.experiments.standing import installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, all_points, points_of
-from lmlab.study.config import ConfigError, load
+from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
+from lmlab.study.selection import select
 from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
 
 RESULTS = "results"
@@ -34,30 +35,15 @@ def stop(message):
     sys.exit(1)
 
 
-THIS_MACHINE = find_machine()
-MACHINE = (
-    THIS_MACHINE.id
-    if config.get("machine", "auto") == "auto"
-    else str(config["machine"])
-)
-DEVICE = (
-    THIS_MACHINE.device
-    if MACHINE == THIS_MACHINE.id
-    else ("cpu" if MACHINE.startswith("cpu-") else "cuda")
-)
+HERE = find_machine()
 try:
-    STUDY = load(config, DEVICE)
-    POINTS = {
-        str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)
-    }
+    SELECTION = select(config, HERE.id, HERE.device)
+    STUDY = load(config, SELECTION.device)
+    MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring
+    POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
 except ValueError as error:
     stop(error)
-
 REPORT = config["report"]
-# Another machine's results are read, never measured here.
-MEASURING = config["measure"] == "always" or (
-    config["measure"] == "auto" and MACHINE == THIS_MACHINE.id
-)
 
 
 wildcard_constraints:
@@ -79,7 +65,7 @@ def point_json(wildcards, output):
 
 def made_with(wildcards, output):
     """The code and the torch that a result stands for; another one makes it stale."""
-    return f"code {fingerprint(point_at(wildcards, output))}, torch {version('torch')}"
+    return f"code {fingerprint(point_at(wildcards, output))}, torch {installed_torch()}"
 
 
 def results_of(chapter):
@@ -88,6 +74,25 @@ def results_of(chapter):
         str(point.path(Path(RESULTS), MACHINE)) for point in points_of(STUDY, chapter)
     ]
     return paths if MEASURING else [path for path in paths if Path(path).exists()]
+
+
+def results_of_other_code():
+    """Result files that the present code would not give: Snakemake's records do not travel."""
+    return [
+        path
+        for path, point in POINTS.items()
+        if standing(point, Path(path), torch_version=None).other_code
+    ]
+
+
+onsuccess:
+    outdated = results_of_other_code()
+    if outdated:
+        print(
+            f"{len(outdated)} of {len(POINTS)} results were made by other code than the present, "
+            f"{outdated[0]} among them; `lmlab status` lists them",
+            file=sys.stderr,
+        )
 
 
 # One line a measurement rule would otherwise repeat. The script takes care of a warm start.

@@ -18,7 +18,7 @@ rule chapter:
         made_with=lambda wildcards: chapter_fingerprint(wildcards.chapter),
     shell:
         "{PYTHON} {SCRIPTS}/chapter.py --config {params.config:q} --chapter {wildcards.chapter} "
-        "--machine {MACHINE} --device {DEVICE} --results {RESULTS} "
+        "--machine {MACHINE} --device {SELECTION.device} --results {RESULTS} "
         "--figures {output.figures} --out {output.data} > {log} 2>&1"
 
 

@@ -43,6 +43,27 @@ def test_untracked_files_are_not_dirty(repository: Path) -> None:
     assert commit(repository)["dirty"] is False
 
 
+def test_a_changed_result_is_not_dirty(repository: Path) -> None:
+    result = repository / "results" / "point.json"
+    result.parent.mkdir()
+    result.write_text("{}\n")
+    git(repository, "add", "results")
+    git(repository, "commit", "--quiet", "-m", "a result")
+    result.write_text("[]\n")
+    assert commit(repository)["dirty"] is False
+
+
+def test_a_copy_without_its_repository_is_told_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("LMLAB_COMMIT", "a" * 40)
+    assert commit(tmp_path) == {"id": "a" * 40, "dirty": False}
+    monkeypatch.setenv("LMLAB_COMMIT", "main")
+    with pytest.raises(ValueError, match="LMLAB_COMMIT = 'main'"):
+        commit(tmp_path)
+
+
 def test_a_folder_inside_the_repository_gives_the_same_commit(repository: Path) -> None:
     (repository / "inside").mkdir()
     assert commit(repository / "inside") == commit(repository)

@@ -17,6 +17,10 @@ from lmlab.study.chapters import GRIDS
 
 WRONG_USE = 2
 
+DESCRIPTION = """\
+Looks closer at the study of config.yaml, all of which `make writeup` runs. COMMAND --help says
+more."""
+
 MEASURE_HELP = """\
 Measures one point without the workflow: a table, and as the last line the result as JSON.
 What is not given is taken from the study of config.yaml that fits this machine.
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lmlab", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="lmlab", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"lmlab {lmlab.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_measure(commands)

@@ -16,15 +16,18 @@ from lmlab.experiments.standing import Standing, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import all_points
 from lmlab.study.config import load
+from lmlab.study.selection import select
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Print how every point stands; a summary last."""
     config = read_config(arguments.configfile, arguments.config)
     here = find_machine()
-    asked = arguments.machine or config.get("machine", "auto")
-    machine = here.id if asked == "auto" else str(asked)
-    study = load(config, here.device if machine == here.id else _device_of(machine))
+    if arguments.machine:
+        config = {**config, "machine": arguments.machine}
+    selection = select(config, here.id, here.device)
+    machine = selection.machine
+    study = load(config, selection.device)
     torch_version = installed_torch() if machine == here.id else None
     standings = [
         standing(point, point.path(arguments.results, machine), torch_version)
@@ -55,7 +58,3 @@ def summary(standings: Sequence[Standing]) -> str:
     remarks = [f"{count} {what}" for what, count in outdated.items() if count]
     return "; ".join([f"{len(standings)} points, {', '.join(parts)}", *remarks])
 
-
-def _device_of(machine: str) -> str:
-    """Which study `auto` means for a machine that is not this one: its id tells."""
-    return "cpu" if machine.startswith("cpu-") else "cuda"

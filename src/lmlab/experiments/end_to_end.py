@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 from lmlab.experiments.outcome import Outcome, Unsupported
-from lmlab.experiments.workload import Phases, Step, Workload, workload_of
+from lmlab.experiments.workload import OWN_ATTENTION, Phases, Step, Workload, workload_of
 from lmlab.measure.clock import PhaseClock, StepTimes, measure_steps, synchronize
-from lmlab.measure.device import peak_memory_bytes
+from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.gpu_busy import busy_ms
 from lmlab.measure.precision import tf32_allowed, why_unsupported
 from lmlab.model import cost, footprint
@@ -48,6 +48,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
         model = workload.build(device)
         synchronize(device)
         init_s = time.perf_counter() - began_s
+        reset_peak_memory(device)
         step = Step(workload, model, device)
         times = time_steps(step, point, device)
         data = {
@@ -110,8 +111,8 @@ def describe(workload: Workload, model: nn.Module, times: StepTimes) -> dict[str
 
 def refuse_if_too_large(workload: Workload, device: torch.device) -> None:
     """Raise `Unsupported` for a point that the cost model puts over the free memory."""
-    if not workload.is_ours:  # the cost model knows nothing of it, so it is tried
-        return
+    if not workload.is_ours or workload.attention != OWN_ATTENTION:
+        return  # the cost model knows nothing of it, so it is tried
     needed = footprint.memory(
         workload.shape,
         workload.precision.name,  # type: ignore[arg-type]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lmlab.experiments.outcome import Chapter
 
 RUNNER = "lmlab.experiments.run"
+# Lists and labels: a variant more or a new version number changes no measurement.
+NOT_COUNTED = frozenset({"lmlab", "lmlab.attention.registry"})
 
 
 def path_of(chapter: str) -> str:
@@ -52,4 +54,4 @@ def code_modules(point: Point) -> list[str]:
 def fingerprint(point: Point) -> str:
     """A hash of the code that measures the point; a user's own model is found as when it runs."""
     search_path = [os.getcwd(), str(ROOT / "src"), *sys.path]
-    return code_fingerprint(code_modules(point), search_path)
+    return code_fingerprint(code_modules(point), search_path, leaving_out=NOT_COUNTED)

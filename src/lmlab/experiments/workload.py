@@ -33,6 +33,7 @@ from lmlab.study.points import Point
 
 Phases: TypeAlias = list[tuple[str, Callable[[], None]]]
 
+# What the cost model assumes, and what stands for the attention of a model that takes no name.
 OWN_ATTENTION = "naive"
 
 

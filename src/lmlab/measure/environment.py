@@ -2,12 +2,16 @@
 
 A result that cannot say which PyTorch, CUDA and driver it ran on cannot be compared with another.
 The commit says which state of this project made it, and `dirty` whether tracked files had been
-edited since: untracked files (results, figures) are no part of that.
+edited since: results are no part of that, or measuring anew would make its own code look edited.
+A copy without its repository (a container, a node that got an archive) is told its commit by the
+variable LMLAB_COMMIT.
 """
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -36,12 +40,21 @@ def versions() -> dict[str, str | None]:
 
 
 def commit(root: Path | str) -> dict[str, Any]:
-    """`{"id", "dirty"}` of the repository at `root`; id None where there is no git or no commit."""
+    """`{"id", "dirty"}` of the repository at `root`; id None where nobody knows it."""
     head = _git(root, "rev-parse", "HEAD")
     if head is None:
-        return {"id": None, "dirty": False}
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+        return {"id": _commit_told(), "dirty": False}
+    changes = _git(
+        root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,top)results"
+    )
     return {"id": head, "dirty": bool(changes)}
+
+
+def _commit_told() -> str | None:
+    told = os.environ.get("LMLAB_COMMIT")
+    if told and not re.fullmatch(r"[0-9a-f]{40}", told):
+        raise ValueError(f"LMLAB_COMMIT = {told!r}; allowed: the 40 hexadecimal digits of a commit")
+    return told or None
 
 
 def _git(root: Path | str, *arguments: str) -> str | None:

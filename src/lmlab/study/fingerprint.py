@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -29,11 +29,21 @@ class UnknownModule(ValueError):
     """A module that code names, and that no file on the search path holds."""
 
 
-def code_fingerprint(roots: Iterable[str], search_path: Sequence[str] | None = None) -> str:
-    """One hash over every file in the import closure of the modules named."""
+def code_fingerprint(
+    roots: Iterable[str],
+    search_path: Sequence[str] | None = None,
+    *,
+    leaving_out: Collection[str] = (),
+) -> str:
+    """One hash over every file in the import closure of the modules named.
+
+    Modules left out are followed, but their own text does not count: a list of variants, say, of
+    which the one that matters is among the roots.
+    """
     digest = hashlib.sha256()
     for name, file in sorted(import_closure(roots, search_path).items()):
-        digest.update(f"{name}\0{_file_hash(file, file.stat().st_mtime_ns)}\0".encode())
+        if name not in leaving_out:
+            digest.update(f"{name}\0{_file_hash(file, file.stat().st_mtime_ns)}\0".encode())
     return digest.hexdigest()[:16]
 
 

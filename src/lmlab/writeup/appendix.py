@@ -14,6 +14,7 @@ from lmlab.writeup.collect import pattern_of
 from lmlab.writeup.markdown import Markdown, code, escape
 from lmlab.writeup.markdown import table as markdown_table
 from lmlab.writeup.numbers import counted
+from lmlab.writeup.provenance import SIZE_KEYS
 
 FLAG_MEANINGS = {
     "gpu_shared": "another process was on the GPU",
@@ -21,7 +22,6 @@ FLAG_MEANINGS = {
     "power_capped": "the GPU ran into its power limit, normal under matrix products",
     "throttled": "the GPU lowered its clocks because of heat or supply",
 }
-SIZE_KEYS = ("d_model", "d_ff", "num_layers", "num_heads")
 Document = Mapping[str, Any]
 
 
@@ -32,11 +32,23 @@ class Appendix:
     counts: Markdown
     versions: Markdown
     commits: Markdown
+    sizes: Markdown
     settings: Markdown
     flags: Markdown
     problems: Markdown
     not_measured: Markdown
     other_settings: Markdown
+
+
+def totals(documents: Sequence[Document]) -> dict[str, Any]:
+    """Numbers over all chapters, for the page's opening."""
+    counts = [document["counts"] for document in documents]
+    return {
+        "measured": sum(count["ok"] for count in counts),
+        "not_ok": sum(count["not_ok"] for count in counts),
+        "missing": sum(count["missing"] for count in counts),
+        "clocks": sorted({clock for document in documents for clock in document["clocks"]}),
+    }
 
 
 def appendix(documents: Sequence[Document]) -> Appendix:
@@ -45,6 +57,7 @@ def appendix(documents: Sequence[Document]) -> Appendix:
         counts=_counts(documents),
         versions=_versions(documents),
         commits=_commits(documents),
+        sizes=_sizes(documents),
         settings=_settings(documents),
         flags=_flags(documents),
         problems=_problems(documents),
@@ -97,9 +110,21 @@ def _settings(documents: Sequence[Document]) -> Markdown:
         [code(document["chapter"], in_table=True), code(key, in_table=True), escape(_values(values))]
         for document in documents
         for key, values in document["settings"].items()
-        if key not in SIZE_KEYS
     ]
     return _table(["Chapter", "Setting", "Value"], rows) if rows else Markdown("")
+
+
+def _sizes(documents: Sequence[Document]) -> Markdown:
+    """What stands behind a size's name, as the results were measured."""
+    sizes = {
+        tuple(size.items()): size for document in documents for size in document["sizes"]
+    }.values()
+    header = ["Size", *(key for key in SIZE_KEYS)]
+    rows = [
+        [code(size["size"], in_table=True), *(escape(f"{size[key]:,}") for key in SIZE_KEYS)]
+        for size in sizes
+    ]
+    return _table(header, rows, right=range(1, 5)) if rows else Markdown("")
 
 
 def _values(values: Iterable[Any]) -> str:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 
 MINUS = "−"
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -55,6 +56,12 @@ def shared_decimals(mean: float, sd: float | None) -> int:
     return max(decimals_for(sd, 2), own)
 
 
+def signed(value: float, digits: int = 2) -> str:
+    """An error with its direction."""
+    sign = "+" if value > 0 else MINUS if value < 0 else ""
+    return f"{sign}{significant(abs(value), digits)}"
+
+
 def percent(share: float, digits: int = 3) -> str:
     """A share of one as a percentage."""
     return f"{significant(100 * share, digits)} %"
@@ -81,6 +88,11 @@ def span(values: Iterable[float], digits: int = 3) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def times(ratio: float, digits: int = 3) -> str:
+    """A ratio within a sentence: `2.31 times`."""
+    return f"{significant(ratio, digits)} times"
+
+
 def counted(count: int, singular: str, plural: str | None = None) -> str:
     """`1 point`, `7 points`."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
@@ -97,4 +109,4 @@ def listed(items: Iterable[str], last: str = "and") -> str:
 def _scientific(value: float, digits: int) -> str:
     mantissa, exponent = f"{abs(value):.{digits - 1}e}".split("e")
     sign = MINUS if value < 0 else ""
-    return f"{sign}{mantissa} × 10^{int(exponent)}"
+    return f"{sign}{mantissa} × 10{str(int(exponent)).translate(SUPERSCRIPT)}"

@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 
 from lmlab.study.files import write_atomically
-from lmlab.writeup.appendix import appendix
+from lmlab.writeup.appendix import appendix, totals
 from lmlab.writeup.markdown import Markdown, anchor, code, escape, image
 from lmlab.writeup.numbers import counted
 from lmlab.writeup.table import table_from_json, to_markdown
@@ -58,6 +58,10 @@ class Chapter:
     def table(self, name: str) -> Markdown:
         """A table with caption and sources."""
         return to_markdown(table_from_json(self._named("tables", name)))
+
+    def findings_named(self, start: str) -> list[str]:
+        """Names of the findings that start so."""
+        return [name for name in self.document["findings"] if name.startswith(start)]
 
     def tables_named(self, start: str) -> list[str]:
         """Names of the tables that start so: one a precision, one a variant."""
@@ -101,9 +105,10 @@ def write_page(documents: Sequence[Path], *, templates: Path, out: Path) -> None
 def render(documents: Sequence[Path], *, templates: Path, page_folder: Path) -> str:
     """The page as text."""
     chapters = [Chapter(_read(path), path.parent, page_folder) for path in documents]
+    written = [chapter.document for chapter in chapters]
     try:
         text = environment(templates).get_template(PAGE_TEMPLATE).render(
-            chapters=chapters, appendix=appendix([chapter.document for chapter in chapters])
+            chapters=chapters, appendix=appendix(written), totals=totals(written)
         )
     except jinja2.TemplateError as error:
         raise PageError(f"templates: {_place(error)}{error.message}") from error

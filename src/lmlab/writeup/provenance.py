@@ -13,6 +13,8 @@ from typing import Any
 
 from lmlab.writeup.collect import Collected, Row
 
+SIZE_KEYS = ("d_model", "d_ff", "num_layers", "num_heads")
+
 
 def provenance(collected: Collected) -> dict[str, Any]:
     """Counts, problems, flags, commits, versions, code and settings of one chapter's results."""
@@ -37,6 +39,7 @@ def provenance(collected: Collected) -> dict[str, Any]:
         "commits": tally(r.commit for r in results),
         "code": tally({"fingerprint": r.code_fingerprint} for r in results),
         "clocks": sorted({m["clock"] for r in results for m in r.measurements.values()}),
+        "sizes": _sizes(rows),
         "settings": _settings(row.result.settings for row in rows if row.result is not None),
     }
 
@@ -65,11 +68,26 @@ def _flags(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [{"flag": flag, "paths": raised[flag]} for flag in sorted(raised)]
 
 
+def _sizes(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The hyper-parameters behind each size's name that results were measured with."""
+    sizes: list[dict[str, Any]] = []
+    for row in rows:
+        if row.result is not None and "size" in row.result.parameters:
+            settings = row.result.settings
+            shape = {key: settings[key] for key in SIZE_KEYS if key in settings}
+            size = {"size": row.result.parameters["size"], **shape}
+            if size not in sizes:
+                sizes.append(size)
+    return sizes
+
+
 def _settings(all_settings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Every setting with the values that results were measured under, in the study's order."""
+    """Every other setting with the values that results were measured under, in the study's order."""
     values: dict[str, list[Any]] = {}
     for settings in all_settings:
         for key, value in settings.items():
+            if key in SIZE_KEYS:
+                continue
             seen = values.setdefault(key, [])
             if value not in seen:
                 seen.append(value)

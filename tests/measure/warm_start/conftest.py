@@ -6,6 +6,7 @@ name, which starts in a tenth of a second; those who need the real one ask for `
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -61,7 +62,9 @@ class Lab:
         self.runtime = folder / "runtime"
         self.folder.mkdir()
         self._clients = 0
-        self.python_path = "" if real_torch else str(_empty_libraries(folder))
+        own = [] if real_torch else [str(_empty_libraries(folder))]
+        given = os.environ.get("PYTHONPATH")
+        self.python_path = os.pathsep.join([*own, *([given] if given else [])])
 
     def environment(self, mode: str = "warm", **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("LMLAB_", "XDG_"))}
@@ -70,7 +73,10 @@ class Lab:
         return {**kept, **chosen, "PYTHONPATH": self.python_path, **more}
 
     def write(self, module: str, source: str) -> None:
-        (self.folder / f"{module}.py").write_text(source)
+        file = self.folder / f"{module}.py"
+        file.write_text(source)
+        # Python takes an edit of equal length within the same second for no edit.
+        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
     def start(self, *words: str, mode: str = "warm", **more: str) -> Client:
         self._clients += 1
@@ -135,13 +141,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 def gone(pids: list[int]) -> bool:
     """Whether none of the processes lives; a zombie that its new parent has yet to reap is dead."""
-    living = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    return not any(_is_alive(process) for process in living)
+    return not any(_is_alive(pid) for pid in pids)
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -22,6 +22,7 @@ TRIVIAL = "import torch\ndef main(argv):\n    print(torch.__version__)\n"
 PLAIN_LINE = "; a fresh process is used instead\n"
 
 
+@pytest.mark.slow
 def test_twenty_points_cost_well_under_a_second_each_beyond_the_first(torch_lab: Lab) -> None:
     torch_lab.write("trivial", TRIVIAL)
     torch_lab.run("trivial")
@@ -157,7 +158,7 @@ def test_a_helper_that_cannot_start_says_why_and_the_job_is_done_plainly(lab: La
     (lab.folder / "broken").mkdir()
     (lab.folder / "broken" / "torch.py").write_text("raise ImportError('no torch on this disk')\n")
     lab.write("trivial", "def main(argv):\n    return 4\n")
-    outcome = lab.run("trivial", PYTHONPATH=str(lab.folder / "broken"))
+    outcome = lab.run("trivial", PYTHONPATH=f"{lab.folder / 'broken'}:{lab.python_path}")
     reason = "the helper cannot start: ImportError: no torch on this disk"
     assert (outcome.code, outcome.stderr) == (4, f"warm start: {reason}{PLAIN_LINE}")
 

@@ -2,7 +2,8 @@
 
 Either way the job is a session of its own, gets this process's SIGINT, SIGTERM and SIGHUP, ends
 when this process ends, leaves no process of its own behind, and its exit is returned the way
-subprocess does it: 0 to 255, or minus the number of the signal that killed it.
+subprocess does it: 0 to 255, or minus the number of the signal that killed it. A job that is lost
+because somebody killed the helper gives EX_TEMPFAIL, 75: it says nothing about the job.
 """
 
 import contextlib
@@ -162,7 +163,8 @@ def _await_exit(connection: socket.socket, inbox: Inbox, pid: int) -> int:
     # The kernel killed the job together with the helper; what the job had started is left to us.
     kill_family(pid)
     _say("the helper was killed and the job with it; the next job starts another helper")
-    return -signal.SIGKILL
+    # Not a signal's number: the job did not die of its own doing, and is worth another try.
+    return os.EX_TEMPFAIL
 
 
 def _run_plain(module: str, arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ def figures(collected: Collected) -> dict[str, Drawing]:
     return {
         "ceilings": Drawing(
             alt="Measured matmul rate of each precision beside the stated peak",
-            caption=f"The axis is logarithmic. {describe(collected.results)}",
+            caption=f"The fastest of several square shapes. {describe(collected.results)}",
             draw=(lambda: _draw(measured, peaks)) if measured else None,
         )
     }
@@ -46,6 +46,5 @@ def _draw(measured: Mapping[str, float], peaks: Mapping[str, float]) -> Figure:
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("Matrix products (TFLOP/s)")
-    style.log_axis(axis, "x")
     style.legend_below(figure, axis)
     return figure

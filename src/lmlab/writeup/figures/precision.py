@@ -20,12 +20,12 @@ def figures(collected: Collected) -> dict[str, Drawing]:
     """All figures by name."""
     trace, variances = frames.trace(collected), frames.variances(collected)
     data = frames.data_of(collected, "accumulation")
-    sums, norms = (frames.rows_of(collected, topic) for topic in ("accumulation", "layernorm"))
+    norms = frames.rows_of(collected, "layernorm")
     return {
         "fp16_sum": Drawing(
             alt="Error of a running fp16 sum, and the spacing of fp16 numbers against what is added",
             caption="Left: the running fp16 sum minus the exact one. Right: the spacing of fp16 numbers "
-            f"at the sum, the term, and what each addition really added. {where(sums)}",
+            "at the sum, the term, and what each addition really added.",
             draw=(lambda: _draw_sum(trace, float(data["term"]))) if data and len(trace) else None,
         ),
         "variance": Drawing(

@@ -107,9 +107,9 @@ def _records(row: Row) -> list[dict[str, Any]]:
 def _rates(
     data: Mapping[str, Any], phase: str, measurements: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float]:
-    # The cost model may know phases that this mode did not run.
-    parts = [name for name in data["flops"] if name in measurements and phase in (name, "total")]
-    flops = sum(data["flops"][name]["matmul"] for name in parts)
+    counted = data["flops"] or {}  # null for a model that the cost model does not describe
+    parts = [name for name in counted if name in measurements and phase in (name, "total")]
+    flops = sum(counted[name]["matmul"] for name in parts) if counted else math.nan
     seconds = measurements[phase]["median_ms"] / 1000
     return {
         "flops": flops,

@@ -78,3 +78,12 @@ def variances(collected: Collected) -> pd.DataFrame:
     ]  # fmt: skip
     frame = pd.DataFrame(data["rows"] if data else [], columns=columns)
     return frame.astype({"overflow": bool, "underflow": bool, "relative_error": float})
+
+
+def output_errors(collected: Collected) -> pd.DataFrame:
+    """Largest error of LayerNorm's output over input scales; NaN where it is not finite."""
+    data = data_of(collected, "layernorm") or {}
+    frame = pd.DataFrame(
+        data.get("layernorm_rows", []), columns=["dtype", "scale", "largest_error"]
+    )
+    return frame.astype({"largest_error": float})

@@ -19,6 +19,7 @@ from lmlab.writeup.numbers import shared_decimals as decimals
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column
 
 WITHIN_NOISE = "≈"
+NOT_COUNTED = "FLOPs not known"
 Cell = Callable[[pd.DataFrame], str]
 
 
@@ -70,15 +71,18 @@ def ratio_cell(part: pd.DataFrame) -> str:
 def number_cell(part: pd.DataFrame, column: str) -> str:
     """A derived number, or why there is none."""
     row = part.iloc[0]
-    missing = math.isnan(row[column])
-    return STATUS_CELLS[row["status"]] if missing else significant(row[column], 3)
+    if row["status"] != "ok":
+        return STATUS_CELLS[row["status"]]
+    return NOT_COUNTED if math.isnan(row[column]) else significant(row[column], 3)
 
 
 def share_cell(part: pd.DataFrame, limit: float | None, without: str) -> str:
     """The rate as a share of a limit; without a limit there is no share."""
     row = part.iloc[0]
-    if math.isnan(row["tflops"]):
+    if row["status"] != "ok":
         return STATUS_CELLS[row["status"]]
+    if math.isnan(row["tflops"]):
+        return NOT_COUNTED
     return without if limit is None else percent(row["tflops"] / limit)
 
 

@@ -204,13 +204,16 @@ def cold_caption(used: Sequence[Row], rows: pd.DataFrame) -> str:
 
 def flop_note(collected: Collected) -> str:
     """Which FLOPs are counted: without it a utilisation means nothing."""
-    used = {r.data["flop_convention"] for r in collected.results if r.status == "ok"}
+    counted = [r.data for r in collected.results if r.status == "ok" and r.data["flops"]]
+    if not counted:
+        return "FLOPs are not known: the cost model does not describe this model."
     meaning = {
         "full": "attention's whole square counted, masked half included",
         "causal": "only the unmasked half of attention counted",
     }
-    notes = [f'"{name}" ({meaning.get(name, "as the cost model defines it")})' for name in used]
-    return f"FLOPs: matmuls of forward and backward, convention {' and '.join(sorted(notes))}."
+    names = sorted({data["flop_convention"] for data in counted})
+    notes = [f'"{name}" ({meaning.get(name, "as the cost model defines it")})' for name in names]
+    return f"FLOPs: matmuls of forward and backward, convention {' and '.join(notes)}."
 
 
 def peak_note(collected: Collected, precision: str) -> str:

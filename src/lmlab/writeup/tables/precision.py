@@ -9,7 +9,7 @@ import pandas as pd
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import precision as frames
-from lmlab.writeup.numbers import MINUS, percent, significant
+from lmlab.writeup.numbers import percent, signed, significant
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 
 
@@ -19,6 +19,7 @@ def tables(collected: Collected) -> dict[str, Table]:
         "accumulation": accumulation(collected),
         "autocast": autocast(collected),
         "layernorm": layernorm(collected),
+        **layernorm_output(collected),
     }
 
 
@@ -50,7 +51,7 @@ def accumulation(collected: Collected) -> Table:
             Column("Relative error"),
         ],
         rows=body,
-        caption=f"{what} {where(used)}",
+        caption=what or "Nothing measured.",
         sources=sources_of(used),
     )
 
@@ -87,17 +88,49 @@ def layernorm(collected: Collected) -> Table:
     body = []
     for scale, here in rows.groupby("scale", sort=True):
         cells = [_variance(here[here["dtype"] == dtype]) for dtype in dtypes]
-        body.append([power(float(scale)), power(float(here["true_variance"].iloc[0])), *cells])
+        body.append([significant(float(scale)), significant(float(here["true_variance"].iloc[0])), *cells])
     if not body:
         body = [[STATUS_CELLS[frames.status_of(collected, "layernorm")], NOTHING]]
     return Table(
         title="Variance of one input at growing and shrinking scales: relative error by data type",
         columns=[Column("Scale of the input"), Column("True variance"), *map(Column, dtypes)],
         rows=body,
-        caption="Computed as LayerNorm does, every intermediate in the type named; the true variance is "
-        f"that of the same rounded inputs in double precision. {where(used)}",
+        caption="Mean square around the mean, every intermediate in the type named; the largest error of "
+        f"all rows of the input, against double precision. {where(used)}",
         sources=sources_of(used),
     )
+
+
+def layernorm_output(collected: Collected) -> dict[str, Table]:
+    """How far LayerNorm's own output is off, where that was measured."""
+    used = frames.rows_of(collected, "layernorm")
+    rows = frames.output_errors(collected)
+    if not len(rows):
+        return {}
+    dtypes = list(dict.fromkeys(rows["dtype"]))
+    body = [
+        [
+            significant(float(scale)),
+            *(_output(here[here["dtype"] == dtype]["largest_error"]) for dtype in dtypes),
+        ]
+        for scale, here in rows.groupby("scale", sort=True)
+    ]
+    table = Table(
+        title="PyTorch's LayerNorm on the same inputs: largest error of its output by data type",
+        columns=[Column("Scale of the input"), *map(Column, dtypes)],
+        rows=body,
+        caption="Against double precision; outputs are of order one. Inputs and output have the type "
+        f"named. {where(used)}",
+        sources=sources_of(used),
+    )
+    return {"layernorm_output": table}
+
+
+def _output(errors: pd.Series) -> str:
+    if not len(errors):
+        return NOTHING
+    error = float(errors.iloc[0])
+    return "not finite" if math.isnan(error) else significant(error, 2)
 
 
 def _variance(rows: pd.DataFrame) -> str:
@@ -109,23 +142,9 @@ def _variance(rows: pd.DataFrame) -> str:
     if row["underflow"]:
         return "underflow"
     error = row["relative_error"]
-    return NOTHING if math.isnan(error) else percent(error, 2)
+    return NOTHING if math.isnan(error) else significant(error, 2)
 
 
 def where(used: list[Row]) -> str:
     """The device as the results name it."""
     return describe([row.result for row in used if row.result is not None])
-
-
-def power(value: float) -> str:
-    """`10^-4` reads better than a row of zeros; other numbers keep three digits."""
-    exponent = math.log10(value) if value > 0 else math.nan
-    if math.isnan(exponent) or abs(exponent - round(exponent)) > 1e-6:
-        return significant(value, 3)
-    return f"10^{round(exponent)}" if abs(exponent) > 2.5 else f"{value:g}"
-
-
-def signed(value: float) -> str:
-    """An error with its direction."""
-    sign = "+" if value > 0 else MINUS if value < 0 else ""
-    return f"{sign}{significant(abs(value), 2)}"

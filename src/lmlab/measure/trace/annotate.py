@@ -1,0 +1,75 @@
+"""Ranges around the layers of a model and the parts of its attention, put on from outside.
+
+The model's code carries no marks. For the time of a block, hooks open a range around each member of
+the model's module lists, named as the module is (`layers.3`), and the attention functions that its
+modules hold are replaced by twins that open ranges. `attention` is around all of it; the parts
+inside (scores, softmax, output) can only be marked by a function that runs them one by one, so the
+caller gives a twin for each attention function that has parts:
+
+    with annotated(model, twins={naive.attention: naive_in_parts}):
+        profile(step, device=device)
+
+Nothing is known here of which models and attention functions there are. A hook is Python and costs
+microseconds, so an annotated model is for profiling and never for timing; it stays out of compiled
+code, where `ranges.named` does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmlab.measure.trace.ranges import marked, named
+
+AttentionFunction = Callable[..., torch.Tensor]
+
+ATTENTION = "attention"
+"""The range around an attention function, and the attribute by which a module holds one."""
+
+
+@contextmanager
+def annotated(
+    model: nn.Module, twins: Mapping[AttentionFunction, AttentionFunction] | None = None
+) -> Iterator[None]:
+    """Mark the layers and the attention of `model` while the block runs, then leave no trace."""
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.ModuleList):
+                for index, layer in enumerate(module):
+                    _mark_layer(f"{name}.{index}", layer, undo)
+            _mark_attention(module, twins or {}, undo)
+        yield
+
+
+def _mark_layer(name: str, layer: nn.Module, undo: ExitStack) -> None:
+    """A range around each forward pass of the layer, closed also when it raises."""
+    open_ranges: list[AbstractContextManager[None]] = []
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        entered = named(name)
+        entered.__enter__()
+        open_ranges.append(entered)
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and open_ranges:
+            open_ranges.pop().__exit__(None, None, None)
+
+    # First in, last out: the range is around the other hooks of the layer.
+    undo.callback(layer.register_forward_pre_hook(before, prepend=True).remove)
+    undo.callback(layer.register_forward_hook(after, always_call=True).remove)
+
+
+def _mark_attention(
+    module: nn.Module, twins: Mapping[AttentionFunction, AttentionFunction], undo: ExitStack
+) -> None:
+    """Replace a function that the module holds as `attention`; a submodule has hooks instead."""
+    function = vars(module).get(ATTENTION)
+    if callable(function):
+        setattr(module, ATTENTION, marked(ATTENTION, twins.get(function, function)))
+        undo.callback(setattr, module, ATTENTION, function)

@@ -1,0 +1,119 @@
+"""Numbers of the end-to-end chapter that must fit each other."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from lmlab.writeup.collect import Collected
+from lmlab.writeup.comparison import agree, timed
+from lmlab.writeup.findings.host_limit import GPU_LIMITED_FROM
+from lmlab.writeup.frames import end_to_end as frames
+from lmlab.writeup.numbers import percent, significant
+from lmlab.writeup.places import place
+
+# Two processes measuring the same thing: clocks, temperature and memory layout differ.
+SAME_QUANTITY_WITHIN = 0.10
+# Means add up exactly; what is left is the clock between the phases.
+SUM_WITHIN = 0.05
+SUM_WITHIN_MS = 0.05
+# Twice the arithmetic, a little more or less for what is not a matmul.
+BACKWARD_AT_LEAST, BACKWARD_AT_MOST = 1.5, 3.0
+# The busy time is of another step than the median it is held against.
+BUSY_AT_MOST = 1.15
+
+
+def checks(collected: Collected) -> list[str]:
+    """A warning for everything that contradicts something else."""
+    data = frames.frame(collected)
+    return [
+        *same_forward(data),
+        *cold_against_warm(data),
+        *backward_about_twice(data),
+        *phases_add_up(data),
+        *below_peak(collected, data),
+        *busy_within_time(data),
+    ]
+
+
+def same_forward(data: pd.DataFrame) -> list[str]:
+    """Forward with gradients is the same work in a training step and without an optimizer."""
+    rows = frames.of(frames.grid(data), phase="forward")
+    both = frames.pairs(
+        frames.of(rows, mode="forward_backward"),
+        frames.of(rows, mode="train_step"),
+        [*frames.PLACE, "precision"],
+    )
+    return _disagreements(both, "forward in mode forward_backward and in mode train_step")
+
+
+def cold_against_warm(data: pd.DataFrame) -> list[str]:
+    """A cold process with the study's own warm-up measures what the grid measures."""
+    rows = frames.of(data, phase="total")
+    same = [*frames.PLACE, "precision", "mode", "attention", "warmup"]
+    both = frames.pairs(frames.cold(rows), frames.grid(rows), same)
+    return _disagreements(both, "a step of a cold process and of the grid at the same warm-up")
+
+
+def _disagreements(both: pd.DataFrame, what: str) -> list[str]:
+    return [
+        f"The same quantity twice: {what} differ by more than their noise for {place(row)}, "
+        f"{row['precision']}: {significant(row['median_ms_a'])} ms and "
+        f"{significant(row['median_ms_b'])} ms."
+        for _, row in both.iterrows()
+        if not agree(timed(row, "_a"), timed(row, "_b"), margin=SAME_QUANTITY_WITHIN)
+    ]
+
+
+def backward_about_twice(data: pd.DataFrame) -> list[str]:
+    """Backward has twice the arithmetic; where the GPU is the limit the times must show it."""
+    ratios = frames.ratio_of_backward(data)
+    busy = ratios[ratios[["busy_share_a", "busy_share_b"]].min(axis=1) >= GPU_LIMITED_FROM]
+    return [
+        f"Backward should take about twice forward where the GPU is the limit; for {place(row)}, "
+        f"{row['precision']}, it takes {significant(row['ratio'])} times as long."
+        for _, row in busy.iterrows()
+        if not BACKWARD_AT_LEAST <= row["ratio"] <= BACKWARD_AT_MOST
+    ]
+
+
+def phases_add_up(data: pd.DataFrame) -> list[str]:
+    """The phases of a step are all of it."""
+    warnings = []
+    keys = [*frames.PLACE, "precision", "mode", "warmup", "start"]
+    for _, point in frames.measured(data).groupby(keys, sort=False):
+        total = point["mean_ms"][point["phase"] == "total"].sum()
+        parts = point["mean_ms"][point["phase"] != "total"].sum()
+        if abs(total - parts) > max(SUM_WITHIN * total, SUM_WITHIN_MS):
+            row = point.iloc[0]
+            warnings.append(
+                f"The phases of {place(row)}, {row['precision']}, mode {row['mode']}, {row['start']} "
+                f"start, add up to {significant(parts)} ms of {significant(total)} ms."
+            )
+    return warnings
+
+
+def below_peak(collected: Collected, data: pd.DataFrame) -> list[str]:
+    """No step multiplies faster than the hardware can."""
+    warnings = []
+    steps = frames.measured(frames.grid(data))
+    for _, row in steps[steps["tflops"].notna()].iterrows():
+        peak = collected.ceiling("peaks", "tflops", row["precision"])
+        if peak is not None and row["tflops"] > peak:
+            warnings.append(
+                f"The {row['phase']} rate of {place(row)}, {row['precision']}, mode {row['mode']}, is "
+                f"{significant(row['tflops'])} TFLOP/s, above the stated peak of {significant(peak)}."
+            )
+    return warnings
+
+
+def busy_within_time(data: pd.DataFrame) -> list[str]:
+    """The GPU cannot work longer than the phase lasts."""
+    rows = frames.measured(frames.grid(data))
+    return [
+        f"The GPU is busy for {percent(row['busy_share'])} of {row['phase']} of {place(row)}, "
+        f"{row['precision']}, mode {row['mode']}: longer than the phase lasts."
+        for _, row in rows.iterrows()
+        if not math.isnan(row["busy_share"]) and row["busy_share"] > BUSY_AT_MOST
+    ]

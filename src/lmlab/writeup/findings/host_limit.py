@@ -1,0 +1,88 @@
+"""Where forward and backward take about the same time, and whether the host is the reason.
+
+Backward has twice the arithmetic of forward. Where it takes hardly longer, something else than
+arithmetic sets the pace; that it is the host can be shown, because the GPU then stands idle for part
+of the phase. Without that share nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lmlab.writeup.frames import end_to_end as frames
+from lmlab.writeup.numbers import counted, percent, span
+from lmlab.writeup.places import where
+
+ALIKE_UP_TO = 1.25
+HOST_LIMITED_BELOW = 0.80
+GPU_LIMITED_FROM = 0.95
+
+
+def host_limit(data: pd.DataFrame, device: str) -> str:
+    """Who is the limit where the two passes take about the same."""
+    ratios = frames.ratio_of_backward(data)
+    if not len(ratios):
+        return "Whether the host is the limit is not known: no training step was measured."
+    if device == "cpu":
+        return (
+            "On a CPU the host is the device, so the question whether one waits for the other does "
+            f"not apply; backward takes {span(ratios['ratio'])} times as long as forward."
+        )
+    known = ratios[ratios["busy_share_a"].notna() & ratios["busy_share_b"].notna()]
+    if not len(known):
+        return "Whether the host or the GPU is the limit is not known: no GPU-busy time was recorded."
+    return f"{_alike(known)} {_gpu_limited(known)}".strip()
+
+
+def _alike(ratios: pd.DataFrame) -> str:
+    alike = ratios[ratios["ratio"] <= ALIKE_UP_TO]
+    if not len(alike):
+        return (
+            "Nowhere do forward and backward take about the same time: backward takes at least "
+            f"{span([ratios['ratio'].min()])} times as long."
+        )
+    # Both passes must leave the GPU waiting, or the host explains only one of them.
+    idle = alike[["busy_share_a", "busy_share_b"]].max(axis=1) < HOST_LIMITED_BELOW
+    start = (
+        f"Forward and backward take about the same time (backward at most {ALIKE_UP_TO:g} times as "
+        f"long) in {len(alike)} of {counted(len(ratios), 'training step')}: {_by_precision(alike, ratios)}."
+    )
+    return f"{start} {_reason(alike, alike[idle])}"
+
+
+def _reason(alike: pd.DataFrame, idle: pd.DataFrame) -> str:
+    if len(idle) == len(alike):
+        return (
+            f"In all of these the GPU runs something for only {_shares(idle)} of forward and of "
+            "backward: the host, which launches the work, is the limit and not the GPU."
+        )
+    rest = alike.drop(idle.index)
+    if not len(idle):
+        return f"The GPU is busy for {_shares(rest)} of both, so the host is not the reason."
+    return (
+        f"In {len(idle)} of these the GPU runs something for only {_shares(idle)} of the time: there the "
+        f"host is the limit. In the others ({_by_precision(rest, alike)}) at least one of the passes keeps "
+        f"the GPU busy for {percent(HOST_LIMITED_BELOW, 2)} and more, so the host explains part at most."
+    )
+
+
+def _gpu_limited(ratios: pd.DataFrame) -> str:
+    busy = ratios[ratios[["busy_share_a", "busy_share_b"]].min(axis=1) >= GPU_LIMITED_FROM]
+    if not len(busy):
+        return f"In no training step is the GPU busy for {percent(GPU_LIMITED_FROM, 2)} of both passes."
+    return (
+        f"Where the GPU is busy for at least {percent(GPU_LIMITED_FROM, 2)} of both passes "
+        f"({counted(len(busy), 'step')}), backward takes {span(busy['ratio'])} times as long as forward."
+    )
+
+
+def _shares(rows: pd.DataFrame) -> str:
+    values = pd.concat([rows["busy_share_a"], rows["busy_share_b"]]) * 100
+    return f"{span(values, 2)} %"
+
+
+def _by_precision(rows: pd.DataFrame, every: pd.DataFrame) -> str:
+    return "; ".join(
+        f"in {precision} {where(frames.of(rows, precision=precision), every)}"
+        for precision in frames.order(rows, "precision")
+    )

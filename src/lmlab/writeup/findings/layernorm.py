@@ -1,0 +1,91 @@
+"""What in LayerNorm is sensitive: the range of a square, and the digits of a mean of squares.
+
+A variance squares its input, so its exponent is twice the input's: fp16 ends at 65,504 and with it
+the squares of anything beyond 256. bf16 has the exponents of fp32 and no such end, but keeps only
+eight bits of each square. The two are different needs, and a type may meet one and not the other.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lmlab.writeup.numbers import listed, significant
+
+# A type whose error is this many times that of fp32 has lost digits that fp32 keeps.
+FEWER_DIGITS_FROM = 10.0
+
+
+def variance_range(rows: pd.DataFrame) -> str:
+    """Which types lose the variance outright, and at which scales."""
+    if not len(rows):
+        return "Which types can hold the variance is not known: it was not measured."
+    told = [_range_of(str(dtype), here) for dtype, here in rows.groupby("dtype", sort=False)]
+    return " ".join(told)
+
+
+def _range_of(dtype: str, rows: pd.DataFrame) -> str:
+    over, under = rows[rows["overflow"]], rows[rows["underflow"]]
+    parts = []
+    if len(over):
+        parts.append(f"overflows from an input scale of {significant(over['scale'].min())} up")
+    if len(under):
+        parts.append(f"vanishes at scales of {significant(under['scale'].max())} and below")
+    if not parts:
+        low, high = significant(rows["scale"].min()), significant(rows["scale"].max())
+        return f"In {dtype} the variance stays in range at every scale from {low} to {high}."
+    return f"In {dtype} the variance {listed(parts)}."
+
+
+def variance_digits(rows: pd.DataFrame) -> str:
+    """How exact the variance is where it is in range, from the most exact type to the least."""
+    errors = _worst_errors(rows)
+    if not errors:
+        return "How exact the variance is, is not known: no scale is in range."
+    ranked = sorted(errors.items(), key=lambda item: item[1])
+    told = [f"{significant(error, 2)} in {dtype}" for dtype, error in ranked]
+    return f"Where it is in range its largest relative error is {listed(told)}."
+
+
+def enough_range_and_digits(rows: pd.DataFrame, dtype: str = "bf16", base: str = "fp32") -> str:
+    """Whether computing in the type makes fp32 statistics unnecessary."""
+    errors = _worst_errors(rows)
+    if dtype not in errors or base not in errors:
+        return f"Whether {dtype} removes the need for {base} statistics is not known: not measured."
+    here = rows[rows["dtype"] == dtype]
+    in_range = not (here["overflow"] | here["underflow"]).any()
+    worse = errors[dtype] >= FEWER_DIGITS_FROM * errors[base]
+    ratio = significant(errors[dtype] / errors[base], 2) if errors[base] else "many"
+    lost = f"its error is {ratio} times that of {base}"
+    if in_range and worse:
+        return (
+            f"{dtype} removes the need for range, not the need for precision: nothing overflows or "
+            f"vanishes, but {lost}, so the statistics still belong in {base}."
+        )
+    if in_range:
+        return f"{dtype} removes both needs on these inputs: it stays in range and {lost}."
+    if worse:
+        return f"{dtype} removes neither need: it leaves its range, and within it {lost}."
+    return f"{dtype} is as exact as needed ({lost}) but leaves its range, so {base} is needed for range."
+
+
+def output_finite(rows: pd.DataFrame) -> str:
+    """Whether LayerNorm as a library does it survives the same inputs."""
+    if not len(rows):
+        return "PyTorch's own LayerNorm was not measured on these inputs."
+    told = []
+    for dtype, here in rows.groupby("dtype", sort=False):
+        lost = here["scale"][here["largest_error"].isna()]
+        if len(lost):
+            told.append(f"in {dtype} it is not finite at {listed(significant(s) for s in lost)}")
+        else:
+            told.append(f"in {dtype} it is off by at most {significant(here['largest_error'].max(), 2)}")
+    fate = "stays finite at every scale" if rows["largest_error"].notna().all() else "does not survive"
+    return f"The output of PyTorch's own LayerNorm on these inputs {fate}: {listed(told)}."
+
+
+def _worst_errors(rows: pd.DataFrame) -> dict[str, float]:
+    inside = rows[~rows["overflow"] & ~rows["underflow"] & rows["relative_error"].notna()]
+    return {
+        str(dtype): float(here["relative_error"].max())
+        for dtype, here in inside.groupby("dtype", sort=False)
+    }

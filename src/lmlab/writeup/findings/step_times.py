@@ -1,0 +1,105 @@
+"""How long a step takes: its range, its growth, its parts, and how much it scatters."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lmlab.writeup.comparison import timed, verdict
+from lmlab.writeup.frames import end_to_end as frames
+from lmlab.writeup.numbers import counted, percent, significant, times
+from lmlab.writeup.places import extreme, place
+
+PROPORTIONAL_WITHIN = 0.10
+SMALL_SPREAD = 0.02
+LARGE_SPREAD = 0.10
+
+
+def phase_range(data: pd.DataFrame, precision: str, phase: str) -> str:
+    """From the fastest to the slowest point of one phase."""
+    rows = frames.of(frames.grid(data), precision=precision, mode="train_step", phase=phase)
+    rows = frames.measured(rows)
+    if not len(rows):
+        return f"{phase.capitalize()} in {precision} was not measured."
+    low = extreme(rows, "median_ms", largest=False)
+    start = f"{phase.capitalize()} in {precision} takes"
+    if len(rows) == 1:
+        return f"{start} {significant(low['median_ms'])} ms ({place(low)}), the only point measured."
+    high = extreme(rows, "median_ms", largest=True)
+    return (
+        f"{start} from {significant(low['median_ms'])} ms ({place(low)}) to "
+        f"{significant(high['median_ms'])} ms ({place(high)}), "
+        f"{times(high['median_ms'] / low['median_ms'], 2)} as long."
+    )
+
+
+def growth(data: pd.DataFrame, precision: str) -> str:
+    """Whether a step's time follows the number of its tokens, for the smallest and largest model."""
+    rows = frames.of(frames.grid(data), precision=precision, mode="train_step", phase="total")
+    rows = frames.measured(rows)
+    sizes = [s for s in frames.order(rows, "size") if rows["context"][rows["size"] == s].nunique() > 1]
+    if not sizes:
+        return f"How a step grows with context in {precision} is not known: no size has two contexts."
+    chosen = list(dict.fromkeys([sizes[0], sizes[-1]]))
+    return " ".join(_growth_of(frames.of(rows, size=size), precision) for size in chosen)
+
+
+def _growth_of(rows: pd.DataFrame, precision: str) -> str:
+    rows = rows[rows["batch"] == rows["batch"].iloc[0]].sort_values("context")
+    first, last = rows.iloc[0], rows.iloc[-1]
+    tokens = last["context"] / first["context"]
+    time = last["median_ms"] / first["median_ms"]
+    relation = "about in proportion"
+    if time > tokens * (1 + PROPORTIONAL_WITHIN):
+        relation = "more than in proportion"
+    elif time < tokens * (1 - PROPORTIONAL_WITHIN):
+        relation = "less than in proportion"
+    return (
+        f"From context {first['context']} to {last['context']}, {tokens:g} times the tokens, a "
+        f"step of {first['size']} in {precision} takes {times(time)} as long: {relation}."
+    )
+
+
+def backward_ratio(data: pd.DataFrame) -> str:
+    """Which of the two passes takes longer, beyond noise."""
+    ratios = frames.ratio_of_backward(data)
+    if not len(ratios):
+        return "Forward and backward cannot be compared: no training step was measured."
+    verdicts = [
+        verdict(timed(row, "_b"), timed(row, "_a"), margin=0.0) for _, row in ratios.iterrows()
+    ]
+    longer, shorter = verdicts.count("slower"), verdicts.count("faster")
+    total = len(verdicts)
+    low, high = (extreme(ratios, "ratio", largest=largest) for largest in (False, True))
+    span = (
+        f"backward takes {significant(low['ratio'])} ({place(low)}, {low['precision']}) to "
+        f"{significant(high['ratio'])} ({place(high)}, {high['precision']}) times the time of forward"
+    )
+    if longer == total:
+        return f"Backward takes longer than forward in all {counted(total, 'training step')}: {span}."
+    if shorter == total:
+        return f"Backward takes less time than forward in all {counted(total, 'training step')}: {span}."
+    same = f", within noise in {total - longer - shorter}" if longer + shorter < total else ""
+    return (
+        f"Backward takes longer than forward in {longer} of {counted(total, 'training step')}, "
+        f"less time in {shorter}{same}: {span}."
+    )
+
+
+def spread(data: pd.DataFrame) -> str:
+    """Whether repeated steps take the same time."""
+    rows = frames.of(frames.measured(frames.grid(data)), phase="total")
+    rows = rows[rows["sd_ms"].notna()]
+    if not len(rows):
+        return "The spread is not known: no point has more than one sample."
+    rows = rows.assign(cv=rows["sd_ms"] / rows["mean_ms"])
+    typical = float(rows["cv"].median())
+    worst = extreme(rows, "cv", largest=True)
+    of_worst = (
+        f"{percent(worst['cv'], 2)} ({place(worst)}, {worst['precision']}, mode {worst['mode']})"
+    )
+    deviation = f"the standard deviation is {percent(typical, 2)} of the mean in the median point"
+    if typical >= SMALL_SPREAD:
+        return f"The spread is not small: {deviation} and reaches {of_worst}."
+    if worst["cv"] >= LARGE_SPREAD:
+        return f"The spread is small with exceptions: {deviation}, but reaches {of_worst}."
+    return f"The spread is small: {deviation} and at most {of_worst}."

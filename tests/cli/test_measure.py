@@ -1,0 +1,207 @@
+"""`lmlab measure`: a few keys in, a table and one JSON document out; mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+import yaml
+
+from lmlab.cli import main
+from lmlab.cli.keys import KINDS
+from lmlab.cli.measure import point_from_words
+from lmlab.experiments import run
+from lmlab.experiments.outcome import Outcome, Unsupported
+from lmlab.study.chapters import all_points, points_of
+from lmlab.study.config import Study, load
+from lmlab.study.files import ROOT, SCHEMAS
+from lmlab.study.points import Point
+from lmlab.study.results import read
+
+NANO = ["--config", "study=nano"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One thread, a lock of our own, and the project's config.yaml from wherever we stand."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(run, "set_threads", lambda: torch.set_num_threads(1))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def nano(config: dict[str, Any]) -> Study:
+    return load({**config, "study": "nano"}, "cpu")
+
+
+@pytest.fixture(scope="module")
+def full(config: dict[str, Any]) -> Study:
+    return load({**config, "study": "full"}, "cuda")
+
+
+def test_the_last_line_is_the_result_and_the_table_stands_above(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["size=cpu-small", "context=8", "precision=bf16", "mode=train_step", "warmup=1"]
+    assert main(["measure", "end_to_end", *words, *NANO]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    jsonschema.validate(result, json.loads((SCHEMAS / "result.schema.json").read_text()))
+    assert result["status"] == "ok"
+    assert result["parameters"]["precision"] == "bf16"
+    head = next(index for index, line in enumerate(lines) if line.startswith("phase"))
+    phases = [line.split()[0] for line in lines[head + 1 : -1]]
+    assert phases == ["zero_grad", "forward", "backward", "optimizer", "total"]
+    assert len({len(line) for line in lines[head:-1]}) == 1  # columns are aligned
+
+
+def test_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
+    main(["measure", "precision", "topic=accumulation", *NANO])
+    assert not list(tmp_path.rglob("*.json"))
+    main(["measure", "precision", "topic=accumulation", "--out", "mine.json", *NANO])
+    assert read(tmp_path / "mine.json").parameters == {"topic": "accumulation"}
+
+
+def test_the_example_of_the_readme_is_a_point_of_the_full_study(full: Study) -> None:
+    words = ["size=small", "context=128", "precision=bf16", "mode=train_step", "warmup=5"]
+    assert point_from_words(full, "end_to_end", words) in points_of(full, "end_to_end")
+
+
+def test_what_is_not_given_comes_from_the_study(full: Study) -> None:
+    assert point_from_words(full, "end_to_end", []) == points_of(full, "end_to_end")[0]
+
+
+def test_a_size_brings_its_hyper_parameters(full: Study) -> None:
+    point = point_from_words(full, "end_to_end", ["size=xl"])
+    assert point.parameters["size"] == "xl"
+    assert [point.settings[key] for key in ("d_model", "d_ff", "num_layers", "num_heads")] == [
+        *(1600, 6400, 48, 25)
+    ]
+
+
+def test_hyper_parameters_replace_those_of_a_size(full: Study) -> None:
+    words = ["num_heads=8", "size=medium", "d_model=512", "vocab_size=50257", "rope_theta=500000"]
+    point = point_from_words(full, "end_to_end", words)
+    assert point.parameters["size"] == "custom"
+    assert {key: point.settings[key] for key in ("d_model", "num_heads", "d_ff", "num_layers")} == {
+        "d_model": 512,
+        "num_heads": 8,
+        "d_ff": 4096,
+        "num_layers": 24,
+    }
+    assert point.settings["vocab_size"] == 50257
+    assert point.settings["rope_theta"] == 500000.0
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters"),
+    [
+        (["topic=layernorm"], {"topic": "layernorm"}),
+        (["topic=autocast", "dtype=fp16"], {"topic": "autocast", "dtype": "fp16"}),
+        (["dtype=fp16"], {"topic": "autocast", "dtype": "fp16"}),
+        (["terms=10"], {"topic": "accumulation"}),
+    ],
+    ids=" ".join,
+)
+def test_keys_choose_the_experiment_that_has_them(
+    nano: Study, words: list[str], parameters: dict[str, str]
+) -> None:
+    assert point_from_words(nano, "precision", words).parameters == parameters
+
+
+WRONG = {
+    "unknown key": ("end_to_end", "contxt=128", "contxt = '128': no such key; allowed: size, con"),
+    "a key of another chapter": ("precision", "context=128", "context = '128': no such key"),
+    "no value": ("end_to_end", "context", "'context' is not key=value"),
+    "unknown size": ("end_to_end", "size=huge", "size = 'huge'; allowed: small, medium"),
+    "not a number": ("end_to_end", "context=long", "context = 'long'; allowed: an integer of at"),
+    "too small": ("end_to_end", "warmup=-1", "warmup = '-1'; allowed: an integer of at least 0"),
+    "a fraction": ("end_to_end", "steps=1.5", "steps = '1.5'; allowed: an integer of at least 1"),
+    "infinite": ("end_to_end", "time_cap_s=inf", "time_cap_s = 'inf'; allowed: a number above 0"),
+    "unknown precision": ("end_to_end", "precision=fp8", "precision = 'fp8'; allowed: fp32, tf32"),
+    "unknown attention": ("end_to_end", "attention=magic", "attention = 'magic'; allowed: naive"),
+    "no import path": ("end_to_end", "model=Mine", "model = 'Mine'; allowed: an import path"),
+    "model nowhere": ("end_to_end", "model=nowhere:M", "'nowhere' is not on the Python path"),
+    "not a boolean": ("machine", "quick=maybe", "quick = 'maybe'; allowed: true, false"),
+    "heads that do not divide": ("end_to_end", "num_heads=3", "num_heads: 3 does not divide d_mo"),
+}
+
+
+@pytest.mark.parametrize(("chapter", "word", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_ends_in_one_line(
+    chapter: str, word: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["measure", chapter, word, *NANO]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert message in captured.err
+
+
+def test_keys_of_two_experiments_do_not_mix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "precision", "topic=layernorm", "terms=3", *NANO]) == 2
+    assert "topic=layernorm, terms=3: no point of precision" in capsys.readouterr().err
+
+
+def test_a_chapter_that_is_switched_off_is_refused(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nano = {**config["studies"]["nano"]}
+    nano["precision"] = {**nano["precision"], "enabled": False}
+    changed = {**config, "study": "nano", "studies": {**config["studies"], "nano": nano}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
+    assert main(["measure", "precision"]) == 2
+    assert "precision is switched off in the study 'nano'" in capsys.readouterr().err
+
+
+def ending(error: Exception) -> Callable[[Point, torch.device], Outcome]:
+    def chapter(point: Point, device: torch.device) -> Outcome:
+        raise error
+
+    return chapter
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_status", "line"),
+    [
+        (RuntimeError("broken"), 1, "failed: RuntimeError: broken"),
+        (Unsupported("needs a GPU"), 0, "unsupported: needs a GPU"),
+    ],
+    ids=["failed", "unsupported"],
+)
+def test_only_a_failure_fails(
+    error: Exception,
+    exit_status: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "load", lambda chapter: ending(error))
+    assert main(["measure", "machine", *NANO]) == exit_status
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_every_key_of_every_point_can_be_set(config: dict[str, Any]) -> None:
+    for study in config["studies"]:
+        for point in all_points(load({**config, "study": study}, "cpu")):
+            assert {*point.parameters, *point.settings} - {"size"} <= set(KINDS)
+
+
+def test_choices_are_those_of_the_schema() -> None:
+    definitions = json.loads((SCHEMAS / "config.schema.json").read_text())["$defs"]
+    dtypes = definitions["precision_chapter"]["properties"]["dtypes"]["items"]["enum"]
+    assert KINDS["precision"].allowed == ", ".join(definitions["precision"]["enum"])
+    assert KINDS["mode"].allowed == ", ".join(definitions["mode"]["enum"])
+    assert KINDS["dtype"].allowed == ", ".join(dtypes)

@@ -1,0 +1,46 @@
+"""Points small enough to measure in milliseconds, for tests to vary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmlab.study.points import Point
+
+PARAMETERS: dict[str, Any] = {
+    "size": "custom",
+    "context": 8,
+    "batch": 2,
+    "precision": "fp32",
+    "mode": "train_step",
+    "attention": "naive",
+    "warmup": 1,
+    "start": "warm",
+}
+SETTINGS: dict[str, Any] = {
+    "model": "lmlab.model.transformer:TransformerLM",
+    "vocab_size": 17,
+    "d_model": 16,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "rope_theta": 10000.0,
+    "seed": 0,
+    "steps": 3,
+    "time_cap_s": 30,
+    "skip_if_too_large": False,
+}
+
+
+def end_to_end_point(**changes: Any) -> Point:
+    """A train step of a model with a few thousand parameters, changed as asked."""
+    return Point(
+        "end_to_end",
+        {key: changes.get(key, value) for key, value in PARAMETERS.items()},
+        {key: changes.get(key, value) for key, value in SETTINGS.items()},
+    )
+
+
+def precision_point(topic: str, **more: Any) -> Point:
+    """A point of the precision chapter; `dtype` is a parameter, the rest are settings."""
+    parameters = {"topic": topic, **({"dtype": more.pop("dtype")} if "dtype" in more else {})}
+    return Point("precision", parameters, {"seed": 0, **more})

@@ -1,0 +1,99 @@
+"""A result is held against the present: its code, its settings, its torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmlab.experiments.registry import fingerprint
+from lmlab.experiments.standing import installed_torch, standing
+from lmlab.study.results import Result
+from tests.experiments.points import precision_point
+
+POINT = precision_point("accumulation", terms=1000, term=0.01)
+TORCH = "2.13.0"
+
+
+@pytest.fixture
+def result() -> Result:
+    return Result(
+        chapter=POINT.chapter,
+        parameters=POINT.parameters,
+        settings=POINT.settings,
+        status="ok",
+        machine={"id": "cpu-test", "device": "cpu", "name": "Test"},
+        versions={"python": "3.11.0", "torch": "2.13.0+cu130", "lmlab": "0.1.0"},
+        commit={"id": None, "dirty": False},
+        code_fingerprint=fingerprint(POINT),
+        started_at="2026-01-01T00:00:00Z",
+        elapsed_s=1.0,
+    )
+
+
+def test_a_point_without_a_file_is_missing(tmp_path: Path) -> None:
+    found = standing(POINT, tmp_path / "none.json", TORCH)
+    assert found.state == "missing"
+    assert found.remarks() == []
+
+
+def test_a_result_of_the_present_is_current_whatever_the_build_is_called(
+    result: Result, tmp_path: Path
+) -> None:
+    result.write(tmp_path / "result.json")
+    found = standing(POINT, tmp_path / "result.json", TORCH)
+    assert found.state == "ok"
+    assert found.is_current
+    assert found.remarks() == []
+
+
+CHANGES = {
+    "other code": ({"code_fingerprint": "0" * 16}, "made by other code"),
+    "other settings": (
+        {"settings": {**POINT.settings, "terms": 10}},
+        "other settings: terms 10 (now 1000)",
+    ),
+    "a setting that is new": (
+        {"settings": {"seed": 0, "term": 0.01}},
+        "other settings: terms absent (now 1000)",
+    ),
+    "other torch": (
+        {"versions": {"python": "3.11.0", "torch": "2.11.0", "lmlab": "0.1.0"}},
+        "made with torch 2.11.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "remark"), CHANGES.values(), ids=CHANGES)
+def test_what_has_changed_since_is_named(
+    result: Result, tmp_path: Path, change: dict[str, object], remark: str
+) -> None:
+    replace(result, **change).write(tmp_path / "result.json")  # type: ignore[arg-type]
+    found = standing(POINT, tmp_path / "result.json", TORCH)
+    assert not found.is_current
+    assert found.remarks() == [remark]
+
+
+def test_torch_is_not_compared_for_another_machine(result: Result, tmp_path: Path) -> None:
+    result.write(tmp_path / "result.json")
+    assert standing(POINT, tmp_path / "result.json", None).is_current
+
+
+def test_a_result_without_numbers_keeps_its_reason(result: Result, tmp_path: Path) -> None:
+    replace(result, status="oom", reason="asked for 9 GiB").write(tmp_path / "result.json")
+    found = standing(POINT, tmp_path / "result.json", TORCH)
+    assert (found.state, found.remarks()) == ("oom", ["asked for 9 GiB"])
+
+
+def test_a_damaged_file_is_unreadable_and_named(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{")
+    found = standing(POINT, tmp_path / "result.json", TORCH)
+    assert found.state == "unreadable"
+    assert "result.json" in found.remarks()[0]
+
+
+def test_the_installed_torch_is_the_one_that_measures() -> None:
+    import torch
+
+    assert torch.__version__.partition("+")[0] == installed_torch().partition("+")[0]
