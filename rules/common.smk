@@ -8,6 +8,7 @@ fresh clone, whose file times mean nothing, reruns nothing at all.
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(workflow.basedir).resolve()
@@ -15,7 +16,7 @@ if not (ROOT / "src").is_dir():  # included by workflow/Snakefile
     ROOT = ROOT.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from lmlab.experiments.registry import fingerprint
+from lmlab.experiments.registry import code_modules, fingerprint_of
 from lmlab.experiments.standing import installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, all_points, points_of
@@ -40,7 +41,9 @@ try:
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring
-    POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
+    POINTS = {
+        str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)
+    }
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
@@ -52,20 +55,32 @@ wildcard_constraints:
     chapter="|".join(GRIDS),
 
 
-def point_at(wildcards, output):
-    """The point whose result a job writes."""
-    if str(output) not in POINTS:
-        raise ValueError(f"{output} is not a point of the study {STUDY.name!r}")
-    return POINTS[str(output)]
+def point_at(chapter, wildcards):
+    """The point whose result a job of the chapter writes."""
+    name = f"{chapter}/{wildcards.point}" if "point" in wildcards.keys() else chapter
+    path = f"{RESULTS}/{wildcards.machine}/{name}.json"
+    if path not in POINTS:
+        raise ValueError(f"{path} is not a point of the study {STUDY.name!r}")
+    return POINTS[path]
 
 
-def point_json(wildcards, output):
-    return point_at(wildcards, output).to_json()
+# Both are functions of the wildcards alone: a param that looks at the output is derived in
+# Snakemake's eyes, left out of its records, and never makes anything stale.
+def point_json(chapter):
+    """What a job of the chapter is asked to measure."""
+    return lambda wildcards: point_at(chapter, wildcards).to_json()
 
 
-def made_with(wildcards, output):
+def made_with(chapter):
     """The code and the torch that a result stands for; another one makes it stale."""
-    return f"code {fingerprint(point_at(wildcards, output))}, torch {installed_torch()}"
+    return lambda wildcards: (
+        f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, "
+        f"torch {installed_torch()}"
+    )
+
+
+# Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
+code_of = cache(fingerprint_of)
 
 
 def results_of(chapter):

@@ -9,7 +9,7 @@ rule end_to_end:
     resources:
         gpu=1,
     params:
-        point=point_json,
-        made_with=made_with,
+        point=point_json("end_to_end"),
+        made_with=made_with("end_to_end"),
     shell:
         MEASURE

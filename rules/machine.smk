@@ -10,7 +10,7 @@ rule machine:
     resources:
         gpu=1,
     params:
-        point=point_json,
-        made_with=made_with,
+        point=point_json("machine"),
+        made_with=made_with("machine"),
     shell:
         MEASURE

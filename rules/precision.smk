@@ -9,7 +9,7 @@ rule precision:
     resources:
         gpu=1,
     params:
-        point=point_json,
-        made_with=made_with,
+        point=point_json("precision"),
+        made_with=made_with("precision"),
     shell:
         MEASURE

@@ -109,9 +109,9 @@ def end_to_end(point: Point, device: str = "cuda") -> Result:
     for index, (phase, ms) in enumerate(values["phases_ms"].items()):
         trace = samples_around(ms, warmups + steps, spread=0.003 + 0.001 * index)
         if cold:
-            trace = [ms * factor for ms, factor in zip(trace, cold_factors(phase), strict=False)] + [
-                ms for ms in trace[len(cold_factors(phase)) :]
-            ]
+            trace = [
+                ms * factor for ms, factor in zip(trace, cold_factors(phase), strict=False)
+            ] + [ms for ms in trace[len(cold_factors(phase)) :]]
         before[phase], measurements[phase] = trace[:warmups], measurement(trace[warmups:])
     total = [sum(parts) for parts in zip(*(m["samples_ms"] for m in measurements.values()))]
     measurements["total"] = measurement(total)
@@ -176,7 +176,9 @@ def card(point: Point, device: str = "cuda") -> Result:
         "power_limit_w": 700.0,
     }  # fmt: skip
     on_gpu = device == "cuda"
-    rates = RATES_TFLOPS[device] if on_gpu else {k: RATES_TFLOPS["cpu"][k] for k in ("fp32", "bf16")}
+    rates = (
+        RATES_TFLOPS[device] if on_gpu else {k: RATES_TFLOPS["cpu"][k] for k in ("fp32", "bf16")}
+    )
     return result(
         point,
         device,
@@ -269,7 +271,11 @@ def autocast(point: Point, device: str) -> dict[str, Any]:
 
 
 def layernorm(point: Point, device: str) -> dict[str, Any]:
-    limits = {"fp16": (65504.0, 6e-8, 5e-4), "bf16": (3.4e38, 9e-41, 4e-3), "fp32": (3.4e38, 1e-45, 6e-8)}
+    limits = {
+        "fp16": (65504.0, 6e-8, 5e-4),
+        "bf16": (3.4e38, 9e-41, 4e-3),
+        "fp32": (3.4e38, 1e-45, 6e-8),
+    }
     rows = []
     for dtype, (largest, smallest, rounding) in limits.items():
         for exponent in range(-5, 6):

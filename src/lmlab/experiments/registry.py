@@ -52,6 +52,11 @@ def code_modules(point: Point) -> list[str]:
 
 
 def fingerprint(point: Point) -> str:
-    """A hash of the code that measures the point; a user's own model is found as when it runs."""
+    """A hash of the code that measures the point."""
+    return fingerprint_of(tuple(code_modules(point)))
+
+
+def fingerprint_of(modules: tuple[str, ...]) -> str:
+    """A hash of the code that starts from modules; a user's own are found as when they run."""
     search_path = [os.getcwd(), str(ROOT / "src"), *sys.path]
-    return code_fingerprint(code_modules(point), search_path, leaving_out=NOT_COUNTED)
+    return code_fingerprint(modules, search_path, leaving_out=NOT_COUNTED)

@@ -31,7 +31,7 @@ class Appendix:
 
     counts: Markdown
     versions: Markdown
-    commits: Markdown
+    code: Markdown
     sizes: Markdown
     settings: Markdown
     flags: Markdown
@@ -56,7 +56,7 @@ def appendix(documents: Sequence[Document]) -> Appendix:
     return Appendix(
         counts=_counts(documents),
         versions=_versions(documents),
-        commits=_commits(documents),
+        code=_code(documents),
         sizes=_sizes(documents),
         settings=_settings(documents),
         flags=_flags(documents),
@@ -89,25 +89,30 @@ def _versions(documents: Sequence[Document]) -> Markdown:
     return _table(header, rows) if sets else Markdown("")
 
 
-def _commits(documents: Sequence[Document]) -> Markdown:
+def _code(documents: Sequence[Document]) -> Markdown:
     rows = [
         [
             code(document["chapter"], in_table=True),
-            code(commit["id"], in_table=True) if commit["id"] else escape("not in a repository"),
-            escape("yes" if commit["dirty"] else "no"),
-            escape(commit["results"]),
+            code(made["id"], in_table=True) if made["id"] else escape("not in a repository"),
+            escape("yes" if made["dirty"] else "no"),
+            code(made["fingerprint"], in_table=True),
+            escape(made["results"]),
         ]
         for document in documents
-        for commit in document["commits"]
+        for made in document["code"]
     ]
-    header = ["Chapter", "Commit", "Files edited since", "Results"]
-    return _table(header, rows, right=[3]) if rows else Markdown("")
+    header = ["Chapter", "Commit", "Files edited since", "Code fingerprint", "Results"]
+    return _table(header, rows, right=[4]) if rows else Markdown("")
 
 
 def _settings(documents: Sequence[Document]) -> Markdown:
     """Settings that hold for a whole chapter; those behind a size's name have their own table."""
     rows = [
-        [code(document["chapter"], in_table=True), code(key, in_table=True), escape(_values(values))]
+        [
+            code(document["chapter"], in_table=True),
+            code(key, in_table=True),
+            escape(_values(values)),
+        ]
         for document in documents
         for key, values in document["settings"].items()
     ]

@@ -27,6 +27,7 @@ from lmlab.writeup.table import table_from_json, to_markdown
 
 PAGE_TEMPLATE = "writeup.md.j2"
 CONTENTS_MARK = "<!-- contents -->"
+CONTENTS_TITLE = "Contents"
 FENCE = re.compile(r"^(```|~~~)")
 HEADING = re.compile(r"^(#{2,3}) (.+)$")
 
@@ -77,7 +78,9 @@ class Chapter:
         if not figure["files"]:
             return Markdown(f"*No figure ({escape(figure['alt'])}): nothing measured to draw.*")
         png, svg = (self._link(figure["files"][kind]) for kind in ("png", "svg"))
-        return Markdown(f"{image(figure['alt'], png, svg)}\n\n<sub>{escape(figure['caption'])}</sub>")
+        return Markdown(
+            f"{image(figure['alt'], png, svg)}\n\n<sub>{escape(figure['caption'])}</sub>"
+        )
 
     def warnings(self) -> Markdown:
         """Failed checks as a block that stands out; nothing when all passed."""
@@ -107,8 +110,10 @@ def render(documents: Sequence[Path], *, templates: Path, page_folder: Path) -> 
     chapters = [Chapter(_read(path), path.parent, page_folder) for path in documents]
     written = [chapter.document for chapter in chapters]
     try:
-        text = environment(templates).get_template(PAGE_TEMPLATE).render(
-            chapters=chapters, appendix=appendix(written), totals=totals(written)
+        text = (
+            environment(templates)
+            .get_template(PAGE_TEMPLATE)
+            .render(chapters=chapters, appendix=appendix(written), totals=totals(written))
         )
     except jinja2.TemplateError as error:
         raise PageError(f"templates: {_place(error)}{error.message}") from error
@@ -139,7 +144,7 @@ def contents(page: str) -> str:
     for line in page.splitlines():
         fenced ^= bool(FENCE.match(line))
         found = None if fenced else HEADING.match(line)
-        if found:
+        if found and found[2] != CONTENTS_TITLE:
             indent = "  " * (len(found[1]) - 2)
             plain = re.sub(r"[`\\]", "", found[2])
             lines.append(f"{indent}- [{found[2]}](#{anchor(plain, taken)})")

@@ -17,8 +17,8 @@ def place(row: pd.Series) -> str:
 
 def extreme(rows: pd.DataFrame, column: str, *, largest: bool) -> pd.Series:
     """The row with the smallest or largest value."""
-    index = rows[column].idxmax() if largest else rows[column].idxmin()
-    return rows.loc[index]
+    position = rows[column].argmax() if largest else rows[column].argmin()
+    return rows.iloc[int(position)]
 
 
 def where(rows: pd.DataFrame, every: pd.DataFrame) -> str:

@@ -29,15 +29,12 @@ def provenance(collected: Collected) -> dict[str, Any]:
         "not_ok": [_problem(row) for row in rows if row.status not in {"ok", "missing"}],
         "not_measured": [row.path for row in rows if row.status == "missing"],
         "other_settings": [
-            {"path": row.path, "settings": row.other_settings}
-            for row in rows
-            if row.other_settings
+            {"path": row.path, "settings": row.other_settings} for row in rows if row.other_settings
         ],
         "flags": _flags(rows),
         "measured_on": tally({"name": r.machine["name"]} for r in results),
         "versions": tally(r.versions for r in results),
-        "commits": tally(r.commit for r in results),
-        "code": tally({"fingerprint": r.code_fingerprint} for r in results),
+        "code": tally({**r.commit, "fingerprint": r.code_fingerprint} for r in results),
         "clocks": sorted({m["clock"] for r in results for m in r.measurements.values()}),
         "sizes": _sizes(rows),
         "settings": _settings(row.result.settings for row in rows if row.result is not None),

@@ -29,9 +29,7 @@ def module_of(kind: str, chapter: str) -> str:
 
 def chapter_fingerprint(chapter: str) -> str:
     """The code that makes one chapter's tables, figures and findings."""
-    return code_fingerprint(
-        ["lmlab.writeup.build", *(module_of(kind, chapter) for kind in PARTS)]
-    )
+    return code_fingerprint(["lmlab.writeup.build", *(module_of(kind, chapter) for kind in PARTS)])
 
 
 def page_fingerprint() -> str:

@@ -125,7 +125,7 @@ class Lab:
 
 def _empty_libraries(folder: Path) -> Path:
     libraries = folder / "libraries"
-    for file in ("torch/__init__.py", "torch/_dynamo.py", "torch/futures.py", "triton/__init__.py"):
+    for file in ("torch/__init__.py", "torch/_dynamo.py", "triton/__init__.py"):
         (libraries / file).parent.mkdir(parents=True, exist_ok=True)
         (libraries / file).touch()
     return libraries

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lmlab.measure.warm_start import run
-from lmlab.measure.warm_start.libraries import NotPreloadableError
+from lmlab.measure.warm_start import libraries, run
+from lmlab.measure.warm_start.libraries import CudaTouchedError
 from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable, private_directory
 from lmlab.measure.warm_start.starting import WarmStartSettingError
 from tests.measure.warm_start.conftest import Lab, gone, wait_until
@@ -107,20 +107,14 @@ def test_other_environments_and_cpus_get_other_helpers(lab: Lab) -> None:
     assert [helper["served"] for helper in lab.helpers()] == [2, 2]
 
 
-def test_a_module_asked_for_is_imported_once_for_all_later_jobs(lab: Lab) -> None:
-    lab.write("looking", "import sys\ndef main(argv):\n    print('torch.futures' in sys.modules)\n")
-    lab.write(
-        "asking",
-        "from lmlab.measure.warm_start import run\n"
-        "def main(argv):\n    return run('looking', [], preload=['torch.futures'])\n",
-    )
-    assert lab.run("asking").stdout == "True\n"
-    assert lab.run("looking").stdout == "True\n"
-
-
-def test_a_module_of_ours_is_never_imported_ahead() -> None:
-    with pytest.raises(NotPreloadableError, match=r"'lmlab\.model': modules of torch and triton"):
-        run("job", [], preload=["torch._dynamo", "lmlab.model"])
+def test_a_helper_whose_imports_open_the_gpu_refuses_to_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "listdir", lambda _: ["7"])
+    monkeypatch.setattr(os, "readlink", lambda _: "/dev/nvidiactl")
+    monkeypatch.setattr(libraries, "_AHEAD", ("json",))
+    with pytest.raises(CudaTouchedError, match="importing json opened the GPU"):
+        libraries.import_ahead()
 
 
 def test_a_folder_with_a_very_long_name_will_do(lab: Lab) -> None:

@@ -72,18 +72,21 @@ def phase_times(trace: Trace, phases: Iterable[str]) -> pd.DataFrame:
 def waits(trace: Trace) -> pd.DataFrame:
     """Calls in which the host waited, longest first; `after` is the range that had closed last."""
     calls = trace.host[trace.host["kind"] == "synchronize"].copy()
-    calls["after"] = [
-        _closed_last(trace.ranges, process, start)
-        for process, start in zip(calls["process"], calls["start_ns"], strict=True)
-    ]
+    calls["after"] = pd.Series(None, index=calls.index, dtype=object)
+    for process, rows in calls.groupby("process"):
+        ranges = trace.ranges[trace.ranges["process"] == process]
+        calls.loc[rows.index, "after"] = _closed_last(ranges, rows["start_ns"].to_numpy())
     return calls.sort_values("duration_ns", ascending=False, kind="stable", ignore_index=True)
 
 
-def slow_ranges(trace: Trace, times: float = 5.0) -> pd.DataFrame:
-    """Ranges that took more than `times` their name's median, worst first, and what ran in them.
+def slow_ranges(
+    trace: Trace, times: float = 5.0, at_least_ns: int = 100_000, most: int = 20
+) -> pd.DataFrame:
+    """The ranges that took more than `times` their name's median, longest first, and what ran.
 
     `kernel` is the short name of the kernel with the most time of those launched in it, `call` the
-    API call in which the host spent the most; both None where there was none.
+    API call in which the host spent the most; None where there was none. Ranges shorter than
+    `at_least_ns` are slow by chance, and of the others `most` are enough.
     """
     named = trace.ranges.groupby("name", observed=True)["duration_ns"]
     ranges = trace.ranges.assign(
@@ -91,12 +94,13 @@ def slow_ranges(trace: Trace, times: float = 5.0) -> pd.DataFrame:
     )
     ranges["times_median"] = ranges["duration_ns"] / ranges["median_ns"]
     slow = (ranges["times_median"] > times) & (ranges["instances"] >= _FEWEST_FOR_A_MEDIAN)
-    table = ranges[slow].sort_values("times_median", ascending=False, ignore_index=True)
-    table["kernel"] = [
-        _most_in(trace.kernels, "launch_ns", "short_name", row) for row in _of(table)
-    ]
-    table["call"] = [_most_in(trace.host, "start_ns", "name", row) for row in _of(table)]
-    return table
+    table = ranges[slow & (ranges["duration_ns"] >= at_least_ns)]
+    table = table.nlargest(most, "duration_ns").reset_index(drop=True)
+    kernels = [_most_in(trace.kernels, "launch_ns", "short_name", row) for row in _of(table)]
+    calls = [_most_in(trace.host, "start_ns", "name", row) for row in _of(table)]
+    return table.assign(
+        kernel=pd.Series(kernels, dtype=object), call=pd.Series(calls, dtype=object)
+    )
 
 
 def _of(ranges: pd.DataFrame) -> Iterable[tuple[int, int, int]]:
@@ -116,14 +120,13 @@ def _most_in(
     return None if totals.empty else str(totals.idxmax())
 
 
-def _closed_last(ranges: pd.DataFrame, process: int, moment: int) -> str | None:
+def _closed_last(ranges: pd.DataFrame, moments: Integers) -> list[str | None]:
     """Name of the range that had closed last; of those that closed together the outermost."""
-    ends = ranges["start_ns"] + ranges["duration_ns"]
-    closed = ranges[(ranges["process"] == process) & (ends <= moment)]
-    if closed.empty:
-        return None
-    latest = closed[ends[closed.index] == ends[closed.index].max()]
-    return str(latest.loc[latest["duration_ns"].idxmax(), "name"])
+    ends, durations = _ends(ranges), ranges["duration_ns"].to_numpy()
+    order = np.lexsort((durations, ends))
+    names = ranges["name"].astype(str).to_numpy()[order]
+    closed = np.searchsorted(ends[order], moments, side="right")
+    return [names[count - 1] if count else None for count in closed]
 
 
 def _by_device(kernels: pd.DataFrame) -> list[pd.DataFrame]:
@@ -132,6 +135,6 @@ def _by_device(kernels: pd.DataFrame) -> list[pd.DataFrame]:
     return [rows for _, rows in ordered.groupby("device", sort=True)]
 
 
-def _ends(kernels: pd.DataFrame) -> Integers:
-    ends: Integers = (kernels["start_ns"] + kernels["duration_ns"]).to_numpy()
+def _ends(frame: pd.DataFrame) -> Integers:
+    ends: Integers = (frame["start_ns"] + frame["duration_ns"]).to_numpy()
     return ends

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
-from lmlab.measure.warm_start.libraries import check_preload
 from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable
 from lmlab.measure.warm_start.messages import Inbox, Job, send
 from lmlab.measure.warm_start.processes import kill_family, signal_group
@@ -28,22 +27,17 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ATTEMPTS = 3
 
 
-def run(
-    module: str, arguments: Sequence[str], *, cold: bool = False, preload: Sequence[str] = ()
-) -> int:
+def run(module: str, arguments: Sequence[str], *, cold: bool = False) -> int:
     """Call `main(arguments)` of a module in a process of its own and return its exit code.
 
-    `cold` asks for a fresh process, for points that measure the start itself. `preload` names
-    modules of torch or triton that take long to import and leave CUDA alone
-    (`torch._inductor.compile_fx` for a point that compiles); the helper keeps them.
+    `cold` asks for a fresh process, for points that measure the start itself.
     """
-    check_preload(preload)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
     if not cold and _is_wanted():
         try:
-            return _run_warm(module, list(arguments), list(preload))
+            return _run_warm(module, list(arguments))
         except WarmStartUnavailable as trouble:
             _say(f"{trouble}; a fresh process is used instead")
     return _run_plain(module, list(arguments))
@@ -102,11 +96,11 @@ class SignalRelay:
             signal_group(self._job, number)
 
 
-def _run_warm(module: str, arguments: list[str], preload: list[str]) -> int:
+def _run_warm(module: str, arguments: list[str]) -> int:
     """Hand the job to a helper; to another one if that ends by itself just then."""
     for _ in range(_ATTEMPTS):
         with _errors_before_the_job():
-            job = Job.of_this_process(module, arguments, preload)
+            job = Job.of_this_process(module, arguments)
             connection = find_or_start()
         with connection, SignalRelay() as relay:
             inbox = Inbox(connection)

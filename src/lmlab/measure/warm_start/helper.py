@@ -22,12 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmlab.measure.warm_start.child import live
-from lmlab.measure.warm_start.libraries import (
-    CudaTouchedError,
-    import_ahead,
-    import_standard_set,
-    library_path,
-)
+from lmlab.measure.warm_start.libraries import import_ahead, library_path
 from lmlab.measure.warm_start.messages import Inbox, Job, send
 from lmlab.measure.warm_start.processes import adopt_orphans, kill_family, live_processes
 from lmlab.measure.warm_start.starting import READY, listen
@@ -99,7 +94,7 @@ class Helper:
     def _accept(self) -> None:
         try:
             connection = Connection(self._listener.accept()[0])
-        except OSError:  # the client gave up first, or the door was closed in between
+        except OSError:  # the client gave up first
             return
         self._connections.add(connection)
         self._selector.register(
@@ -134,17 +129,9 @@ class Helper:
 
     def _take(self, connection: Connection, job: Job) -> None:
         try:
-            import_ahead(job.preload)
             self._fork(connection, job)
-        except (OSError, ImportError, CudaTouchedError) as error:
+        except OSError as error:
             connection.reply({"trouble": f"the helper cannot start the job: {error}"})
-            if isinstance(error, CudaTouchedError):
-                self._retire()
-
-    def _retire(self) -> None:
-        """Take no more jobs, and end with the last one that runs."""
-        self._idle_s = 0.0
-        self._close_the_door()
 
     def _fork(self, connection: Connection, job: Job) -> None:
         helper = os.getpid()
@@ -207,17 +194,11 @@ class Helper:
             if kinship.parent == os.getpid():
                 kill_family(pid)
 
-    def _close_the_door(self) -> None:
-        """First the name, then the socket: a client that finds no name starts another helper."""
-        if self._listener.fileno() < 0:
-            return
+    def _end(self) -> None:
+        # First the name, then the door: a client that finds no name starts another helper.
         if self._path.exists() and self._path.stat().st_ino == self._inode:
             self._path.unlink()
-        self._selector.unregister(self._listener)
         self._listener.close()
-
-    def _end(self) -> None:
-        self._close_the_door()
         for pid in list(self._jobs):
             kill_family(pid)
             self._finish(pid)
@@ -240,7 +221,7 @@ def main(arguments: list[str]) -> None:
     adopt_orphans()
     with os.fdopen(int(ready), "w") as announcement:
         try:
-            import_standard_set()
+            import_ahead()
             helper = Helper(Path(path), float(idle_s))
         except Exception as error:
             announcement.write(f"the helper cannot start: {type(error).__name__}: {error}")

@@ -30,11 +30,9 @@ class Job:
     umask: int
     ignored_signals: list[int]
     """Signals that the client was told to ignore (nohup, a shell's background job)."""
-    preload: list[str]
-    """Modules of torch or triton that the helper imports first, for this job and all later ones."""
 
     @classmethod
-    def of_this_process(cls, module: str, arguments: list[str], preload: list[str]) -> Self:
+    def of_this_process(cls, module: str, arguments: list[str]) -> Self:
         """The job as this process would start it: its folder, environment and signals."""
         umask = os.umask(0o077)
         os.umask(umask)
@@ -45,7 +43,6 @@ class Job:
             directory=os.getcwd(),
             umask=umask,
             ignored_signals=_ignored_signals(),
-            preload=list(preload),
         )
 
 

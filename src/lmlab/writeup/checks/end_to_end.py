@@ -88,8 +88,8 @@ def phases_add_up(data: pd.DataFrame) -> list[str]:
         if abs(total - parts) > max(SUM_WITHIN * total, SUM_WITHIN_MS):
             row = point.iloc[0]
             warnings.append(
-                f"The phases of {place(row)}, {row['precision']}, mode {row['mode']}, {row['start']} "
-                f"start, add up to {significant(parts)} ms of {significant(total)} ms."
+                f"The phases of {place(row)}, {row['precision']}, mode {row['mode']}, "
+                f"{row['start']} start, add up to {significant(parts)} ms of {significant(total)} ms."
             )
     return warnings
 
@@ -102,8 +102,8 @@ def below_peak(collected: Collected, data: pd.DataFrame) -> list[str]:
         peak = collected.ceiling("peaks", "tflops", row["precision"])
         if peak is not None and row["tflops"] > peak:
             warnings.append(
-                f"The {row['phase']} rate of {place(row)}, {row['precision']}, mode {row['mode']}, is "
-                f"{significant(row['tflops'])} TFLOP/s, above the stated peak of {significant(peak)}."
+                f"The {row['phase']} rate of {place(row)}, {row['precision']}, mode {row['mode']}, "
+                f"is {significant(row['tflops'])} TFLOP/s, above the stated peak of {significant(peak)}."
             )
     return warnings
 

@@ -13,14 +13,14 @@ def checks(collected: Collected) -> list[str]:
         peak = collected.ceiling("peaks", "tflops", name)
         if peak is not None and row["tflops"] is not None and row["tflops"] > peak:
             warnings.append(
-                f"The measured {name} matmul rate, {significant(row['tflops'])} TFLOP/s, is above the "
-                f"stated peak of {significant(peak)}."
+                f"The measured {name} matmul rate, {significant(row['tflops'])} TFLOP/s, is above "
+                f"the stated peak of {significant(peak)}."
             )
     copied = collected.ceiling("ceilings", "copy_gb_per_s", "gb_per_s")
     memory = collected.ceiling("peaks", "memory_tb_per_s")
     if copied is not None and memory is not None and copied > 1000 * memory:
         warnings.append(
-            f"The measured copy rate, {significant(copied)} GB/s, is above the stated memory bandwidth "
-            f"of {significant(1000 * memory)}."
+            f"The measured copy rate, {significant(copied)} GB/s, is above the stated memory "
+            f"bandwidth of {significant(1000 * memory)}."
         )
     return warnings

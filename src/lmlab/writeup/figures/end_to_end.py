@@ -39,7 +39,11 @@ def figures(collected: Collected) -> dict[str, Drawing]:
             caption=f"Median time against the number of parameters; both axes are logarithmic. {note}",
             draw=(lambda: _times(steps, "parameters", "context")) if len(steps) else None,
         ),
-        **({"host_limit": _host_limit(collected, first_batch)} if collected.device == "cuda" else {}),
+        **(
+            {"host_limit": _host_limit(collected, first_batch)}
+            if collected.device == "cuda"
+            else {}
+        ),
         **_cold_start(collected, data),
         **{
             f"speedup_{precision}": _speedup(collected, first_batch, precision)
@@ -111,8 +115,8 @@ def _host_limit(collected: Collected, data: pd.DataFrame) -> Drawing:
     ratios = ratios[ratios["busy_share_a"].notna()]
     return Drawing(
         alt="Backward over forward time against the share of forward in which the GPU was busy",
-        caption="Each marker is a training step of one size and context; the lines mark backward as "
-        f"long as forward and twice as long. {_caption(collected, data)}",
+        caption="Each marker is a training step of one size and context; the lines mark backward "
+        f"as long as forward and twice as long. {_caption(collected, data)}",
         draw=(lambda: _draw_host_limit(ratios)) if len(ratios) else None,
     )
 
@@ -144,8 +148,8 @@ def _cold_start(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]:
     return {
         "cold_start": Drawing(
             alt="Step time of fresh processes over their first steps, relative to the settled pace",
-            caption="Every step of each cold process as a multiple of its settled median (logarithmic); "
-            "open markers are warm-up steps, filled ones were measured, the band is "
+            caption="Every step of each cold process as a multiple of its settled median "
+            "(logarithmic); open markers are warm-up steps, filled ones were measured, the band is "
             f"± {percent(TOLERANCE, 2)}. {describe(used, columns=['warmup'])}",
             draw=(lambda: _draw_traces(rows)) if len(rows) else None,
         )
@@ -196,8 +200,8 @@ def _speedup(collected: Collected, data: pd.DataFrame, precision: str) -> Drawin
     ratios = speedups(data, precision)
     return Drawing(
         alt=f"Speed-up of {precision} over {BASE} against model size, a line per context",
-        caption=f"Median time in {BASE} over median time in {precision}, a ratio across points; above "
-        f"the line at 1 {precision} is faster. {_caption(collected, data)}",
+        caption=f"Median time in {BASE} over median time in {precision}, a ratio across points; "
+        f"above the line at 1 {precision} is faster. {_caption(collected, data)}",
         draw=(lambda: _draw_speedup(ratios, precision)) if len(ratios) else None,
     )
 
@@ -210,7 +214,9 @@ def _draw_speedup(ratios: pd.DataFrame, precision: str) -> Figure:
         axis.axhline(1, color=style.GUIDE, linewidth=1)
         for index, context in enumerate(frames.order(ratios, "context")):
             rows = frames.of(ratios, what=what, context=context).sort_values("parameters")
-            axis.plot(rows["parameters"], rows["speedup"], label=str(context), **style.series(index))
+            axis.plot(
+                rows["parameters"], rows["speedup"], label=str(context), **style.series(index)
+            )
         axis.set_title(what.capitalize())
     _size_axis(axes, ratios, last=len(shown))
     axes[0].set_ylabel(f"Speed-up of {precision} (×)")

@@ -24,14 +24,14 @@ def figures(collected: Collected) -> dict[str, Drawing]:
     return {
         "fp16_sum": Drawing(
             alt="Error of a running fp16 sum, and the spacing of fp16 numbers against what is added",
-            caption="Left: the running fp16 sum minus the exact one. Right: the spacing of fp16 numbers "
-            "at the sum, the term, and what each addition really added.",
+            caption="Left: the running fp16 sum minus the exact one. Right: the spacing of fp16 "
+            "numbers at the sum, the term, and what each addition really added.",
             draw=(lambda: _draw_sum(trace, float(data["term"]))) if data and len(trace) else None,
         ),
         "variance": Drawing(
             alt="Relative error of a variance against the scale of its input, by data type",
-            caption="Both axes are logarithmic; variances that overflow or vanish are marked in the rows "
-            f"above the data. {where(norms)}",
+            caption="Both axes are logarithmic; variances that overflow or vanish are marked in "
+            f"the rows above the data. {where(norms)}",
             draw=(lambda: _draw_variance(variances)) if len(variances) else None,
         ),
     }

@@ -64,8 +64,8 @@ def _speedup_summary(data: pd.DataFrame, precision: str) -> str:
     faster, slower = ((ratios["verdict"] == word).sum() for word in ("faster", "slower"))
     low, high = factor(ratios["speedup"].min()), factor(ratios["speedup"].max())
     return (
-        f"Against {BASE}, {precision} makes {faster} of {len(ratios)} steps faster and {slower} slower "
-        f"({low} to {high})."
+        f"Against {BASE}, {precision} makes {faster} of {len(ratios)} steps faster and {slower} "
+        f"slower ({low} to {high})."
     )
 
 

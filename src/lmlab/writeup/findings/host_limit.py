@@ -30,7 +30,9 @@ def host_limit(data: pd.DataFrame, device: str) -> str:
         )
     known = ratios[ratios["busy_share_a"].notna() & ratios["busy_share_b"].notna()]
     if not len(known):
-        return "Whether the host or the GPU is the limit is not known: no GPU-busy time was recorded."
+        return (
+            "Whether the host or the GPU is the limit is not known: no GPU-busy time was recorded."
+        )
     return f"{_alike(known)} {_gpu_limited(known)}".strip()
 
 
@@ -60,9 +62,9 @@ def _reason(alike: pd.DataFrame, idle: pd.DataFrame) -> str:
     if not len(idle):
         return f"The GPU is busy for {_shares(rest)} of both, so the host is not the reason."
     return (
-        f"In {len(idle)} of these the GPU runs something for only {_shares(idle)} of the time: there the "
-        f"host is the limit. In the others ({_by_precision(rest, alike)}) at least one of the passes keeps "
-        f"the GPU busy for {percent(HOST_LIMITED_BELOW, 2)} and more, so the host explains part at most."
+        f"In {len(idle)} of these the GPU runs something for only {_shares(idle)} of the time: "
+        f"there the host is the limit. In the others, {_by_precision(rest, alike)}, at least one "
+        f"of the passes keeps the GPU busy for {percent(HOST_LIMITED_BELOW, 2)} and more, so the host explains part at most."
     )
 
 
@@ -82,7 +84,7 @@ def _shares(rows: pd.DataFrame) -> str:
 
 
 def _by_precision(rows: pd.DataFrame, every: pd.DataFrame) -> str:
-    return "; ".join(
-        f"in {precision} {where(frames.of(rows, precision=precision), every)}"
+    return ", ".join(
+        f"{precision} ({where(frames.of(rows, precision=precision), every)})"
         for precision in frames.order(rows, "precision")
     )

@@ -58,14 +58,17 @@ def enough_range_and_digits(rows: pd.DataFrame, dtype: str = "bf16", base: str =
     lost = f"its error is {ratio} times that of {base}"
     if in_range and worse:
         return (
-            f"{dtype} removes the need for range, not the need for precision: nothing overflows or "
-            f"vanishes, but {lost}, so the statistics still belong in {base}."
+            f"{dtype} has the range but not the precision: nothing overflows or vanishes, but "
+            f"{lost}, so it does not remove the need for {base} statistics."
         )
     if in_range:
-        return f"{dtype} removes both needs on these inputs: it stays in range and {lost}."
+        return (
+            f"{dtype} has the range and, on these inputs, the precision: {lost}, so it removes the "
+            f"need for {base} statistics."
+        )
     if worse:
-        return f"{dtype} removes neither need: it leaves its range, and within it {lost}."
-    return f"{dtype} is as exact as needed ({lost}) but leaves its range, so {base} is needed for range."
+        return f"{dtype} has neither the range nor the precision: within its range {lost}."
+    return f"{dtype} has the precision ({lost}) but not the range, so {base} is needed for range."
 
 
 def output_finite(rows: pd.DataFrame) -> str:
@@ -78,8 +81,12 @@ def output_finite(rows: pd.DataFrame) -> str:
         if len(lost):
             told.append(f"in {dtype} it is not finite at {listed(significant(s) for s in lost)}")
         else:
-            told.append(f"in {dtype} it is off by at most {significant(here['largest_error'].max(), 2)}")
-    fate = "stays finite at every scale" if rows["largest_error"].notna().all() else "does not survive"
+            told.append(
+                f"in {dtype} it is off by at most {significant(here['largest_error'].max(), 2)}"
+            )
+    fate = (
+        "stays finite at every scale" if rows["largest_error"].notna().all() else "does not survive"
+    )
     return f"The output of PyTorch's own LayerNorm on these inputs {fate}: {listed(told)}."
 
 

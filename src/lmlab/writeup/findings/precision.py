@@ -55,8 +55,8 @@ def accumulation(collected: Collected) -> str:
         return "Which accumulator is closer is not known: the loops were not measured."
     wide, narrow = (abs(float(loops.loc[name, "error"])) for name in ("fp32", "fp16"))
     results = (
-        f"fp32 ends at {loops.loc['fp32', 'result']:.4f}, off by {significant(wide, 2)}; fp16 at "
-        f"{loops.loc['fp16', 'result']:.4f}, off by {significant(narrow, 2)}"
+        f"The fp32 sum ends at {loops.loc['fp32', 'result']:.4f}, off by {significant(wide, 2)}, "
+        f"the fp16 sum at {loops.loc['fp16', 'result']:.4f}, off by {significant(narrow, 2)}"
     )
     if wide == narrow:
         return f"{results}: neither accumulator is closer."
@@ -75,14 +75,16 @@ def cast(collected: Collected) -> str:
     plain, first = (
         float(loops.loc[name, "result"]) for name in ("fp32_plus_fp16", "fp32_plus_fp16_cast")
     )
-    same = "gives the same result" if plain == first else f"gives {first:.4f} instead of {plain:.4f}"
+    same = (
+        "gives the same result" if plain == first else f"gives {first:.4f} instead of {plain:.4f}"
+    )
     rounded = float(data["term_in_fp16"])
     expected = float(data["terms"]) * rounded
     exact = float(loops.loc["fp32_plus_fp16", "exact"])
     explained = abs(plain - expected) <= 0.1 * abs(plain - exact)
     rest = (
-        f"What is left is the rounding of the term, which fp16 holds as {rounded:.7f}: that many times "
-        f"{data['terms']:,} is {expected:.4f}."
+        f"What is left is the rounding of the term, which fp16 holds as {rounded:.7f}: "
+        f"{data['terms']:,} times that is {expected:.4f}."
         if explained
         else f"The rounding of the term alone ({rounded:.7f} in fp16) would give {expected:.4f}, which is "
         "not what came out."
@@ -99,16 +101,16 @@ def drift(collected: Collected) -> str:
     last = float(trace["spacing"].iloc[-1])
     if last < COARSE_FROM * term:
         return (
-            f"At the end of the sum fp16 numbers are {significant(last, 2)} apart, fine against the term "
-            f"{term:g}: spacing does not explain an error here."
+            f"At the end of the sum fp16 numbers are {significant(last, 2)} apart, fine against "
+            f"the term {term:g}: spacing does not explain an error here."
         )
     levels = list(dict.fromkeys(trace["spacing"]))[-2:]
     stretches = [trace[trace["spacing"] == level] for level in levels]
     told = "; ".join(_stretch(rows, term) for rows in stretches)
     return (
-        "fp16 can only step from one of its numbers to the next, and these lie farther apart as the sum "
-        f"grows: {told}. Within a stretch every addition is wrong by the same amount, so the error "
-        f"grows with every step. {_course(trace, term, stretches)}"
+        "fp16 can only step from one of its numbers to the next, and these lie farther apart as "
+        f"the sum grows: {told}. Within a stretch every addition is wrong by the same amount, so "
+        f"the error grows with every step. {_course(trace, term, stretches)}"
     )
 
 
@@ -127,14 +129,16 @@ def _stretch(rows: pd.DataFrame, term: float) -> str:
 def _course(trace: pd.DataFrame, term: float, stretches: Sequence[pd.DataFrame]) -> str:
     """Where the error was largest, and whether the last stretches work against each other."""
     error = trace["sum"] - term * trace["step"]
-    worst = error.abs().idxmax()
+    worst = int(error.abs().argmax())
     end = float(error.iloc[-1])
-    peak = f"It is largest at step {trace['step'][worst]:,}, {signed(float(error[worst]))}"
-    if worst == error.index[-1]:
+    peak = f"It is largest at step {trace['step'].iloc[worst]:,}, {signed(float(error.iloc[worst]))}"
+    if worst == len(error) - 1:
         return f"{peak}, the end of the sum."
     signs = {float(rows["added"].iloc[-1]) > term for rows in stretches}
     if len(signs) == 2:
-        return f"{peak}; the last stretch errs the other way, which leaves {signed(end)} at the end."
+        return (
+            f"{peak}; the last stretch errs the other way, which leaves {signed(end)} at the end."
+        )
     return f"{peak}, and {signed(end)} at the end."
 
 
@@ -146,33 +150,23 @@ def autocast(collected: Collected) -> str:
         for row in frames.rows_of(collected, "autocast")
         if row.status != "ok"
     ]
-    told = [_kept(dtype, components) for dtype, components in found.items()]
+    # Types that keep the same parts in fp32 share a sentence.
+    alike: dict[tuple[tuple[str, bool], ...], list[str]] = {}
+    for dtype, components in found.items():
+        wide = tuple((name, frames.BITS[kind] >= 32) for name, kind in components.items())
+        alike.setdefault(wide, []).append(dtype)
+    told = [_kept(listed(dtypes), dict(wide)) for wide, dtypes in alike.items()]
     if refused:
         told.append(f"Not read: {listed(refused)}.")
-    if len(found) > 1:
-        told.append(_alike(found))
     return " ".join(told) or "What autocast keeps in fp32 is not known: it was not measured."
 
 
-def _kept(dtype: str, components: dict[str, str]) -> str:
-    wide = [frames.COMPONENTS.get(n, n) for n, t in components.items() if frames.BITS[t] >= 32]
-    low = [frames.COMPONENTS.get(n, n) for n, t in components.items() if frames.BITS[t] < 32]
+def _kept(dtypes: str, wide: dict[str, bool]) -> str:
+    kept = [frames.COMPONENTS.get(name, name) for name, is_wide in wide.items() if is_wide]
+    low = [frames.COMPONENTS.get(name, name) for name, is_wide in wide.items() if not is_wide]
+    start = f"Under autocast to {dtypes}"
     if not low:
-        return f"Under {dtype} autocast everything stays in fp32."
-    if not wide:
-        return f"Under {dtype} autocast nothing stays in fp32."
-    verb = "stays" if len(wide) == 1 else "stay"
-    be = "is" if len(low) == 1 else "are"
-    return f"Under {dtype} autocast {listed(wide)} {verb} in fp32; {listed(low)} {be} in 16 bit."
-
-
-def _alike(found: dict[str, dict[str, str]]) -> str:
-    widths = {
-        dtype: {name: frames.BITS[kind] for name, kind in components.items()}
-        for dtype, components in found.items()
-    }
-    first, *others = widths.values()
-    differing = sorted({name for other in others for name in first if other.get(name) != first[name]})
-    if not differing:
-        return f"{listed(widths)} autocast choose the same components."
-    return f"{listed(widths)} autocast differ in {listed(frames.COMPONENTS.get(n, n) for n in differing)}."
+        return f"{start} everything stays in fp32."
+    if not kept:
+        return f"{start} nothing stays in fp32."
+    return f"{start} these stay in fp32: {listed(kept)}; in 16 bit: {listed(low)}."

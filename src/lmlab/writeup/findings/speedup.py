@@ -38,8 +38,8 @@ def starts_to_pay(ratios: pd.DataFrame, precision: str) -> str:
             f"{factor(first['speedup'])} already for {place(first)}."
         )
     return (
-        f"{precision} starts to pay with {place(first)}, the smallest training step that is faster than in "
-        f"{BASE} beyond noise ({factor(first['speedup'])}); {len(faster)} of {len(ratios)} steps are."
+        f"{precision} starts to pay with {place(first)}, the smallest training step that is faster "
+        f"than in {BASE} beyond noise ({factor(first['speedup'])}); {len(faster)} of {len(ratios)} steps are."
     )
 
 
@@ -60,9 +60,7 @@ def in_phase(ratios: pd.DataFrame, what: str, precision: str) -> str:
     return f"{name}: {'; '.join(part for part in parts if part)}."
 
 
-def _group(
-    ratios: pd.DataFrame, verdict: str, claim: str, reaching: str, *, largest: bool
-) -> str:
+def _group(ratios: pd.DataFrame, verdict: str, claim: str, reaching: str, *, largest: bool) -> str:
     rows = ratios[ratios["verdict"] == verdict]
     if not len(rows):
         return ""

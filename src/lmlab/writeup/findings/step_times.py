@@ -6,7 +6,7 @@ import pandas as pd
 
 from lmlab.writeup.comparison import timed, verdict
 from lmlab.writeup.frames import end_to_end as frames
-from lmlab.writeup.numbers import counted, percent, significant, times
+from lmlab.writeup.numbers import counted, listed, percent, significant, times
 from lmlab.writeup.places import extreme, place
 
 PROPORTIONAL_WITHIN = 0.10
@@ -23,7 +23,9 @@ def phase_range(data: pd.DataFrame, precision: str, phase: str) -> str:
     low = extreme(rows, "median_ms", largest=False)
     start = f"{phase.capitalize()} in {precision} takes"
     if len(rows) == 1:
-        return f"{start} {significant(low['median_ms'])} ms ({place(low)}), the only point measured."
+        return (
+            f"{start} {significant(low['median_ms'])} ms ({place(low)}), the only point measured."
+        )
     high = extreme(rows, "median_ms", largest=True)
     return (
         f"{start} from {significant(low['median_ms'])} ms ({place(low)}) to "
@@ -36,14 +38,18 @@ def growth(data: pd.DataFrame, precision: str) -> str:
     """Whether a step's time follows the number of its tokens, for the smallest and largest model."""
     rows = frames.of(frames.grid(data), precision=precision, mode="train_step", phase="total")
     rows = frames.measured(rows)
-    sizes = [s for s in frames.order(rows, "size") if rows["context"][rows["size"] == s].nunique() > 1]
+    sizes = [
+        s for s in frames.order(rows, "size") if rows["context"][rows["size"] == s].nunique() > 1
+    ]
     if not sizes:
-        return f"How a step grows with context in {precision} is not known: no size has two contexts."
+        return (
+            f"How a step grows with context in {precision} is not known: no size has two contexts."
+        )
     chosen = list(dict.fromkeys([sizes[0], sizes[-1]]))
-    return " ".join(_growth_of(frames.of(rows, size=size), precision) for size in chosen)
+    return f"In {precision} {listed(_growth_of(frames.of(rows, size=size)) for size in chosen)}."
 
 
-def _growth_of(rows: pd.DataFrame, precision: str) -> str:
+def _growth_of(rows: pd.DataFrame) -> str:
     rows = rows[rows["batch"] == rows["batch"].iloc[0]].sort_values("context")
     first, last = rows.iloc[0], rows.iloc[-1]
     tokens = last["context"] / first["context"]
@@ -54,8 +60,8 @@ def _growth_of(rows: pd.DataFrame, precision: str) -> str:
     elif time < tokens * (1 - PROPORTIONAL_WITHIN):
         relation = "less than in proportion"
     return (
-        f"From context {first['context']} to {last['context']}, {tokens:g} times the tokens, a "
-        f"step of {first['size']} in {precision} takes {times(time)} as long: {relation}."
+        f"a step of {first['size']} takes {times(time)} as long at context {last['context']} as at "
+        f"{first['context']}, with {tokens:g} times the tokens ({relation})"
     )
 
 
@@ -75,7 +81,9 @@ def backward_ratio(data: pd.DataFrame) -> str:
         f"{significant(high['ratio'])} ({place(high)}, {high['precision']}) times the time of forward"
     )
     if longer == total:
-        return f"Backward takes longer than forward in all {counted(total, 'training step')}: {span}."
+        return (
+            f"Backward takes longer than forward in all {counted(total, 'training step')}: {span}."
+        )
     if shorter == total:
         return f"Backward takes less time than forward in all {counted(total, 'training step')}: {span}."
     same = f", within noise in {total - longer - shorter}" if longer + shorter < total else ""

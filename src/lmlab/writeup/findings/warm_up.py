@@ -15,17 +15,23 @@ def warmup_effect(data: pd.DataFrame) -> str:
     rows = frames.of(frames.measured(frames.cold(data)), phase="total")
     counts = sorted(set(rows["warmup"]))
     if len(counts) < 2:
-        return "What dropping warm-up does is not known: fewer than two warm-up counts were measured."
+        return (
+            "What dropping warm-up does is not known: fewer than two warm-up counts were measured."
+        )
     few, many = counts[0], counts[-1]
     ratios = _ratios(rows, few, many)
     if not len(ratios):
-        return "What dropping warm-up does is not known: no size has both ends of the warm-up range."
+        return (
+            "What dropping warm-up does is not known: no size has both ends of the warm-up range."
+        )
     start = f"{_after(few).capitalize()} the mean step takes"
     longer = ratios[ratios["ratio"] > 1 + TOLERANCE]
     shorter = ratios[ratios["ratio"] < 1 - TOLERANCE]
     sizes = list(ratios["size"])
     if len(longer):
-        text = f"{start} {_times(longer)} as long as {_after(many)} for {named(longer['size'], sizes)}"
+        text = (
+            f"{start} {_times(longer)} as long as {_after(many)} for {named(longer['size'], sizes)}"
+        )
         return f"{text}{_unaffected(ratios, longer)}.{_deviations(longer)}{_first_step(data, few)}"
     if len(shorter):
         return (
@@ -40,7 +46,9 @@ def enough_warmup(data: pd.DataFrame) -> str:
     rows = frames.of(frames.measured(frames.cold(data)), phase="total")
     counts = sorted(set(rows["warmup"]))
     if len(counts) < 2:
-        return "How much warm-up is enough is not known: fewer than two warm-up counts were measured."
+        return (
+            "How much warm-up is enough is not known: fewer than two warm-up counts were measured."
+        )
     parts = []
     for size in frames.order(rows, "size"):
         good = [
@@ -51,7 +59,15 @@ def enough_warmup(data: pd.DataFrame) -> str:
         parts.append((size, good[0] if good else None))
     enough = [(size, count) for size, count in parts if count is not None]
     not_enough = [str(size) for size, count in parts if count is None]
-    return " ".join(filter(None, [_enough(enough, [size for size, _ in parts], counts[-1]), _not_enough(not_enough, counts)]))
+    return " ".join(
+        filter(
+            None,
+            [
+                _enough(enough, [size for size, _ in parts], counts[-1]),
+                _not_enough(not_enough, counts),
+            ],
+        )
+    )
 
 
 def settling(data: pd.DataFrame) -> str:
@@ -102,7 +118,9 @@ def _deviations(ratios: pd.DataFrame) -> str:
     known = ratios[ratios["sd_ms_a"].notna() & ratios["sd_ms_b"].gt(0)]
     if not len(known):
         return ""
-    return f" Its standard deviation is {span(known['sd_ms_a'] / known['sd_ms_b'], 2)} times as large."
+    return (
+        f" Its standard deviation is {span(known['sd_ms_a'] / known['sd_ms_b'], 2)} times as large."
+    )
 
 
 def _first_step(data: pd.DataFrame, count: int) -> str:

@@ -56,8 +56,8 @@ def measured(data: pd.DataFrame) -> pd.DataFrame:
 def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
     """Rows with these values; a set means any of its values."""
     for column, value in wanted.items():
-        allowed = value if isinstance(value, set) else {value}
-        data = data[data[column].isin(allowed)]
+        values = data[column]
+        data = data[values.isin(value) if isinstance(value, set) else values == value]
     return data
 
 

@@ -103,7 +103,9 @@ def speedup_cell(
         mark = f" {WITHIN_NOISE}" if found["verdict"].iloc[0] == "same" else ""
         return f"{factor(found['speedup'].iloc[0])}{mark}"
     mode, phase = PHASES[what]
-    arms = [at(frames.of(rows, mode=mode, phase=phase, precision=p), key) for p in (BASE, precision)]
+    arms = [
+        at(frames.of(rows, mode=mode, phase=phase, precision=p), key) for p in (BASE, precision)
+    ]
     problems = [
         f"{name}: {STATUS_CELLS[arm['status'].iloc[0]]}"
         for name, arm in zip((BASE, precision), arms, strict=True)

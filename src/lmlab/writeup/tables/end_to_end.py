@@ -12,7 +12,7 @@ from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import end_to_end as frames
 from lmlab.writeup.frames.cold_start import FEWEST_SETTLED_STEPS, TOLERANCE, traces
 from lmlab.writeup.frames.speedup import BASE, PHASES, compared_precisions, speedups
-from lmlab.writeup.numbers import percent, significant
+from lmlab.writeup.numbers import percent
 from lmlab.writeup.table import Column, Table
 from lmlab.writeup.tables.cells import (
     WITHIN_NOISE,
@@ -59,7 +59,7 @@ def times(collected: Collected, data: pd.DataFrame, precision: str) -> Table:
     }
     used = chosen(collected, precision=precision, start="warm", mode={"forward", "train_step"})
     return Table(
-        title=f"Time of each phase in ms, {precision}: mean ± standard deviation (median)",
+        title=f"Time of each phase, {precision}: mean ± standard deviation (median)",
         columns=[*place_columns(rows), *(Column(f"{name} (ms)") for name in cells)],
         rows=by_place(rows, list(cells.values())),
         caption=f"{caption(used, rows)} Forward with gradients includes the loss; the whole step "
@@ -112,9 +112,9 @@ def busy(collected: Collected, data: pd.DataFrame) -> Table:
         title="Share of each phase in which the GPU ran anything",
         columns=[*place_columns(rows), *(Column(title) for title in titles)],
         rows=by_place(rows, cells),
-        caption=f"{caption(used, rows)} GPU time is the union of all kernel and copy intervals of one "
-        "step under the profiler, over the phase's median without it. Well under 100 % means that "
-        "the GPU waits for the host.",
+        caption=f"{caption(used, rows)} GPU time is the union of all kernel and copy intervals of "
+        "one step under the profiler, over the phase's median without it. Well under 100 % means "
+        "that the GPU waits for the host.",
         sources=sources_of(used),
     )
 
@@ -168,9 +168,9 @@ def warmup(collected: Collected, data: pd.DataFrame) -> Table:
             Column("Settled from step"),
         ],
         rows=body,
-        caption=f"{cold_caption(used, rows)} Every row is a process of its own. Steps count from the "
-        f"process's first, warm-ups included; settled: all later steps within {percent(TOLERANCE, 2)} "
-        f"of its final median, at least {FEWEST_SETTLED_STEPS} of them.",
+        caption=f"{cold_caption(used, rows)} Every row is a process of its own. Steps count from "
+        f"the process's first, warm-ups included; settled: all later steps within "
+        f"{percent(TOLERANCE, 2)} of its final median, at least {FEWEST_SETTLED_STEPS} of them.",
         sources=sources_of(used),
     )
 
@@ -198,7 +198,9 @@ def caption(used: Sequence[Row], rows: pd.DataFrame) -> str:
 def cold_caption(used: Sequence[Row], rows: pd.DataFrame) -> str:
     """Cold starts share one context and precision, which no column shows."""
     results = [row.result for row in used if row.result is not None]
-    where = f"Context {rows['context'].iloc[0]}, {rows['precision'].iloc[0]}, {rows['mode'].iloc[0]}."
+    where = (
+        f"Context {rows['context'].iloc[0]}, {rows['precision'].iloc[0]}, {rows['mode'].iloc[0]}."
+    )
     return f"{describe(results, columns=['warmup'])} {where}"
 
 
@@ -222,4 +224,4 @@ def peak_note(collected: Collected, precision: str) -> str:
     if peak is None:
         return f"No MFU: there is no sourced {precision} peak for {collected.device_name}."
     source = collected.ceiling("peaks", "source")
-    return f"MFU: of {significant(peak, 4)} TFLOP/s ({source})."
+    return f"MFU: of {peak:g} TFLOP/s ({source})."

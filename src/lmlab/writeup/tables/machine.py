@@ -53,7 +53,7 @@ def card(collected: Collected) -> Table:
         if values.get(key) is not None and not (key == "gpu_count" and values[key] == 0)
     ]
     return Table(
-        title="The machine",
+        title="Machine card",
         columns=[Column("What", "left"), Column("Value", "left")],
         rows=body or [["Machine card", _status(collected)]],
         caption="As PyTorch, NVML and the system report it; what they do not tell is left out.",
@@ -89,7 +89,12 @@ def ceilings(collected: Collected) -> Table:
 def _matmul(collected: Collected, name: str, row: Mapping[str, Any]) -> list[str]:
     peak = collected.ceiling("peaks", "tflops", name)
     if row["tflops"] is None:
-        return [f"matmul {name}", row.get("reason") or "no reason given", NOTHING, *_peak(peak, None)]
+        return [
+            f"matmul {name}",
+            row.get("reason") or "no reason given",
+            NOTHING,
+            *_peak(peak, None),
+        ]
     measured = f"{significant(row['tflops'], 3)} TFLOP/s"
     shape = " × ".join(str(side) for side in row["shape"])
     return [f"matmul {name}", measured, shape, *_peak(peak, row["tflops"])]
@@ -106,7 +111,12 @@ def _copy(collected: Collected, row: Mapping[str, Any]) -> list[str]:
     peak = collected.ceiling("peaks", "memory_tb_per_s")
     peak_gb = None if peak is None else 1000 * peak
     if row["gb_per_s"] is None:
-        return [COPY, row.get("reason") or "no reason given", NOTHING, *_peak(peak_gb, None, "GB/s")]
+        return [
+            COPY,
+            row.get("reason") or "no reason given",
+            NOTHING,
+            *_peak(peak_gb, None, "GB/s"),
+        ]
     measured = f"{significant(row['gb_per_s'], 3)} GB/s"
     return [COPY, measured, binary_bytes(row["bytes"]), *_peak(peak_gb, row["gb_per_s"], "GB/s")]
 
@@ -128,4 +138,6 @@ def _processor(cpu: Mapping[str, Any]) -> str:
 
 
 def _status(collected: Collected) -> str:
-    return STATUS_CELLS.get(collected.rows[0].status if collected.rows else "missing", "not measured")
+    return STATUS_CELLS.get(
+        collected.rows[0].status if collected.rows else "missing", "not measured"
+    )

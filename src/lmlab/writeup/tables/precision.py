@@ -88,15 +88,17 @@ def layernorm(collected: Collected) -> Table:
     body = []
     for scale, here in rows.groupby("scale", sort=True):
         cells = [_variance(here[here["dtype"] == dtype]) for dtype in dtypes]
-        body.append([significant(float(scale)), significant(float(here["true_variance"].iloc[0])), *cells])
+        body.append(
+            [significant(float(scale)), significant(float(here["true_variance"].iloc[0])), *cells]
+        )
     if not body:
         body = [[STATUS_CELLS[frames.status_of(collected, "layernorm")], NOTHING]]
     return Table(
         title="Variance of one input at growing and shrinking scales: relative error by data type",
         columns=[Column("Scale of the input"), Column("True variance"), *map(Column, dtypes)],
         rows=body,
-        caption="Mean square around the mean, every intermediate in the type named; the largest error of "
-        f"all rows of the input, against double precision. {where(used)}",
+        caption="Mean square around the mean, every intermediate in the type named; the largest "
+        f"error of all rows of the input, against double precision. {where(used)}",
         sources=sources_of(used),
     )
 
@@ -119,8 +121,8 @@ def layernorm_output(collected: Collected) -> dict[str, Table]:
         title="PyTorch's LayerNorm on the same inputs: largest error of its output by data type",
         columns=[Column("Scale of the input"), *map(Column, dtypes)],
         rows=body,
-        caption="Against double precision; outputs are of order one. Inputs and output have the type "
-        f"named. {where(used)}",
+        caption="Against double precision; outputs are of order one. Inputs and output have the "
+        f"type named. {where(used)}",
         sources=sources_of(used),
     )
     return {"layernorm_output": table}
