@@ -1,7 +1,7 @@
 """The appendix: what all chapters' results have in common, and what went wrong where.
 
-Each chapter's document carries its own provenance; here they are put together for a reader who wants
-to know once what the page rests on. Only tables: the words around them are the template's.
+Each chapter's document carries its own provenance; here they are put together for a reader who
+wants to know once what the page rests on. Only tables: the words around them are the template's.
 """
 
 from __future__ import annotations

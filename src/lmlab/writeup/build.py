@@ -1,8 +1,8 @@
 """One chapter: results in, figures and one JSON document out.
 
 The document holds everything the page says about the chapter, already chosen and rounded, so that
-the page is templates only: an edit of a sentence in a template renders again in a second and touches
-neither results nor figures.
+the page is templates only: an edit of a sentence in a template renders again in a second and
+touches neither results nor figures.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def decimals_for(value: float, digits: int) -> int:
-    """Decimal places that show a number with so many significant digits; negative left of the point."""
+    """Decimal places that show so many significant digits; negative left of the point."""
     if value == 0 or not math.isfinite(value):
         return 0
     rounded = float(f"{value:.{digits - 1}e}")  # 9.996 is 10.0 in three digits: one place fewer

@@ -2,8 +2,8 @@
 
 Everything a template prints passes through `escape`, so that a kernel's name or an error message
 cannot break the page; only what this module renders itself (tables, figures) is taken as Markdown.
-A template that names a table or finding that the chapter does not have is a mistake in the template,
-and ends in one line. The page carries no date and no commit of its own: the same documents give the
+A template that names a table or finding that the chapter does not have is a mistake in the
+template, and ends in one line. The page carries no date and no commit of its own: the same documents give the
 same bytes.
 """
 

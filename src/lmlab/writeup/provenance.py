@@ -1,7 +1,7 @@
 """Where a chapter's numbers come from: what the appendix prints.
 
-Versions, commits and code fingerprints are those that the results carry, never those of the checkout
-that renders them: a page rendered next year from today's results must say the same.
+Versions, commits and code fingerprints are those that the results carry, never those of the
+checkout that renders them: a page rendered next year from today's results must say the same.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _sizes(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def _settings(all_settings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Every other setting with the values that results were measured under, in the study's order."""
+    """Every other setting with the values that results were measured under, in study order."""
     values: dict[str, list[Any]] = {}
     for settings in all_settings:
         for key, value in settings.items():

@@ -22,7 +22,7 @@ NOTES = {
 
 
 def published_times(folder: Path, *, precision: str, warmup: int) -> pd.DataFrame:
-    """Eager forward and backward times at one precision and warm-up; empty cells stay empty text."""
+    """Eager forward and backward times at one precision and warm-up; empty cells are empty text."""
     file = folder / "end_to_end.csv"
     if not file.exists():
         return pd.DataFrame(columns=["source", "gpu", "size", "context", "batch", "phase"])

@@ -82,7 +82,7 @@ def panels(rows: int, columns: int, *, height: float, **kwargs: Any) -> tuple[Fi
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"], ticks: Sequence[float] | None = None) -> None:
-    """A logarithmic axis with plain numbers, once the data is drawn; given ticks are the only ones."""
+    """A logarithmic axis with plain numbers, once data is drawn; given ticks are the only ones."""
     if which == "x":
         axes.set_xscale("log")
     else:

@@ -89,7 +89,8 @@ def phases_add_up(data: pd.DataFrame) -> list[str]:
             row = point.iloc[0]
             warnings.append(
                 f"The phases of {place(row)}, {row['precision']}, mode {row['mode']}, "
-                f"{row['start']} start, add up to {significant(parts)} ms of {significant(total)} ms."
+                f"{row['start']} start, add up to {significant(parts)} ms of "
+                f"{significant(total)} ms."
             )
     return warnings
 
@@ -103,7 +104,8 @@ def below_peak(collected: Collected, data: pd.DataFrame) -> list[str]:
         if peak is not None and row["tflops"] > peak:
             warnings.append(
                 f"The {row['phase']} rate of {place(row)}, {row['precision']}, mode {row['mode']}, "
-                f"is {significant(row['tflops'])} TFLOP/s, above the stated peak of {significant(peak)}."
+                f"is {significant(row['tflops'])} TFLOP/s, above the stated peak of "
+                f"{significant(peak)}."
             )
     return warnings
 

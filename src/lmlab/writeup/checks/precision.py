@@ -20,9 +20,9 @@ def checks(collected: Collected) -> list[str]:
     data = data_of(collected, "accumulation")
     if data is None or (data["terms"], data["term"]) != (KNOWN_TERMS, KNOWN_TERM):
         return []
-    results = loops(collected)["result"]
+    found = {name: f"{loop['result']:.4f}" for name, loop in loops(collected).items()}
     return [
-        f"The loop {LOOPS[name]} gives {results[name]:.4f}; IEEE arithmetic gives {known}."
+        f"The loop {LOOPS[name]} gives {found[name]}; IEEE arithmetic gives {known}."
         for name, known in KNOWN_RESULTS.items()
-        if name in results and f"{results[name]:.4f}" != known
+        if found.get(name, known) != known
     ]

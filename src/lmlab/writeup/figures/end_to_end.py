@@ -36,7 +36,7 @@ def figures(collected: Collected) -> dict[str, Drawing]:
         ),
         "time_by_size": Drawing(
             alt="Time of forward, backward and optimizer against model size, a line per context",
-            caption=f"Median time against the number of parameters; both axes are logarithmic. {note}",
+            caption=f"Median time against number of parameters; both axes are logarithmic. {note}",
             draw=(lambda: _times(steps, "parameters", "context")) if len(steps) else None,
         ),
         **(

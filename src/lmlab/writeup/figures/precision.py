@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,7 +25,7 @@ def figures(collected: Collected) -> dict[str, Drawing]:
     norms = frames.rows_of(collected, "layernorm")
     return {
         "fp16_sum": Drawing(
-            alt="Error of a running fp16 sum, and the spacing of fp16 numbers against what is added",
+            alt="Error of a running fp16 sum; spacing of fp16 numbers against what is added",
             caption="Left: the running fp16 sum minus the exact one. Right: the spacing of fp16 "
             "numbers at the sum, the term, and what each addition really added.",
             draw=(lambda: _draw_sum(trace, float(data["term"]))) if data and len(trace) else None,
@@ -57,7 +59,7 @@ def _draw_sum(trace: pd.DataFrame, term: float) -> Figure:
     return figure
 
 
-def _line(index: int) -> dict[str, object]:
+def _line(index: int) -> dict[str, Any]:
     return {"color": style.COLOURS[index], "linestyle": "-"}
 
 

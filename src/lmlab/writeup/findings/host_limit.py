@@ -1,8 +1,8 @@
 """Where forward and backward take about the same time, and whether the host is the reason.
 
 Backward has twice the arithmetic of forward. Where it takes hardly longer, something else than
-arithmetic sets the pace; that it is the host can be shown, because the GPU then stands idle for part
-of the phase. Without that share nothing is claimed.
+arithmetic sets the pace; that it is the host can be shown, because the GPU then stands idle for
+part of the phase. Without that share nothing is claimed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _alike(ratios: pd.DataFrame) -> str:
     idle = alike[["busy_share_a", "busy_share_b"]].max(axis=1) < HOST_LIMITED_BELOW
     start = (
         f"Forward and backward take about the same time (backward at most {ALIKE_UP_TO:g} times as "
-        f"long) in {len(alike)} of {counted(len(ratios), 'training step')}: {_by_precision(alike, ratios)}."
+        f"long) in {len(alike)} of {counted(len(ratios), 'training step')}: "
+        f"{_by_precision(alike, ratios)}."
     )
     return f"{start} {_reason(alike, alike[idle])}"
 
@@ -64,17 +65,19 @@ def _reason(alike: pd.DataFrame, idle: pd.DataFrame) -> str:
     return (
         f"In {len(idle)} of these the GPU runs something for only {_shares(idle)} of the time: "
         f"there the host is the limit. In the others, {_by_precision(rest, alike)}, at least one "
-        f"of the passes keeps the GPU busy for {percent(HOST_LIMITED_BELOW, 2)} and more, so the host explains part at most."
+        f"of the passes keeps the GPU busy for {percent(HOST_LIMITED_BELOW, 2)} and more, so the "
+        "host explains part at most."
     )
 
 
 def _gpu_limited(ratios: pd.DataFrame) -> str:
     busy = ratios[ratios[["busy_share_a", "busy_share_b"]].min(axis=1) >= GPU_LIMITED_FROM]
     if not len(busy):
-        return f"In no training step is the GPU busy for {percent(GPU_LIMITED_FROM, 2)} of both passes."
+        return f"No training step keeps the GPU busy for {percent(GPU_LIMITED_FROM, 2)} of both passes."
     return (
         f"Where the GPU is busy for at least {percent(GPU_LIMITED_FROM, 2)} of both passes "
-        f"({counted(len(busy), 'step')}), backward takes {span(busy['ratio'])} times as long as forward."
+        f"({counted(len(busy), 'step')}), backward takes {span(busy['ratio'])} times as long as "
+        "forward."
     )
 
 

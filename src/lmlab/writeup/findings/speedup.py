@@ -27,7 +27,7 @@ def speedup_findings(data: pd.DataFrame, precision: str) -> dict[str, str]:
 def starts_to_pay(ratios: pd.DataFrame, precision: str) -> str:
     """The smallest size and context, in the study's order, at which the whole step is faster."""
     if not len(ratios):
-        return f"Where {precision} starts to pay is not known: no step was measured in both precisions."
+        return f"Where {precision} starts to pay is not known: no step was measured in both."
     faster = ratios[ratios["verdict"] == "faster"]
     if not len(faster):
         return f"{precision} does not pay: no training step is faster than in {BASE} beyond noise."
@@ -39,7 +39,8 @@ def starts_to_pay(ratios: pd.DataFrame, precision: str) -> str:
         )
     return (
         f"{precision} starts to pay with {place(first)}, the smallest training step that is faster "
-        f"than in {BASE} beyond noise ({factor(first['speedup'])}); {len(faster)} of {len(ratios)} steps are."
+        f"than in {BASE} beyond noise ({factor(first['speedup'])}); {len(faster)} of {len(ratios)} "
+        "steps are."
     )
 
 
@@ -54,7 +55,7 @@ def in_phase(ratios: pd.DataFrame, what: str, precision: str) -> str:
     ]
     same = ratios[ratios["verdict"] == "same"]
     if len(same) == len(ratios):
-        return f"{name}: {precision} and {BASE} take the same time within noise at every place measured."
+        return f"{name}: {precision} and {BASE} take the same time within noise at every place."
     if len(same):
         parts.append(f"within noise at {len(same)} of {len(ratios)} places")
     return f"{name}: {'; '.join(part for part in parts if part)}."

@@ -35,7 +35,7 @@ def phase_range(data: pd.DataFrame, precision: str, phase: str) -> str:
 
 
 def growth(data: pd.DataFrame, precision: str) -> str:
-    """Whether a step's time follows the number of its tokens, for the smallest and largest model."""
+    """Whether a step's time follows the number of its tokens, for the first and the last size."""
     rows = frames.of(frames.grid(data), precision=precision, mode="train_step", phase="total")
     rows = frames.measured(rows)
     sizes = [
@@ -75,20 +75,20 @@ def backward_ratio(data: pd.DataFrame) -> str:
     ]
     longer, shorter = verdicts.count("slower"), verdicts.count("faster")
     total = len(verdicts)
+    steps = counted(total, "training step")
     low, high = (extreme(ratios, "ratio", largest=largest) for largest in (False, True))
     span = (
         f"backward takes {significant(low['ratio'])} ({place(low)}, {low['precision']}) to "
-        f"{significant(high['ratio'])} ({place(high)}, {high['precision']}) times the time of forward"
+        f"{significant(high['ratio'])} ({place(high)}, {high['precision']}) times the time of "
+        "forward"
     )
     if longer == total:
-        return (
-            f"Backward takes longer than forward in all {counted(total, 'training step')}: {span}."
-        )
+        return f"Backward takes longer than forward in all {steps}: {span}."
     if shorter == total:
-        return f"Backward takes less time than forward in all {counted(total, 'training step')}: {span}."
+        return f"Backward takes less time than forward in all {steps}: {span}."
     same = f", within noise in {total - longer - shorter}" if longer + shorter < total else ""
     return (
-        f"Backward takes longer than forward in {longer} of {counted(total, 'training step')}, "
+        f"Backward takes longer than forward in {longer} of {steps}, "
         f"less time in {shorter}{same}: {span}."
     )
 

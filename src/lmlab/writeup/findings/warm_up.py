@@ -38,7 +38,7 @@ def warmup_effect(data: pd.DataFrame) -> str:
             f"{start} less time than {_after(many)} for {named(shorter['size'], sizes)}: "
             f"{_times(shorter)} as long, which warm-up does not explain."
         )
-    return f"{start} the same as {_after(many)}, within {percent(TOLERANCE, 2)}, for every size measured."
+    return f"{start} the same as {_after(many)}, within {percent(TOLERANCE, 2)}, for every size."
 
 
 def enough_warmup(data: pd.DataFrame) -> str:
@@ -145,4 +145,4 @@ def _enough(pairs: list[tuple[object, int]], every: list[object], many: int) -> 
 def _not_enough(sizes: list[str], counts: list[int]) -> str:
     if not sizes:
         return ""
-    return f"For {listed(sizes)} {counts[-2]} are not yet enough; only {counts[-1]} were left to compare."
+    return f"For {listed(sizes)} {counts[-2]} are not yet enough."

@@ -43,11 +43,10 @@ def status_of(collected: Collected, topic: str) -> str:
     return rows[0].status if rows else "missing"
 
 
-def loops(collected: Collected) -> pd.DataFrame:
-    """One row an accumulation loop, by name; empty when not measured."""
+def loops(collected: Collected) -> dict[str, dict[str, Any]]:
+    """The accumulation loops by name: accumulator, term, result, exact, error."""
     data = data_of(collected, "accumulation")
-    columns = ["name", "accumulator", "term", "result", "exact", "error"]
-    return pd.DataFrame(data["loops"] if data else [], columns=columns).set_index("name")
+    return {loop["name"]: loop for loop in data["loops"]} if data else {}
 
 
 def trace(collected: Collected) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Cells of end-to-end tables: a number with its digits, or the reason why there is none.
 
-A row of these tables is a place (size, context and, where it varies, batch); a cell is made from the
-few frame rows that belong to that place and column.
+A row of these tables is a place (size, context and, where it varies, batch); a cell is made from
+the few frame rows that belong to that place and column.
 """
 
 from __future__ import annotations

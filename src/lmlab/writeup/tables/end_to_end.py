@@ -159,7 +159,7 @@ def warmup(collected: Collected, data: pd.DataFrame) -> Table:
     phases_shown = (*frames.PHASES_OF_MODE[rows["mode"].iloc[0]], "whole step")
     used = chosen(collected, start="cold")
     return Table(
-        title="Cold starts, measured after so many warm-up steps: mean ± standard deviation (median)",
+        title="Cold starts, measured after so many warm-ups: mean ± standard deviation (median)",
         columns=[
             Column("Size", "left"),
             Column("Warm-ups"),

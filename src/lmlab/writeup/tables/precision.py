@@ -30,14 +30,14 @@ def accumulation(collected: Collected) -> Table:
     loops = frames.loops(collected)
     body = [
         [
-            frames.LOOPS.get(str(name), str(name)),
+            frames.LOOPS.get(name, name),
             str(row["accumulator"]),
             str(row["term"]),
             f"{row['result']:.7f}",
             signed(row["error"]),
             percent(abs(row["error"]) / row["exact"], 2),
         ]
-        for name, row in loops.iterrows()
+        for name, row in loops.items()
     ] or [[STATUS_CELLS[frames.status_of(collected, "accumulation")], *[NOTHING] * 5]]
     what = f"{data['term']:g} added {data['terms']:,} times." if data else ""
     return Table(
@@ -69,7 +69,8 @@ def autocast(collected: Collected) -> Table:
         title="Data types in a toy model under autocast",
         columns=[Column("What", "left"), *(Column(title, "left") for title in titles)],
         rows=body,
-        caption=f"fc1, ReLU, LayerNorm, fc2 and a loss, read by hooks in one training step. {where(used)}",
+        caption="fc1, ReLU, LayerNorm, fc2 and a loss, read by hooks in one training step. "
+        f"{where(used)}",
         sources=sources_of(used),
     )
 
@@ -86,11 +87,9 @@ def layernorm(collected: Collected) -> Table:
     rows = frames.variances(collected)
     dtypes = list(dict.fromkeys(rows["dtype"]))
     body = []
-    for scale, here in rows.groupby("scale", sort=True):
+    for scale, here in _by_scale(rows):
         cells = [_variance(here[here["dtype"] == dtype]) for dtype in dtypes]
-        body.append(
-            [significant(float(scale)), significant(float(here["true_variance"].iloc[0])), *cells]
-        )
+        body.append([significant(scale), significant(float(here["true_variance"].iloc[0])), *cells])
     if not body:
         body = [[STATUS_CELLS[frames.status_of(collected, "layernorm")], NOTHING]]
     return Table(
@@ -112,10 +111,10 @@ def layernorm_output(collected: Collected) -> dict[str, Table]:
     dtypes = list(dict.fromkeys(rows["dtype"]))
     body = [
         [
-            significant(float(scale)),
+            significant(scale),
             *(_output(here[here["dtype"] == dtype]["largest_error"]) for dtype in dtypes),
         ]
-        for scale, here in rows.groupby("scale", sort=True)
+        for scale, here in _by_scale(rows)
     ]
     table = Table(
         title="PyTorch's LayerNorm on the same inputs: largest error of its output by data type",
@@ -126,6 +125,10 @@ def layernorm_output(collected: Collected) -> dict[str, Table]:
         sources=sources_of(used),
     )
     return {"layernorm_output": table}
+
+
+def _by_scale(rows: pd.DataFrame) -> list[tuple[float, pd.DataFrame]]:
+    return [(scale, rows[rows["scale"] == scale]) for scale in sorted(set(rows["scale"]))]
 
 
 def _output(errors: pd.Series) -> str:
