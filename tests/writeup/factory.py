@@ -1,8 +1,8 @@
 """Synthetic results shaped like a machine's: what the writeup's tests are made from.
 
-The times follow a small model of a GPU (a host that launches layers at a fixed pace, matrix products
-at a rate per precision), so that a page made from them looks like a real one and figures can be
-judged by eye. Nothing in them is random: a sample's deviation is a fixed wave.
+The times follow a small model of a GPU (a host that launches layers at a fixed pace, products at a
+rate per precision), so that a page made from them looks like a real one and figures can be judged
+by eye. Nothing in them is random: a sample's deviation is a fixed wave.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from lmlab.study.chapters import points_of
@@ -34,7 +35,7 @@ RATES_TFLOPS = {
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LAUNCH_MS_PER_LAYER = {"forward": 0.85, "backward": 0.95, "optimizer": 0.25}
 AUTOCAST_MS_PER_LAYER = 0.3
-Change = Callable[[Point, dict[str, Any]], None]
+Maker = Callable[[Point, str], Result]
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -109,13 +110,13 @@ def end_to_end(point: Point, device: str = "cuda") -> Result:
     for index, (phase, ms) in enumerate(values["phases_ms"].items()):
         trace = samples_around(ms, warmups + steps, spread=0.003 + 0.001 * index)
         if cold:
-            trace = [
-                ms * factor for ms, factor in zip(trace, cold_factors(phase), strict=False)
-            ] + [ms for ms in trace[len(cold_factors(phase)) :]]
+            slow = cold_factors(phase) + [1.0] * len(trace)
+            trace = [ms * factor for ms, factor in zip(trace, slow, strict=False)]
         before[phase], measurements[phase] = trace[:warmups], measurement(trace[warmups:])
-    total = [sum(parts) for parts in zip(*(m["samples_ms"] for m in measurements.values()))]
+    samples = [m["samples_ms"] for m in measurements.values()]
+    total = [sum(parts) for parts in zip(*samples, strict=True)]
     measurements["total"] = measurement(total)
-    before["total"] = [sum(parts) for parts in zip(*before.values())]
+    before["total"] = [sum(parts) for parts in zip(*before.values(), strict=True)]
     data = {**values["data"], "warmup_samples_ms": before}
     return result(point, device, measurements=measurements, data=data)
 
@@ -225,23 +226,17 @@ def precision(point: Point, device: str = "cuda") -> Result:
     return result(point, device, data=makers[str(point.parameters["topic"])](point, device))
 
 
-def half(value: float) -> float:
-    """A number rounded to half precision."""
-    import numpy as np
-
-    return float(np.float16(value))
-
-
 def accumulation(point: Point, device: str) -> dict[str, Any]:
-    import numpy as np
-
+    """The four loops; the fp16 one is really run."""
     total, rows = np.float16(0), []
     for step in range(1, 1001):
         before = float(total)
         total = np.float16(total + np.float16(0.01))
         rows.append((step, float(total), float(np.spacing(total)), float(total) - before))
     kept = rows[4::5]
-    trace = dict(zip(("step", "sum", "spacing", "added"), map(list, zip(*kept)), strict=True))
+    trace = dict(
+        zip(("step", "sum", "spacing", "added"), map(list, zip(*kept, strict=True)), strict=True)
+    )
     results = {
         "fp32": ("float32", "float32", 10.000133514404297),
         "fp16": ("float16", "float16", float(total)),
@@ -253,8 +248,12 @@ def accumulation(point: Point, device: str) -> dict[str, Any]:
         for n, (a, t, r) in results.items()
     ]
     return {
-        "loops": loops, "terms": 1000, "term": 0.01, "term_in_fp16": half(0.01), "fp16_trace": trace,
-    }  # fmt: skip
+        "loops": loops,
+        "terms": 1000,
+        "term": 0.01,
+        "term_in_fp16": float(np.float16(0.01)),
+        "fp16_trace": trace,
+    }
 
 
 def autocast(point: Point, device: str) -> dict[str, Any]:
@@ -290,10 +289,15 @@ def layernorm(point: Point, device: str) -> dict[str, Any]:
                     "overflow": over, "underflow": under, "relative_error": error,
                 }
             )  # fmt: skip
-    return {"rows": rows}
+    output = [
+        {"dtype": dtype, "scale": 10.0**exponent, "largest_error": limits[dtype][2]}
+        for dtype in limits
+        for exponent in range(-5, 6)
+    ]
+    return {"rows": rows, "layernorm_rows": output}
 
 
-MAKERS: Mapping[str, Callable[[Point, str], Result]] = {
+MAKERS: Mapping[str, Maker] = {
     "machine": card,
     "end_to_end": end_to_end,
     "precision": precision,

@@ -3,8 +3,8 @@
 Everything a template prints passes through `escape`, so that a kernel's name or an error message
 cannot break the page; only what this module renders itself (tables, figures) is taken as Markdown.
 A template that names a table or finding that the chapter does not have is a mistake in the
-template, and ends in one line. The page carries no date and no commit of its own: the same documents give the
-same bytes.
+template, and ends in one line. The page carries no date and no commit of its own: the same
+documents give the same bytes.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def environment(templates: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - Markdown, not HTML; `finalize` does the escaping
+        autoescape=False,  # Markdown, not HTML: `finalize` does the escaping
     )
     filters: dict[str, Callable[..., Any]] = {"code": code, "counted": counted}
     made.filters.update(filters)

@@ -73,7 +73,7 @@ def _reason(alike: pd.DataFrame, idle: pd.DataFrame) -> str:
 def _gpu_limited(ratios: pd.DataFrame) -> str:
     busy = ratios[ratios[["busy_share_a", "busy_share_b"]].min(axis=1) >= GPU_LIMITED_FROM]
     if not len(busy):
-        return f"No training step keeps the GPU busy for {percent(GPU_LIMITED_FROM, 2)} of both passes."
+        return f"No step keeps the GPU busy for {percent(GPU_LIMITED_FROM, 2)} of both passes."
     return (
         f"Where the GPU is busy for at least {percent(GPU_LIMITED_FROM, 2)} of both passes "
         f"({counted(len(busy), 'step')}), backward takes {span(busy['ratio'])} times as long as "

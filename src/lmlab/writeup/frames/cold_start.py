@@ -2,9 +2,9 @@
 
 Each cold point is one process from its first step on; the warm-up count only says from which step
 on it was measured. Its steps in order are the trace. "Settled" is judged against the process
-itself: the median of the second half of its steps. A process has settled at the first step after which all
-others stay within a tenth of that median; where fewer than three steps are left to judge by, it has
-not settled within the trace.
+itself: the median of the second half of its steps. A process has settled at the first step after
+which all others stay within a tenth of that median; where fewer than three steps are left to judge
+by, it has not settled within the trace.
 """
 
 from __future__ import annotations
