@@ -1,107 +1,197 @@
-"""proto"""
-from __future__ import annotations
+"""FlashAttention-2, forward: softmax(Q K^T scale) V in one launch, the scores never leave the chip.
+
+PLACEHOLDER
+"""
+
+# Parameters of a kernel are typed by Triton at every call, not by Python.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import triton
 import triton.language as tl
 
+from lmlab.kernels.tiles import keys_seen, load_tile, place, store_tile, visible
 
-@triton.jit
-def placed(program, tiles, pairs, heads, abreast, HEAVY_LAST: tl.constexpr):
-    """proto"""
-    section = program // (abreast * tiles)
-    inside = program - section * abreast * tiles
-    width = tl.minimum(abreast, pairs - section * abreast)
-    rank = inside // width
-    pair = section * abreast + inside - rank * width
-    batch = pair // heads
-    if HEAVY_LAST:
-        rank = tiles - 1 - rank
-    return rank, batch.to(tl.int64), (pair - batch * heads).to(tl.int64)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def load_tile(
-    source, strides, batch, head, start, length,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BOUNDED: tl.constexpr, DESCRIPTOR: tl.constexpr,
-):
-    if DESCRIPTOR:
-        tile = source.load([batch.to(tl.int32), head.to(tl.int32), start, 0]).reshape(ROWS, COLUMNS)
-    else:
-        rows = tl.arange(0, ROWS)
-        columns = tl.arange(0, COLUMNS)
-        base = source + batch * strides[0] + head * strides[1] + start.to(tl.int64) * strides[2]
-        pointers = base + rows[:, None] * strides[2] + columns[None, :]
-        if BOUNDED:
-            seen = (rows < length - start)[:, None]
-            if COLUMNS != HEAD_DIM:
-                seen &= (columns < HEAD_DIM)[None, :]
-            tile = tl.load(pointers, mask=seen, other=0.0)
-        elif COLUMNS != HEAD_DIM:
-            tile = tl.load(pointers, mask=(columns < HEAD_DIM)[None, :], other=0.0)
-        else:
-            tile = tl.load(pointers)
-    return tile
+def walk(
+    state, q_tile, k, v, k_strides, v_strides, batch, head, rows, first, last, keys, shift,
+    scale_log2,
+    WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr, BLIND: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """Take the keys from `first` to `last` into the running softmax, tile after tile.
 
-
-@triton.jit
-def attend(
-    acc, total, peak, q_tile, k, v, k_strides, v_strides, batch, head, rows, first, last, keys, scale_log2,
-    shift,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, WARP_SPECIALIZE: tl.constexpr
-):
-    for start in tl.range(first, last, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
-        start = tl.multiple_of(start, BLOCK_N)
-        k_tile = load_tile(k, k_strides, batch, head, start, keys, BLOCK_N, BLOCK_D, HEAD_DIM, MASKED, DESCRIPTOR)
+    BLIND: a query may have seen no key so far, which would make inf - inf of its peak.
+    """
+    acc, total, peak = state
+    for start in tl.range(first, last, WALKED):
+        start = tl.multiple_of(start, WALKED)
+        k_tile = load_tile(
+            k, k_strides, batch, head, start, keys, WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
+        )
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         if MASKED:
-            columns = start + tl.arange(0, BLOCK_N)
-            visible = (columns < keys)[None, :]
-            if IS_CAUSAL:
-                visible &= columns[None, :] <= rows[:, None] + shift
-            scores = tl.where(visible, scores, float("-inf"))
+            columns = start + tl.arange(0, WALKED)
+            seen = visible(rows[:, None], columns[None, :], keys, shift, IS_CAUSAL, RAGGED)
+            scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_peak[:, None])
-        correction = tl.exp2(peak - new_peak)
+        floor = new_peak
+        if BLIND:
+            floor = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        # One multiply-add and one exp2 an element: the scale and log2(e) are one factor.
+        weights = tl.exp2(scores * scale_log2 - floor[:, None])
+        correction = tl.exp2(peak - floor)
         total = total * correction + tl.sum(weights, 1)
         acc = acc * correction[:, None]
-        v_tile = load_tile(v, v_strides, batch, head, start, keys, BLOCK_N, BLOCK_D, HEAD_DIM, MASKED, DESCRIPTOR)
+        v_tile = load_tile(
+            v, v_strides, batch, head, start, keys, WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
+        )
         acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
         peak = new_peak
     return acc, total, peak
 
 
 @triton.jit
-def flash_forward_kernel(
-    q, k, v, o, lse, q_strides, k_strides, v_strides, o_strides,
-    scale_log2, tiles, pairs, heads, group, abreast, queries, keys,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, WARP_SPECIALIZE: tl.constexpr
+def leave_part(
+    state, work, split, parts, KEPT: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr
 ):
-    tile, batch, head = placed(tl.program_id(0), tiles, pairs, heads, abreast, IS_CAUSAL)
-    start = tile * BLOCK_M
-    rows = start + tl.arange(0, BLOCK_M)
-    shift = keys - queries
-    q_tile = load_tile(q, q_strides, batch, head, start, queries, BLOCK_M, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR)
-    end = keys
-    whole = keys // BLOCK_N * BLOCK_N
-    if IS_CAUSAL:
-        end = tl.minimum(keys, start + BLOCK_M + shift)
-        whole = tl.minimum(start + 1 + shift, keys) // BLOCK_N * BLOCK_N
-    acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
-    total = tl.full([BLOCK_M], 0.0, tl.float32)
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    kv_head = head // group
-    acc, total, peak = attend(acc, total, peak, q_tile, k, v, k_strides, v_strides, batch, kv_head, rows, 0, whole, keys,
-        scale_log2, shift, HEAD_DIM, BLOCK_D, BLOCK_N, IS_CAUSAL, False, PRECISION, DESCRIPTOR, WARP_SPECIALIZE)
-    if IS_CAUSAL or RAGGED:
-        acc, total, peak = attend(acc, total, peak, q_tile, k, v, k_strides, v_strides, batch, kv_head, rows, whole, end, keys,
-            scale_log2, shift, HEAD_DIM, BLOCK_D, BLOCK_N, IS_CAUSAL, True, PRECISION, DESCRIPTOR, False)
-    pair = batch * heads + head
-    tl.store(lse + pair * queries + rows, (peak + tl.log2(total)) * 0.6931471805599453, mask=rows < queries)
-    acc = acc / total[:, None]
+    """Write the softmax over this program's share of the keys where the last program finds it."""
+    acc, total, peak = state
+    rows = tl.arange(0, KEPT)
     columns = tl.arange(0, BLOCK_D)
-    base = o + batch * o_strides[0] + head * o_strides[1]
-    tl.store(base + rows[:, None].to(tl.int64) * o_strides[2] + columns[None, :], acc.to(o.dtype.element_ty),
-        mask=(rows < queries)[:, None] & (columns < HEAD_DIM)[None, :])
+    part = parts + (work.to(tl.int64) * SPLITS + split) * (KEPT * (BLOCK_D + 2))
+    tl.store(part + rows[:, None] * BLOCK_D + columns[None, :], acc)
+    tl.store(part + KEPT * BLOCK_D + rows, total)
+    tl.store(part + KEPT * (BLOCK_D + 1) + rows, peak)
+
+
+@triton.jit
+def join_parts(
+    work, parts, KEPT: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr
+):
+    """The softmax over all keys, from the parts of all programs, in the order of the keys.
+
+    Other processors wrote them: `.cg` reads the L2, never an old line of this processor's L1.
+    """
+    rows = tl.arange(0, KEPT)
+    columns = tl.arange(0, BLOCK_D)
+    acc = tl.full([KEPT, BLOCK_D], 0.0, tl.float32)
+    total = tl.full([KEPT], 0.0, tl.float32)
+    peak = tl.full([KEPT], float("-inf"), tl.float32)
+    for split in range(SPLITS):
+        part = parts + (work.to(tl.int64) * SPLITS + split) * (KEPT * (BLOCK_D + 2))
+        its_acc = tl.load(
+            part + rows[:, None] * BLOCK_D + columns[None, :], cache_modifier=".cg"
+        )
+        its_total = tl.load(part + KEPT * BLOCK_D + rows, cache_modifier=".cg")
+        its_peak = tl.load(part + KEPT * (BLOCK_D + 1) + rows, cache_modifier=".cg")
+        # The first part has every query's first key, so the peak is a number from there on.
+        new_peak = tl.maximum(peak, its_peak)
+        old_weight = tl.exp2(peak - new_peak)
+        its_weight = tl.exp2(its_peak - new_peak)
+        acc = acc * old_weight[:, None] + its_acc * its_weight[:, None]
+        total = total * old_weight + its_total * its_weight
+        peak = new_peak
+    return acc, total, peak
+
+
+@triton.jit
+def finish(
+    state, o, lse, o_strides, batch, head, heads, start, queries,
+    KEPT: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Divide by the sum of the weights; write the output and the log-sum-exp in natural log."""
+    acc, total, peak = state
+    mean = acc * (1.0 / total)[:, None]
+    store_tile(o, o_strides, batch, head, start, queries, mean, KEPT, BLOCK_D, HEAD_DIM)
+    rows = start + tl.arange(0, KEPT)
+    of_pair = lse + (batch * heads + head) * queries
+    tl.store(of_pair + rows, (peak + tl.log2(total)) * LN2, mask=rows < queries)
+
+
+@triton.jit
+def attend(
+    program, q, k, v, o, lse, parts, arrivals, q_strides, k_strides, v_strides, o_strides,
+    scale_log2, pairs, heads, group, abreast, queries, keys,
+    KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries over the keys that it sees, or over its share of them."""
+    tiles = (queries + KEPT - 1) // KEPT
+    work = program // SPLITS
+    split = program - work * SPLITS
+    tile, batch, head = place(work, tiles, pairs, heads, abreast, IS_CAUSAL)
+    start = tile * KEPT
+    clear, end = keys_seen(start, queries, keys, KEPT, WALKED, IS_CAUSAL)
+    first = 0
+    if SPLITS > 1:
+        share = (end + SPLITS * WALKED - 1) // (SPLITS * WALKED) * WALKED
+        first = split * share
+        end = tl.minimum(end, first + share)
+        clear = tl.minimum(clear, end)
+    q_tile = load_tile(
+        q, q_strides, batch, head, start, queries,
+        KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, DESCRIPTOR,
+    )  # fmt: skip
+    rows = start + tl.arange(0, KEPT)
+    state = (
+        tl.full([KEPT, BLOCK_D], 0.0, tl.float32),
+        tl.full([KEPT], 0.0, tl.float32),
+        tl.full([KEPT], float("-inf"), tl.float32),
+    )
+    state = walk(
+        state, q_tile, k, v, k_strides, v_strides, batch, head // group, rows, first, clear,
+        keys, keys - queries, scale_log2, WALKED, BLOCK_D, HEAD_DIM,
+        IS_CAUSAL, False, False, False, PRECISION, DESCRIPTOR,
+    )  # fmt: skip
+    if IS_CAUSAL or RAGGED_KEYS:
+        state = walk(
+            state, q_tile, k, v, k_strides, v_strides, batch, head // group, rows,
+            tl.maximum(first, clear), end, keys, keys - queries, scale_log2, WALKED, BLOCK_D,
+            HEAD_DIM, IS_CAUSAL, True, RAGGED_KEYS, SPLITS > 1, PRECISION, DESCRIPTOR,
+        )  # fmt: skip
+    complete = True
+    if SPLITS > 1:
+        leave_part(state, work, split, parts, KEPT, BLOCK_D, SPLITS)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        complete = tl.atomic_add(arrivals + work, 1) == SPLITS - 1
+        if complete:
+            tl.store(arrivals + work, 0)  # ready for the next launch
+            state = join_parts(work, parts, KEPT, BLOCK_D, SPLITS)
+    if complete:
+        finish(
+            state, o, lse, o_strides, batch, head, heads, start, queries, KEPT, BLOCK_D, HEAD_DIM
+        )
+
+
+@triton.jit(do_not_specialize=["pairs", "heads", "group", "abreast", "programs"])
+def flash_forward_kernel(
+    q, k, v, o, lse, parts, arrivals, q_strides, k_strides, v_strides, o_strides,
+    scale_log2, pairs, heads, group, abreast, programs, queries, keys,
+    KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, PERSISTENT: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """Attend with every tile of queries; PERSISTENT programs take one after the other."""
+    if PERSISTENT:
+        for program in tl.range(tl.program_id(0), programs, tl.num_programs(0)):
+            attend(
+                program, q, k, v, o, lse, parts, arrivals,
+                q_strides, k_strides, v_strides, o_strides,
+                scale_log2, pairs, heads, group, abreast, queries, keys,
+                KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
+                SPLITS, PRECISION, DESCRIPTOR,
+            )  # fmt: skip
+    else:
+        attend(
+            tl.program_id(0), q, k, v, o, lse, parts, arrivals,
+            q_strides, k_strides, v_strides, o_strides,
+            scale_log2, pairs, heads, group, abreast, queries, keys,
+            KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
+            SPLITS, PRECISION, DESCRIPTOR,
+        )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 from lmlab.writeup.collect import pattern_of
 from lmlab.writeup.markdown import Markdown, code, escape
 from lmlab.writeup.markdown import table as markdown_table
-from lmlab.writeup.numbers import counted
+from lmlab.writeup.numbers import counted, listed
 from lmlab.writeup.provenance import SIZE_KEYS
 
 FLAG_MEANINGS = {
@@ -42,11 +42,17 @@ class Appendix:
 
 def totals(documents: Sequence[Document]) -> dict[str, Any]:
     """Numbers over all chapters, for the page's opening."""
-    counts = [document["counts"] for document in documents]
+    ok, not_ok, missing = (
+        sum(document["counts"][key] for document in documents)
+        for key in ("ok", "not_ok", "missing")
+    )
+    gaps = [f"{counted(not_ok, 'point')} ended without a number"] if not_ok else []
+    gaps += [f"{counted(missing, 'point')} not measured"] if missing else []
     return {
-        "measured": sum(count["ok"] for count in counts),
-        "not_ok": sum(count["not_ok"] for count in counts),
-        "missing": sum(count["missing"] for count in counts),
+        "measured": ok,
+        "not_ok": not_ok,
+        "missing": missing,
+        "gaps": listed(gaps) or "no point failed and none is missing",
         "clocks": sorted({clock for document in documents for clock in document["clocks"]}),
     }
 

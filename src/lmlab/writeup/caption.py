@@ -14,7 +14,7 @@ from typing import Any
 from lmlab.study.results import Result
 from lmlab.writeup.numbers import listed
 
-CLOCKS = {"host": "host clock, synchronised", "cuda_events": "CUDA events"}
+CLOCKS = {"host": "synchronised host clock", "cuda_events": "CUDA events"}
 
 
 def _warmups(count: int) -> str:

@@ -31,7 +31,7 @@ class Timed:
 
 def verdict(arm: Timed, base: Timed, *, margin: float = ACROSS_POINTS) -> Verdict:
     """How the arm compares with the base."""
-    if arm.q3 < base.q1 and arm.median < base.median * (1 - margin):
+    if arm.q3 < base.q1 and base.median > arm.median * (1 + margin):
         return "faster"
     if arm.q1 > base.q3 and arm.median > base.median * (1 + margin):
         return "slower"

@@ -25,6 +25,11 @@ def significant(value: float, digits: int = 3) -> str:
     return fixed(value, decimals_for(value, digits))
 
 
+def exact(value: float) -> str:
+    """A number that was set, not measured: whole numbers whole, others to three digits."""
+    return f"{value:,.0f}" if value == int(value) else significant(value, 3)
+
+
 def decimals_for(value: float, digits: int) -> int:
     """Decimal places that show so many significant digits; negative left of the point."""
     if value == 0 or not math.isfinite(value):
@@ -106,7 +111,16 @@ def listed(items: Iterable[str], last: str = "and") -> str:
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+def power_of_ten(value: float) -> str:
+    """`10⁻³` for a tick label."""
+    return f"10{_superscript(round(math.log10(value)))}"
+
+
+def _superscript(number: int) -> str:
+    return str(number).translate(SUPERSCRIPT)
+
+
 def _scientific(value: float, digits: int) -> str:
     mantissa, exponent = f"{abs(value):.{digits - 1}e}".split("e")
     sign = MINUS if value < 0 else ""
-    return f"{sign}{mantissa} × 10{str(int(exponent)).translate(SUPERSCRIPT)}"
+    return f"{sign}{mantissa} × 10{_superscript(int(exponent))}"

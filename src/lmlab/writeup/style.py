@@ -19,7 +19,14 @@ matplotlib.use("agg")  # before pyplot: a page is made where there is no display
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    Locator,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+)
 
 # Dark to light and back, so that neighbours in a legend differ in grey too.
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#7F7F7F")
@@ -89,9 +96,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"], ticks: Sequence[float] | None
         axes.set_yscale("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
-    axis.set_major_locator(
-        FixedLocator(list(ticks)) if ticks else LogLocator(subs=_subdivisions(low, high))
-    )
+    axis.set_major_locator(FixedLocator(list(ticks)) if ticks else _log_ticks(low, high))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
@@ -105,8 +110,10 @@ def legend_below(figure: Figure, axis: Axes, title: str | None = None) -> None:
         )
 
 
-def _subdivisions(low: float, high: float) -> tuple[float, ...]:
-    """Few decades need ticks between the powers of ten."""
+def _log_ticks(low: float, high: float) -> Locator:
+    """Powers of ten over many decades, more between them over few, even steps within one."""
     if low <= 0 or high / low > 3000:
-        return (1.0,)
-    return (1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0)
+        return LogLocator(subs=(1.0,))
+    if high / low > 4:
+        return LogLocator(subs=(1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0))
+    return FixedLocator(list(MaxNLocator(5).tick_values(low, high)))

@@ -10,8 +10,9 @@ caller gives a twin for each attention function that has parts:
         profile(step, device=device)
 
 Nothing is known here of which models and attention functions there are. A hook is Python and costs
-microseconds, so an annotated model is for profiling and never for timing; it stays out of compiled
-code, where `ranges.named` does nothing.
+microseconds, so an annotated model is for profiling and never for timing. What is compiled is left
+alone: Dynamo guards what a module holds, and a changed function would make it compile once more in
+the middle of the profile.
 """
 
 from __future__ import annotations
@@ -37,12 +38,30 @@ def annotated(
 ) -> Iterator[None]:
     """Mark the layers and the attention of `model` while the block runs, then leave no trace."""
     with ExitStack() as undo:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.ModuleList):
-                for index, layer in enumerate(module):
-                    _mark_layer(f"{name}.{index}", layer, undo)
-            _mark_attention(module, twins or {}, undo)
+        _mark("", model, twins or {}, undo)
         yield
+
+
+def _mark(
+    name: str,
+    module: nn.Module,
+    twins: Mapping[AttentionFunction, AttentionFunction],
+    undo: ExitStack,
+) -> None:
+    """Mark a module and all below it that is not compiled; `undo` takes everything back."""
+    if _is_compiled(module):
+        return
+    _mark_attention(module, twins, undo)
+    for child_name, child in module.named_children():
+        path = f"{name}.{child_name}".lstrip(".")
+        if isinstance(module, nn.ModuleList) and not _is_compiled(child):
+            _mark_layer(path, child, undo)
+        _mark(path, child, twins, undo)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile(module)` or `module.compile()` made it."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _mark_layer(name: str, layer: nn.Module, undo: ExitStack) -> None:

@@ -53,7 +53,11 @@ RULES = (
         r"multimem_|(one|two)_shot_all_reduce|symm_mem|nvshmem",
         "collectives that a kernel does by itself over peer memory",
     ),
-    Rule("optimizer", r"fused_?adam|adamw?_(math|kernel)|_fused_(adamw?|sgd|adagrad)_", "fused"),
+    Rule(
+        "optimizer",
+        r"fused_?adam|adamw?_(math|kernel)|_fused_(adamw?|sgd|adagrad)_",
+        "all of a step",
+    ),
     Rule(
         "optimizer",
         r"multi_tensor_apply",
@@ -61,7 +65,7 @@ RULES = (
     ),
     Rule(
         "matmul_tensor_core",
-        r"flash_(fwd|bwd)|flash_attn|fmha|sdpa|mha_[fb]wd|flashinfer",
+        r"flash_(fwd|bwd|forward|backward)|flash_attn|fmha|sdpa|mha_[fb]wd|flashinfer",
         "fused attention: as far as a name tells, its time is that of its two products",
     ),
     Rule(
@@ -103,7 +107,7 @@ RULES = (
     ),
     Rule(
         "reduction",
-        r"reduce_kernel|DeviceReduce|reduce_1Block|ReduceAdd|nll_loss|cross_entropy|layer_?norm",
+        r"reduce_kernel|DeviceReduce|reduce_1Block|ReduceAdd|nll_loss|layer_?norm|^delta_kernel",
         "adds many numbers up into few",
     ),
     Rule("reduction", r"rms_?norm|RowwiseMoments|GammaBeta|batch_norm", "normalisation: two means"),

@@ -6,9 +6,10 @@ a template argument:
     void at::native::vectorized_elementwise_kernel<(int)4, at::native::exp_kernel_cuda(...)...>(...)
 
 Printed, that is `vectorized_elementwise_kernel<exp>`: the kernel's base name, and the operation
-where a rule finds one among the template arguments. Names without templates (cuBLAS, Triton, CPU
-operators) are short already and stay. Different kernels may share a short name; tables group by the
-whole one.
+where a rule finds one among the template arguments. cuBLAS's names lose the details of scheduling,
+Triton's and the CPU's operators stay. What is still too long loses its middle, for the end often
+holds the number that makes the difference. Different kernels may share a short name; tables group
+by the whole one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from __future__ import annotations
 import re
 
 LONGEST = 64
+_END_KEPT = 8
 
 # What to print for the operation inside the template arguments; the first that is found is taken.
 _OPERATIONS = (
-    (r"\b(cutlass_?[\w.]*gemm\w*)", r"\1"),
     (r"\b(cutlass_\w+)", r"\1"),
     (r"\b[AB]UnaryFunctor<.*?(\w+?)Functor\b(?!<.*Functor)", r"\1 scalar"),
     (r"\bBinaryFunctor<.*?binary_internal::(\w+?)Functor\b", r"\1"),
@@ -32,36 +33,57 @@ _OPERATIONS = (
     (r"\bTensorAssign\b", "assign"),
     (r"\bReduceAdd\b", "add"),
     (r"\b(\w+)Functor\b", r"\1"),
+    (r"\blaunch_(\w+)\(", r"\1"),
+    (r"\b(\w+?)(?:_cuda)?_kernel[(<]", r"\1"),
 )
 _COMPILED = [(re.compile(pattern), shown) for pattern, shown in _OPERATIONS]
-_MEMORY = re.compile(r"^(Mem(?:cpy|set)(?: [A-Z]to[A-Z])?)\b.*")
-_UNNAMED = re.compile(r"<unnamed>|\(anonymous namespace\)")
-_FUNCTION_OF_TEMPLATE = re.compile(r"^(?:[\w ]+ )?(?P<path>[\w:]+)<(?P<arguments>.*)$", re.DOTALL)
-_PLAIN_FUNCTION = re.compile(r"^(?:\w+ )?(?P<path>[\w:]+)\(.*$", re.DOTALL)
+_ONE_WORD = re.compile(r"[A-Z][a-z]+( scalar)?")
+
+# Before anything else: other spellings, and details that tell no two kernels of a table apart.
+_SPELLINGS = (
+    (re.compile(r"^(Mem(?:cpy|set)(?: [A-Z]to[A-Z])?)\b.*"), r"\1"),
+    (re.compile(r"<unnamed>|\(anonymous namespace\)"), "unnamed"),
+    (re.compile(r"^std::enable_if<[^>]*>::type "), ""),
+    (re.compile(r"_stage\d+|_warp(group)?size\d+x\d+x\d+|_align[abc]\d+|_execute"), ""),
+    (re.compile(r"(?:_kernel)?__5x_cublas$"), ""),
+    (re.compile(r"_tilesize(?=\d)"), "_tile"),
+)
+_TEMPLATE = re.compile(r"^(?:[\w ]+ )?(?P<path>[\w:]+)<(?P<arguments>.*)$", re.DOTALL)
+_FUNCTION = re.compile(r"^(?:\w+ )?(?P<path>[\w:]+)\(.*$", re.DOTALL)
 
 
 def shorten(name: str) -> str:
     """A kernel's name for print, at most LONGEST characters."""
-    short = _shortened(_UNNAMED.sub("unnamed", _MEMORY.sub(r"\1", name)))
-    return short if len(short) <= LONGEST else short[: LONGEST - 1] + "…"
+    for spelling, plain in _SPELLINGS:
+        name = spelling.sub(plain, name)
+    short = _shortened(name)
+    if len(short) <= LONGEST:
+        return short
+    return f"{short[: LONGEST - _END_KEPT - 1]}…{short[-_END_KEPT:]}"
 
 
 def _shortened(name: str) -> str:
-    if template := _FUNCTION_OF_TEMPLATE.match(name):
-        base = template["path"].rpartition("::")[2]
+    if template := _TEMPLATE.match(name):
         operation = _operation(template["arguments"])
         if operation and operation.startswith("cutlass"):
             return operation
+        base = _base(template["path"])
         return f"{base}<{operation}>" if operation else base
-    if function := _PLAIN_FUNCTION.match(name):
-        return function["path"].rpartition("::")[2]
+    if function := _FUNCTION.match(name):
+        return _base(function["path"])
     return name
 
 
+def _base(path: str) -> str:
+    """A function's name without namespaces, but for the last where the name is just `kernel`."""
+    *spaces, base = path.split("::")
+    return f"{spaces[-1]}::{base}" if base == "kernel" and spaces else base
+
+
 def _operation(arguments: str) -> str | None:
-    """The operation that template arguments name, lower case where it is a functor's."""
+    """The operation that template arguments name, in lower case where it is one word."""
     for pattern, shown in _COMPILED:
         if found := pattern.search(arguments):
             text = found.expand(shown)
-            return text if text.startswith("cutlass") else text.lower()
+            return text.lower() if _ONE_WORD.fullmatch(text) else text
     return None

@@ -39,10 +39,10 @@ def profile_to(file: Path, function: Callable[[], object], *, device: torch.devi
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-        with session(activities=activities):
+        with session(activities=activities, acc_events=True):
             synchronize(device)
     synchronize(device)
-    with ranges.recording(), session(activities=activities) as profiler:
+    with ranges.recording(), session(activities=activities, acc_events=True) as profiler:
         function()
         synchronize(device)
     profiler.export_chrome_trace(str(file))

@@ -31,12 +31,11 @@ def figures(collected: Collected) -> dict[str, Drawing]:
 
 def _draw(measured: Mapping[str, float], peaks: Mapping[str, float]) -> Figure:
     figure, (axis,) = style.panels(1, 1, height=0.9 + 0.45 * len(measured))
-    shown = {"measured": measured, "stated peak": {k: v for k, v in peaks.items() if k in measured}}
+    stated = {name: rate for name, rate in peaks.items() if name in measured}
+    shown = {"measured": measured, **({"stated peak": stated} if stated else {})}
     names = list(measured)
     for index, (label, rates) in enumerate(shown.items()):
-        places = [names.index(name) + (index - 0.5) * BAR for name in rates]
-        if not places:
-            continue
+        places = [names.index(name) + (index - (len(shown) - 1) / 2) * BAR for name in rates]
         bars = axis.barh(
             places, list(rates.values()), BAR, label=label, color=style.COLOURS[(0, 6)[index]],
             hatch=style.HATCHES[index], edgecolor="white",

@@ -12,6 +12,7 @@ from lmlab.writeup import style
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.frames import precision as frames
+from lmlab.writeup.numbers import power_of_ten
 from lmlab.writeup.tables.precision import where
 
 # Overflow and underflow have no error to plot; they stand in rows of their own above the data.
@@ -75,7 +76,7 @@ def _draw_variance(rows: pd.DataFrame) -> Figure:
     decades = [10.0**power for power in range(-10, 1) if 10.0**power >= errors.min() / 10]
     axis.set_yticks(
         [*decades, *OFF_SCALE_ROWS.values()],
-        [*(f"{decade:.0e}" for decade in decades), *OFF_SCALE_ROWS],
+        [*map(power_of_ten, decades), *OFF_SCALE_ROWS],
     )
     style.legend_below(figure, axis)
     return figure

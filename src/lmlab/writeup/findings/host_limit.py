@@ -43,31 +43,35 @@ def _alike(ratios: pd.DataFrame) -> str:
             "Nowhere do forward and backward take about the same time: backward takes at least "
             f"{span([ratios['ratio'].min()])} times as long."
         )
-    # Both passes must leave the GPU waiting, or the host explains only one of them.
-    idle = alike[["busy_share_a", "busy_share_b"]].max(axis=1) < HOST_LIMITED_BELOW
-    start = (
+    return (
         f"Forward and backward take about the same time (backward at most {ALIKE_UP_TO:g} times as "
         f"long) in {len(alike)} of {counted(len(ratios), 'training step')}: "
-        f"{_by_precision(alike, ratios)}."
+        f"{_by_precision(alike, ratios)}. {_reasons(alike, ratios)}"
     )
-    return f"{start} {_reason(alike, alike[idle])}"
 
 
-def _reason(alike: pd.DataFrame, idle: pd.DataFrame) -> str:
-    if len(idle) == len(alike):
-        return (
-            f"In all of these the GPU runs something for only {_shares(idle)} of forward and of "
-            "backward: the host, which launches the work, is the limit and not the GPU."
-        )
-    rest = alike.drop(idle.index)
-    if not len(idle):
-        return f"The GPU is busy for {_shares(rest)} of both, so the host is not the reason."
-    return (
-        f"In {len(idle)} of these the GPU runs something for only {_shares(idle)} of the time: "
-        f"there the host is the limit. In the others, {_by_precision(rest, alike)}, at least one "
-        f"of the passes keeps the GPU busy for {percent(HOST_LIMITED_BELOW, 2)} and more, so the "
-        "host explains part at most."
+def _reasons(alike: pd.DataFrame, ratios: pd.DataFrame) -> str:
+    """Both passes must leave the GPU waiting, or the host explains only one of them."""
+    shares = alike[["busy_share_a", "busy_share_b"]]
+    idle = alike[shares.max(axis=1) < HOST_LIMITED_BELOW]
+    busy = alike[shares.min(axis=1) >= HOST_LIMITED_BELOW]
+    partly = alike.drop([*idle.index, *busy.index])
+    reasons = [
+        (idle, "runs something for only {shares} of the time: the host is the limit, not the GPU"),
+        (partly, "waits in one of the passes only (busy for {shares}): the host explains a part"),
+        (busy, "is busy for {shares} of both passes: the host is not the reason"),
+    ]
+    return " ".join(
+        f"In {_which(rows, alike, ratios)} the GPU {text.format(shares=_shares(rows))}."
+        for rows, text in reasons
+        if len(rows)
     )
+
+
+def _which(rows: pd.DataFrame, alike: pd.DataFrame, ratios: pd.DataFrame) -> str:
+    if len(rows) == len(alike):
+        return "all of these"
+    return f"{len(rows)} of these, {_by_precision(rows, ratios)},"
 
 
 def _gpu_limited(ratios: pd.DataFrame) -> str:
@@ -88,6 +92,7 @@ def _shares(rows: pd.DataFrame) -> str:
 
 def _by_precision(rows: pd.DataFrame, every: pd.DataFrame) -> str:
     return ", ".join(
-        f"{precision} ({where(frames.of(rows, precision=precision), every)})"
-        for precision in frames.order(rows, "precision")
+        f"{precision} ({where(here, every)})"
+        for precision in frames.order(every, "precision")
+        if len(here := frames.of(rows, precision=precision))
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lmlab.writeup.numbers import listed, significant
+from lmlab.writeup.numbers import exact, listed, significant
 
 # A type whose error is this many times that of fp32 has lost digits that fp32 keeps.
 FEWER_DIGITS_FROM = 10.0
+# An error this many times the typical one is digits lost, not rounding that happens to be larger.
+FADING_FROM = 10.0
 
 
 def variance_range(rows: pd.DataFrame) -> str:
@@ -27,28 +29,43 @@ def _range_of(dtype: str, rows: pd.DataFrame) -> str:
     over, under = rows[rows["overflow"]], rows[rows["underflow"]]
     parts = []
     if len(over):
-        parts.append(f"overflows from an input scale of {significant(over['scale'].min())} up")
+        parts.append(f"overflows from an input scale of {exact(over['scale'].min())} up")
     if len(under):
-        parts.append(f"vanishes at scales of {significant(under['scale'].max())} and below")
+        parts.append(f"vanishes at scales of {exact(under['scale'].max())} and below")
     if not parts:
-        low, high = significant(rows["scale"].min()), significant(rows["scale"].max())
+        low, high = exact(rows["scale"].min()), exact(rows["scale"].max())
         return f"In {dtype} the variance stays in range at every scale from {low} to {high}."
     return f"In {dtype} the variance {listed(parts)}."
 
 
 def variance_digits(rows: pd.DataFrame) -> str:
     """How exact the variance is where it is in range, from the most exact type to the least."""
-    errors = _worst_errors(rows)
+    errors = _typical_errors(rows)
     if not errors:
         return "How exact the variance is, is not known: no scale is in range."
     ranked = sorted(errors.items(), key=lambda item: item[1])
     told = [f"{significant(error, 2)} in {dtype}" for dtype, error in ranked]
-    return f"Where it is in range its largest relative error is {listed(told)}."
+    typical = f"Where it is in range its relative error is typically {listed(told)}."
+    return " ".join([typical, *_losses(rows, errors)])
+
+
+def _losses(rows: pd.DataFrame, errors: dict[str, float]) -> list[str]:
+    """Types whose digits fade before the variance vanishes."""
+    told = []
+    for dtype, typical in errors.items():
+        inside = _in_range(rows[rows["dtype"] == dtype])
+        worst = inside.iloc[int(inside["relative_error"].argmax())]
+        if worst["relative_error"] >= FADING_FROM * typical:
+            told.append(
+                f"Towards the end of its range {dtype} loses digits: the error reaches "
+                f"{significant(worst['relative_error'], 2)} at a scale of {exact(worst['scale'])}."
+            )
+    return told
 
 
 def enough_range_and_digits(rows: pd.DataFrame, dtype: str = "bf16", base: str = "fp32") -> str:
     """Whether computing in the type makes fp32 statistics unnecessary."""
-    errors = _worst_errors(rows)
+    errors = _typical_errors(rows)
     if dtype not in errors or base not in errors:
         return f"Whether {dtype} removes the need for {base} statistics is not known: not measured."
     here = rows[rows["dtype"] == dtype]
@@ -79,7 +96,7 @@ def output_finite(rows: pd.DataFrame) -> str:
     for dtype, here in rows.groupby("dtype", sort=False):
         lost = here["scale"][here["largest_error"].isna()]
         if len(lost):
-            told.append(f"in {dtype} it is not finite at {listed(significant(s) for s in lost)}")
+            told.append(f"in {dtype} it is not finite at {listed(exact(s) for s in lost)}")
         else:
             told.append(
                 f"in {dtype} it is off by at most {significant(here['largest_error'].max(), 2)}"
@@ -90,9 +107,12 @@ def output_finite(rows: pd.DataFrame) -> str:
     return f"The output of PyTorch's own LayerNorm on these inputs {fate}: {listed(told)}."
 
 
-def _worst_errors(rows: pd.DataFrame) -> dict[str, float]:
-    inside = rows[~rows["overflow"] & ~rows["underflow"] & rows["relative_error"].notna()]
+def _in_range(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[~rows["overflow"] & ~rows["underflow"] & rows["relative_error"].notna()]
+
+
+def _typical_errors(rows: pd.DataFrame) -> dict[str, float]:
     return {
-        str(dtype): float(here["relative_error"].max())
-        for dtype, here in inside.groupby("dtype", sort=False)
+        str(dtype): float(here["relative_error"].median())
+        for dtype, here in _in_range(rows).groupby("dtype", sort=False)
     }

@@ -12,6 +12,7 @@ from lmlab.writeup.findings.layernorm import (
 )
 from lmlab.writeup.frames import precision as frames
 from lmlab.writeup.numbers import listed
+from lmlab.writeup.table import STATUS_CELLS
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -45,7 +46,8 @@ def autocast(collected: Collected) -> str:
     """Which parts of the toy model stay in fp32."""
     found = frames.autocast(collected)
     refused = [
-        f"autocast to {row.point.parameters['dtype']} is {row.status} ({row.reason or 'no result'})"
+        f"{row.point.parameters['dtype']}, {STATUS_CELLS[row.status]}"
+        + (f" ({row.reason})" if row.reason else "")
         for row in frames.rows_of(collected, "autocast")
         if row.status != "ok"
     ]
@@ -56,7 +58,7 @@ def autocast(collected: Collected) -> str:
         alike.setdefault(wide, []).append(dtype)
     told = [_kept(listed(dtypes), dict(wide)) for wide, dtypes in alike.items()]
     if refused:
-        told.append(f"Not read: {listed(refused)}.")
+        told.append(f"Autocast without an answer: {'; '.join(refused)}.")
     return " ".join(told) or "What autocast keeps in fp32 is not known: it was not measured."
 
 

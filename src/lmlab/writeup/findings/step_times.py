@@ -86,11 +86,12 @@ def backward_ratio(data: pd.DataFrame) -> str:
         return f"Backward takes longer than forward in all {steps}: {span}."
     if shorter == total:
         return f"Backward takes less time than forward in all {steps}: {span}."
-    same = f", within noise in {total - longer - shorter}" if longer + shorter < total else ""
-    return (
-        f"Backward takes longer than forward in {longer} of {steps}, "
-        f"less time in {shorter}{same}: {span}."
-    )
+    parts = {
+        f"longer than forward in {longer} of {steps}": True,
+        f"less time in {shorter}": shorter,
+        f"the same within noise in {total - longer - shorter}": longer + shorter < total,
+    }
+    return f"Backward takes {listed(text for text, told in parts.items() if told)}: {span}."
 
 
 def spread(data: pd.DataFrame) -> str:

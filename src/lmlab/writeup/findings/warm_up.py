@@ -83,13 +83,12 @@ def settling(data: pd.DataFrame) -> str:
     every = frames.order(rows, "size")
     settled = [
         f"at step {step} for {named(sizes, every)}"
-        for step, sizes in sorted((s, n) for s, n in steps.items() if s is not None)
+        for step, sizes in sorted((step, n) for step, n in steps.items() if step is not None)
     ]
-    text = f"A fresh process settles {listed(settled)}." if settled else ""
-    late = f"{named(steps[None], every).capitalize()} did not settle within the steps taken." if (
-        None in steps
-    ) else ""  # fmt: skip
-    return " ".join(filter(None, [text, late]))
+    told = [f"A fresh process settles {listed(settled)}."] if settled else []
+    if None in steps:
+        told.append(f"It does not settle within the steps taken for {named(steps[None], every)}.")
+    return " ".join(told)
 
 
 def _ratios(rows: pd.DataFrame, few: int, many: int) -> pd.DataFrame:

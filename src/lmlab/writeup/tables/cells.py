@@ -25,11 +25,11 @@ Cell = Callable[[pd.DataFrame], str]
 
 def by_place(rows: pd.DataFrame, cells: Sequence[tuple[pd.DataFrame, Cell]]) -> list[list[str]]:
     """One row a size, context and batch; each cell from the rows of its own frame there."""
-    body = []
-    for key, place in zip(frames.places(rows), place_cells(rows), strict=True):
-        here = [(cell, at(part, key)) for part, cell in cells]
-        body.append([*place, *(cell(part) if len(part) else NOTHING for cell, part in here)])
-    return body
+    parts = [(cell, dict(list(part.groupby(frames.PLACE, sort=False)))) for part, cell in cells]
+    return [
+        [*place, *(cell(here[key]) if key in here else NOTHING for cell, here in parts)]
+        for key, place in zip(frames.places(rows), place_cells(rows), strict=True)
+    ]
 
 
 def at(data: pd.DataFrame, key: Sequence[Any]) -> pd.DataFrame:

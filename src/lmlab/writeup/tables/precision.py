@@ -9,7 +9,7 @@ import pandas as pd
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import precision as frames
-from lmlab.writeup.numbers import percent, signed, significant
+from lmlab.writeup.numbers import exact, percent, signed, significant
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 
 
@@ -89,7 +89,7 @@ def layernorm(collected: Collected) -> Table:
     body = []
     for scale, here in _by_scale(rows):
         cells = [_variance(here[here["dtype"] == dtype]) for dtype in dtypes]
-        body.append([significant(scale), significant(float(here["true_variance"].iloc[0])), *cells])
+        body.append([exact(scale), significant(float(here["true_variance"].iloc[0])), *cells])
     if not body:
         body = [[STATUS_CELLS[frames.status_of(collected, "layernorm")], NOTHING]]
     return Table(
@@ -111,7 +111,7 @@ def layernorm_output(collected: Collected) -> dict[str, Table]:
     dtypes = list(dict.fromkeys(rows["dtype"]))
     body = [
         [
-            significant(scale),
+            exact(scale),
             *(_output(here[here["dtype"] == dtype]["largest_error"]) for dtype in dtypes),
         ]
         for scale, here in _by_scale(rows)

@@ -1,0 +1,100 @@
+"""The same kernels on a CPU: Triton's interpreter, chosen by the tensor and not by the process.
+
+Triton decides at import, from TRITON_INTERPRET, whether a decorated function will be compiled or
+interpreted, and its own library (`tl.max`, `tl.sum`) is decorated in the same moment. A process
+that imported Triton without the variable could then never run a kernel on a CPU, and one that set
+it never on a GPU. Both are wanted here: a test compares the two, and on a machine without a GPU a
+kernel must run wherever a user calls it. So an interpreted twin is made of a compiled kernel when
+it is first needed: a copy of its module's names in which every kernel function is interpreted,
+and, for the time of a launch, the two library functions that the kernels use.
+
+The interpreter is there for correctness. It runs one program after the other with NumPy, a
+thousand times slower than a GPU, and its time says nothing about the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+LIBRARY_FUNCTIONS = ("max", "sum")
+"""Functions of Triton's library that the kernels call and that are decorated as they are."""
+
+
+def kernel_for(kernel: Any, device: torch.device) -> Any:
+    """The kernel as it runs on that device: compiled on a GPU, interpreted on a CPU."""
+    return kernel if device.type == "cuda" else interpreted(kernel)
+
+
+@cache
+def interpreted(kernel: Any) -> _InterpretedKernel:
+    """The interpreted twin of a kernel."""
+    return _InterpretedKernel(_twin(kernel, {}, {}))
+
+
+class _InterpretedKernel:
+    """Launches like a kernel, `kernel[grid](...)`; the launch options of a GPU mean nothing."""
+
+    def __init__(self, function: InterpretedFunction[Any]) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: object, **options: object) -> None:
+            with _library_interpreted():
+                self._function[grid](*arguments, **options)
+
+        return launch
+
+
+def _twin(
+    function: Any, twins: dict[Any, InterpretedFunction[Any]], worlds: dict[int, dict[str, Any]]
+) -> InterpretedFunction[Any]:
+    """An interpreted copy of a kernel function that calls interpreted copies of the others."""
+    if not isinstance(function, JITFunction):  # TRITON_INTERPRET was set from the beginning
+        return function
+    if function not in twins:
+        plain = function.fn
+        copy = FunctionType(
+            plain.__code__,
+            _world(plain.__globals__, twins, worlds),
+            plain.__name__,
+            plain.__defaults__,
+        )
+        copy.__annotations__ = plain.__annotations__
+        twins[function] = InterpretedFunction(copy)
+    return twins[function]
+
+
+def _world(
+    names: dict[str, Any],
+    twins: dict[Any, InterpretedFunction[Any]],
+    worlds: dict[int, dict[str, Any]],
+) -> dict[str, Any]:
+    """A module's names as its interpreted functions see them."""
+    if id(names) not in worlds:
+        world = worlds[id(names)] = dict(names)  # known before it is filled: functions may recurse
+        for name, value in names.items():
+            if isinstance(value, JITFunction):
+                world[name] = _twin(value, twins, worlds)
+    return worlds[id(names)]
+
+
+@contextmanager
+def _library_interpreted() -> Iterator[None]:
+    """For the block, the library functions that kernels call are interpreted too."""
+    before = {name: getattr(tl, name) for name in LIBRARY_FUNCTIONS}
+    try:
+        for name, function in before.items():
+            setattr(tl, name, _twin(function, {}, {}))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(tl, name, function)

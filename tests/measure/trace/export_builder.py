@@ -1,0 +1,126 @@
+"""Builds small SQLite exports as Nsight Systems would write them: tables appear with their rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+MACHINE = 1 << 48  # the part of a global id that says which machine
+TABLES = {
+    "StringIds": "id INTEGER PRIMARY KEY, value TEXT",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "start, end, deviceId, streamId, correlationId, globalPid,"
+    " demangledName INTEGER, graphNodeId",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "start, end, deviceId, streamId, correlationId, globalPid,"
+    " copyKind INTEGER",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "start, end, deviceId, streamId, correlationId, globalPid",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "start, end, deviceId, streamId, correlationId, globalPid,"
+    " graphId INTEGER, graphExecId INTEGER",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start, end, globalTid, correlationId, nameId",
+    "NVTX_EVENTS": "start, end, eventType, text, textId, globalTid",
+    "META_DATA_EXPORT": "name TEXT, value TEXT",
+}
+
+
+class ExportBuilder:
+    """An export under construction; `with` finishes the file."""
+
+    def __init__(self, path: Path, schema: str | None = "3.20.2") -> None:
+        self.path = path
+        self._database = sqlite3.connect(path)
+        self._strings: dict[str, int] = {}
+        if schema is not None:
+            self._insert("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value=schema)
+            self._insert("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1.90")
+
+    def __enter__(self) -> ExportBuilder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._database.commit()
+        self._database.close()
+
+    def execute(self, statement: str) -> None:
+        self._database.execute(statement)
+
+    def table(self, name: str) -> None:
+        self.execute(f"CREATE TABLE IF NOT EXISTS {name} ({TABLES[name]})")
+
+    def string(self, text: str) -> int:
+        if text not in self._strings:
+            self._strings[text] = len(self._strings) + 1
+            self._insert("StringIds", id=self._strings[text], value=text)
+        return self._strings[text]
+
+    def call(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        correlation: int,
+        *,
+        process: int = 1,
+        thread: int = 1,
+    ) -> None:
+        self._insert(
+            "CUPTI_ACTIVITY_KIND_RUNTIME",
+            start=start,
+            end=end,
+            globalTid=thread_id(process, thread),
+            correlationId=correlation,
+            nameId=self.string(name),
+        )
+
+    def kernel(self, name: str, start: int, end: int, correlation: int, **other: int) -> None:
+        self._ran("KERNEL", start, end, correlation, demangledName=self.string(name), **other)
+
+    def memcpy(self, kind: int, start: int, end: int, correlation: int, **other: int) -> None:
+        self._ran("MEMCPY", start, end, correlation, copyKind=kind, **other)
+
+    def memset(self, start: int, end: int, correlation: int, **other: int) -> None:
+        self._ran("MEMSET", start, end, correlation, **other)
+
+    def graph(self, graph: int, start: int, end: int, correlation: int, **other: int) -> None:
+        self._ran("GRAPH_TRACE", start, end, correlation, graphId=graph, graphExecId=graph, **other)
+
+    def range(
+        self,
+        name: str,
+        start: int,
+        end: int | None,
+        *,
+        event: int = 59,
+        registered: bool = False,
+        process: int = 1,
+        thread: int = 1,
+    ) -> None:
+        self._insert(
+            "NVTX_EVENTS",
+            start=start,
+            end=end,
+            eventType=event,
+            text=None if registered else name,
+            textId=self.string(name) if registered else None,
+            globalTid=thread_id(process, thread),
+        )
+
+    def _ran(self, table: str, start: int, end: int, correlation: int, **other: int) -> None:
+        row = {"deviceId": 0, "streamId": 7, "globalPid": thread_id(other.pop("process", 1), 0)}
+        times = {"start": start, "end": end, "correlationId": correlation}
+        self._insert(f"CUPTI_ACTIVITY_KIND_{table}", **row, **times, **other)
+
+    def _insert(self, table: str, **row: Any) -> None:
+        self.table(table)
+        columns, marks = ", ".join(row), ", ".join("?" * len(row))
+        self._database.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [*row.values()])
+
+
+def thread_id(process: int, thread: int) -> int:
+    """A thread's global id; thread 0 is the process's own."""
+    return MACHINE + (process << 24) + thread

@@ -1,0 +1,111 @@
+"""Figures: readable without colour, with units, and only where there is data."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgb
+
+from lmlab.writeup import style
+from lmlab.writeup.figure import Drawing, save
+from lmlab.writeup.figures import end_to_end, machine, precision
+from lmlab.writeup.frames.cold_start import settled_median, settling_step
+from tests.writeup import factory, synthetic
+
+MODULES = {"end_to_end": end_to_end, "machine": machine, "precision": precision}
+
+
+def drawings(device: str) -> dict[str, Drawing]:
+    return {
+        f"{chapter}/{name}": drawing
+        for chapter, module in MODULES.items()
+        for name, drawing in module.figures(synthetic.collected(chapter, device)).items()
+    }
+
+
+GPU = drawings("cuda")
+CPU = drawings("cpu")
+
+
+def test_a_gpu_has_one_figure_more_than_a_cpu() -> None:
+    assert set(GPU) - set(CPU) == {"end_to_end/host_limit"}
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_axes_are_named_and_series_told_apart_without_colour(name: str) -> None:
+    draw = GPU[name].draw
+    assert draw is not None
+    with style.house_style():
+        figure = draw()
+    labels = {axis.get_xlabel() for axis in figure.axes} | {a.get_ylabel() for a in figure.axes}
+    assert labels - {""}, "units stand on the axes"
+    for axis in figure.axes:
+        looks = [
+            (str(line.get_marker()), str(line.get_linestyle()), line.get_drawstyle())
+            for line in axis.get_lines()
+            if not line.get_label().startswith("_")
+        ]
+        assert len(set(looks)) == len(looks)
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("end_to_end/time_by_context", "Time (ms)"),
+        ("end_to_end/host_limit", "GPU busy during forward (%)"),
+        ("end_to_end/speedup_bf16", "Speed-up of bf16 (×)"),
+        ("machine/ceilings", "Matrix products (TFLOP/s)"),
+    ],
+)
+def test_units(name: str, unit: str) -> None:
+    draw = GPU[name].draw
+    assert draw is not None
+    figure = draw()
+    assert unit in {text for a in figure.axes for text in (a.get_xlabel(), a.get_ylabel())}
+    plt.close(figure)
+
+
+def test_neighbouring_series_differ_in_grey() -> None:
+    def lightness(colour: str) -> float:
+        red, green, blue = to_rgb(colour)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    greys = [lightness(colour) for colour in style.COLOURS[:5]]
+    assert all(abs(a - b) > 0.08 for a, b in pairwise(greys))
+    assert len({str(style.series(i)) for i in range(8)}) == 8
+
+
+@pytest.mark.parametrize("chapter", MODULES)
+def test_without_results_nothing_is_drawn(chapter: str, tmp_path: Path) -> None:
+    empty = MODULES[chapter].figures(factory.collected(chapter, lambda point, device: None))
+    assert empty
+    for name, drawing in empty.items():
+        assert save(drawing, tmp_path, name) == []
+
+
+def test_a_saved_figure_carries_neither_date_nor_version_nor_font(tmp_path: Path) -> None:
+    png, svg = save(GPU["machine/ceilings"], tmp_path, "ceilings")
+    text = svg.read_text()
+    assert "<dc:date>" not in text
+    assert "matplotlib.org" not in text
+    assert "font-family" not in text, "letters are outlines"
+    assert b"Software" not in png.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([40.0, 12.0, 10.0, 10.0, 10.0, 10.0], 3),
+        ([10.0] * 6, 1),
+        ([40.0, 10.0, 10.0, 10.0, 10.0, 40.0], None),
+        ([40.0, 10.0, 40.0, 10.0, 10.0, 10.0, 10.0, 10.0], 4),
+    ],
+    ids=["third step", "at once", "a late outlier", "a relapse"],
+)
+def test_settling_step(steps: list[float], expected: int | None) -> None:
+    assert settled_median(steps) == 10.0
+    assert settling_step(steps) == expected
