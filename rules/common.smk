@@ -6,6 +6,7 @@ fresh clone, whose file times mean nothing, reruns nothing at all.
 """
 
 import json
+import os
 import re
 import sys
 from functools import cache
@@ -26,8 +27,6 @@ from lmlab.study.selection import select
 from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
 
 RESULTS = "results"
-PYTHON = sys.executable
-SCRIPTS = ROOT / "workflow" / "scripts"
 
 
 def stop(message):
@@ -47,6 +46,11 @@ try:
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
+
+# On a cluster every point is a job step of its own, and nothing may outlive its step: a helper that
+# waits for the next point would wait in vain.
+if workflow.remote_exec:
+    os.environ.setdefault("LMLAB_WARM_START", "0")
 
 
 wildcard_constraints:
@@ -100,6 +104,15 @@ def results_of_other_code():
     ]
 
 
+onstart:
+    # Only now is it known who executes: a cluster's jobs cannot look at the machine that plans.
+    if workflow.non_local_exec and config["machine"] == "auto":
+        raise WorkflowError(
+            "machine = 'auto', but the jobs run elsewhere: give --config machine=ID measure=always "
+            "study=NAME, see profiles/slurm/config.yaml"
+        )
+
+
 onsuccess:
     outdated = results_of_other_code()
     if outdated:
@@ -110,8 +123,21 @@ onsuccess:
         )
 
 
-# One line a measurement rule would otherwise repeat. The script takes care of a warm start.
+def files_of(folder, pattern):
+    """Files of the checkout as seen from here: absolute paths would differ in one that moved."""
+    return sorted(os.path.relpath(path) for path in folder.glob(pattern))
+
+
+def script(name):
+    """How a script is called. Takes the output, so that Snakemake keeps it out of its records: a
+    checkout that moved, or another Python, makes nothing stale."""
+    return (
+        lambda wildcards, output: f"{sys.executable} {ROOT / 'workflow' / 'scripts' / name}"
+    )
+
+
+# Every measurement is called alike; the script takes care of a warm start.
 MEASURE = (
-    f"{PYTHON} {SCRIPTS}/measure.py --point {{params.point:q}} --machine {{wildcards.machine}} "
+    "{params.script} --point {params.point:q} --machine {wildcards.machine} "
     "--out {output} > {log} 2>&1"
 )

@@ -7,9 +7,12 @@ rule machine:
     log:
         "logs/{machine}/machine.log",
     priority: 1  # first, so that a machine that is not what it should be shows at once
+    conda:
+        "../workflow/envs/lmlab.yaml"
     resources:
         gpu=1,
     params:
+        script=script("measure.py"),
         point=point_json("machine"),
         made_with=made_with("machine"),
     shell:

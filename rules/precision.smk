@@ -6,9 +6,12 @@ rule precision:
         ensure(f"{RESULTS}/{{machine}}/precision/{{point}}.json", non_empty=True),
     log:
         "logs/{machine}/precision/{point}.log",
+    conda:
+        "../workflow/envs/lmlab.yaml"
     resources:
         gpu=1,
     params:
+        script=script("measure.py"),
         point=point_json("precision"),
         made_with=made_with("precision"),
     shell:

@@ -7,31 +7,39 @@ rule chapter:
     input:
         results=lambda wildcards: results_of(wildcards.chapter),
         card=results_of("machine"),
-        references=lambda wildcards: sorted(map(str, REFERENCES.glob("*.csv"))),
+        references=files_of(REFERENCES, "*.csv"),
     output:
         data=f"{REPORT}/chapters/{{chapter}}.json",
         figures=directory(f"{REPORT}/figures/{{chapter}}"),
     log:
         f"logs/{REPORT}/{{chapter}}.log",
+    conda:
+        "../workflow/envs/lmlab.yaml"
     params:
+        script=script("chapter.py"),
         config=CONFIG_JSON,
+        machine=MACHINE,
+        device=SELECTION.device,
         made_with=lambda wildcards: chapter_fingerprint(wildcards.chapter),
     shell:
-        "{PYTHON} {SCRIPTS}/chapter.py --config {params.config:q} --chapter {wildcards.chapter} "
-        "--machine {MACHINE} --device {SELECTION.device} --results {RESULTS} "
+        "{params.script} --config {params.config:q} --chapter {wildcards.chapter} "
+        "--machine {params.machine} --device {params.device} "
         "--figures {output.figures} --out {output.data} > {log} 2>&1"
 
 
 rule writeup:
     input:
         chapters=[f"{REPORT}/chapters/{chapter}.json" for chapter in STUDY.chapters],
-        templates=sorted(map(str, TEMPLATES.glob("*.md.j2"))),
+        templates=files_of(TEMPLATES, "*.md.j2"),
     output:
         f"{REPORT}/writeup.md",
     log:
         f"logs/{REPORT}/writeup.log",
+    conda:
+        "../workflow/envs/lmlab.yaml"
     params:
+        script=script("writeup.py"),
         made_with=page_fingerprint(),
     shell:
-        "{PYTHON} {SCRIPTS}/writeup.py --chapters {input.chapters} --templates {TEMPLATES} "
+        "{params.script} --chapters {input.chapters} --templates $(dirname {input.templates[0]}) "
         "--out {output} > {log} 2>&1"

@@ -14,6 +14,7 @@ from typing import Any
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from snakemake_logger_plugin_lmlab import allocation
 from snakemake_logger_plugin_lmlab.command_line import repair
 from snakemake_logger_plugin_lmlab.display import Display
 from snakemake_logger_plugin_lmlab.progress import Progress
@@ -27,6 +28,8 @@ REPLACED = {
     LogEvent.JOB_INFO,
     LogEvent.JOB_STARTED,
     LogEvent.JOB_FINISHED,
+    LogEvent.GROUP_INFO,
+    LogEvent.GROUP_ERROR,
     LogEvent.PROGRESS,
     LogEvent.SHELLCMD,
     LogEvent.WORKFLOW_STARTED,
@@ -51,6 +54,8 @@ class LogHandler(LogHandlerBase):
         event = getattr(record, "event", None)
         if event == LogEvent.RUN_INFO:
             self.progress.expect(getattr(record, "stats", {}))
+        if event == LogEvent.JOB_ERROR and not self._is_shown(vars(record)):
+            return
         if self.in_full or event not in REPLACED:
             text = self.format(record)
             if text and text not in ("None", CHATTER):
@@ -58,13 +63,21 @@ class LogHandler(LogHandlerBase):
             return
         self._show(event, vars(record))
 
+    def _is_shown(self, error: dict[str, Any]) -> bool:
+        """A job that failed is; one that only shared an allocation with it is not."""
+        return self.in_full or not error["indent"] or allocation.broke(error)
+
     def _show(self, event: LogEvent, fields: dict[str, Any]) -> None:
-        if event == LogEvent.JOB_INFO:
-            self.display.running(
-                self.progress.start(
-                    fields["jobid"], fields["rule_name"], fields["wildcards"], fields["output"]
-                )
+        if event == LogEvent.GROUP_INFO:
+            self.display.running(self.progress.share([job.jobid for job in fields["jobs"]]))
+        elif event == LogEvent.GROUP_ERROR:
+            self.display.message(allocation.failure(fields))
+        elif event == LogEvent.JOB_INFO:
+            running = self.progress.start(
+                fields["jobid"], fields["rule_name"], fields["wildcards"], fields["output"]
             )
+            if not fields["indent"]:  # of a group, its own line says enough
+                self.display.running(running)
         elif event == LogEvent.JOB_FINISHED:
             line = self.progress.finish(fields["job_id"])
             if line:

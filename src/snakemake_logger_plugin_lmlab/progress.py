@@ -1,7 +1,9 @@
 """What is running, how many are left, about how long, and what the last point gave.
 
 The time left is each rule's own mean so far times what is left of it, because a table takes a
-second and a large model a minute: one mean over all would be wrong for both.
+second and a large model a minute: one mean over all would be wrong for both. Points that share an
+allocation of a cluster are reported together when all are done; each then counts an equal part of
+that time.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Running:
     label: str
     outputs: Sequence[str]
     started: float
+    sharing: int  # how many jobs the time from start to end is for
 
 
 class Progress:
@@ -33,17 +36,23 @@ class Progress:
         self.expected: Counter[str] = Counter()
         self.finished: dict[str, list[float]] = defaultdict(list)
         self.running: dict[int, Running] = {}
+        self.shared: dict[int, int] = {}
 
     def expect(self, stats: Mapping[str, int]) -> None:
         """Take the number of jobs a rule from Snakemake's own count."""
         self.expected = Counter({rule: n for rule, n in stats.items() if rule != "total"})
+
+    def share(self, jobs: Sequence[int]) -> str:
+        """Jobs that will begin and end together: the line that says so."""
+        self.shared.update(dict.fromkeys(jobs, len(jobs)))
+        return f"{self._count(self.done)} {len(jobs)} points share an allocation ..."
 
     def start(
         self, job: int, rule: str, wildcards: Mapping[str, str] | None, outputs: Sequence[str]
     ) -> str:
         """A job has begun: the line that says so."""
         label = describe(rule, wildcards or {})
-        self.running[job] = Running(rule, label, outputs, self.now())
+        self.running[job] = Running(rule, label, outputs, self.now(), self.shared.get(job, 1))
         return f"{self._count(self.done + len(self.running))} {label} ..."
 
     def finish(self, job: int) -> str | None:
@@ -51,12 +60,12 @@ class Progress:
         ended = self.running.pop(job, None)
         if ended is None:
             return None
-        took = self.now() - ended.started
+        took = (self.now() - ended.started) / ended.sharing
         self.finished[ended.rule].append(took)
         gave = outcome(ended.outputs)
         return (
             f"{self._count(self.done)} {ended.label}: {gave + ', ' if gave else ''}"
-            f"in {duration(took)}{self._left()}"
+            f"in {'about ' if ended.sharing > 1 else ''}{duration(took)}{self._left()}"
         )
 
     @property

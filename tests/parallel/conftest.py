@@ -4,12 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.parallel.launcher import RankPool
+from tests.parallel.launcher import LARGEST_WORLD, RankPool
+
+
+def get_ready() -> None:
+    """Import what programs compare with; torch compiles optimizers for it, which takes seconds."""
+    import torch.distributed.fsdp
+    import torch.distributed.optim  # noqa: F401
 
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     """Three processes that run a function as ranks of one group."""
     pool = RankPool()
+    pool.run(get_ready, LARGEST_WORLD)
     yield pool
     pool.stop()

@@ -60,7 +60,11 @@ def run_in_group(
         timeout=COLLECTIVE_TIMEOUT,
     )
     try:
-        return function(**keywords)
+        # A rank that leaves while another is still connecting makes that one fail.
+        dist.barrier()
+        returned = function(**keywords)
+        dist.barrier()
+        return returned
     finally:
         dist.destroy_process_group()
 
@@ -74,8 +78,7 @@ class RankPool:
 
     def run(self, function: Callable[..., Any], world_size: int, **keywords: Any) -> list[Any]:
         """What a module-level function returns on each rank; RankFailure if it raises on one."""
-        if not self._processes:
-            self._start()
+        self.start()
         with tempfile.TemporaryDirectory() as folder:
             store = str(Path(folder) / "store")
             for rank in range(world_size):
@@ -83,9 +86,10 @@ class RankPool:
                 self._connections[rank].send_bytes(job)
             return self._collect(world_size)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Have processes that wait for a program, if there are none."""
         context = multiprocessing.get_context("spawn")
-        for _ in range(LARGEST_WORLD):
+        for _ in range(LARGEST_WORLD - len(self._processes)):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)
             process.start()

@@ -32,13 +32,13 @@ def train_beside_one_process_and_torch(variant: str, model: str, seeds: list[int
         module = build(model, seed + 100 * dist.get_rank())
         ours = WRAPPERS[variant](module)
         alone, torchs = build(model, seed), build(model, seed)
-        contestants = [(ours, module), (torch_ddp(torchs), torchs), (alone, alone)]
-        optimizers = [sgd(inner.parameters()) for _, inner in contestants]
+        contestants = [ours, torch_ddp(torchs), alone]
+        optimizers = [sgd(contestant.parameters()) for contestant in contestants]
         for step in range(STEPS):
             batch = batch_of(seed, step)
-            for (outer, inner), optimizer in zip(contestants, optimizers, strict=True):
+            for contestant, optimizer in zip(contestants, optimizers, strict=True):
                 optimizer.zero_grad(set_to_none=True)
-                backward(outer, batch if outer is alone else own_part(batch))
+                backward(contestant, batch if contestant is alone else own_part(batch))
             assert_near(gradients(module), gradients(alone), 1e-6)
             assert_near(gradients(module), gradients(torchs), 1e-6)
             for optimizer in optimizers:

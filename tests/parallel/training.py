@@ -80,14 +80,14 @@ def assert_near(
 
     A single small tensor may be the difference of large ones, whose rounding it inherits.
     """
-    assert ours.keys() == expected.keys()
-    missing = {name for name, tensor in ours.items() if tensor is None}
-    assert missing == {name for name, tensor in expected.items() if tensor is None}
-    pairs = {name: (ours[name], expected[name]) for name in ours.keys() - missing}
+    missing = {name for name, tensor in expected.items() if tensor is None}
+    assert {name for name, tensor in ours.items() if tensor is None} == missing
+    pairs = {name: (ours[name], expected[name]) for name in expected.keys() - missing}
     far = {n: d for n, (a, b) in pairs.items() if (d := distance(a, b)) > 10 * tolerance}
-    assert far == {}
-    flat = [torch.cat([t.double().flatten() for t in side]) for side in zip(*pairs.values())]
-    assert distance(*flat) <= tolerance
+    assert not far, f"relative differences above {10 * tolerance:g}: {far}"
+    sides = zip(*pairs.values(), strict=True)
+    together = distance(*(torch.cat([t.double().flatten() for t in side]) for side in sides))
+    assert together <= tolerance, f"all together {together:g} apart, allowed is {tolerance:g}"
 
 
 def distance(ours: Tensor | None, expected: Tensor | None) -> float:

@@ -65,6 +65,16 @@ def test_time_left_is_counted_rule_by_rule(progress: Progress, clock: Clock) -> 
     assert progress.seconds_left() == pytest.approx(200.0)
 
 
+def test_points_that_share_an_allocation_share_its_time(progress: Progress, clock: Clock) -> None:
+    assert progress.share([1, 2]) == "[0/4] 2 points share an allocation ..."
+    for job in (1, 2):
+        progress.start(job, "end_to_end", POINT, [])
+    clock.time = 10.0
+    line = progress.finish(1)
+    assert line is not None
+    assert line.endswith("in about 5.0 s; 3 left, about 15 s")
+
+
 def test_the_last_line_leaves_nothing(clock: Clock) -> None:
     progress = Progress(clock)
     progress.expect({"writeup": 1, "total": 1})

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,11 @@ import yaml
 
 from lmlab.study.files import ROOT
 
-PARTS = ("Snakefile", "config.yaml", "profiles", "report", "rules", "src", "workflow")
-MADE = shutil.ignore_patterns("__pycache__", "*.egg-info", "writeup.md", "figures", "chapters")
+PARTS = (
+    *("Snakefile", "config.yaml", "profiles", "rules", "src", "workflow"),
+    *("report/references", "report/templates"),
+)
+MADE = shutil.ignore_patterns("__pycache__", "*.egg-info")
 # One warm helper serves all these tests, and none that a user may have running.
 RUNTIME = tempfile.mkdtemp(prefix="lmlab-")
 COMMAND = "snakemake --cores 1 --resources gpu=1 report/writeup.md"
@@ -63,7 +67,9 @@ class Project:
         done = self.run(f"snakemake -n {options}")
         jobs: dict[str, list[str]] = {}
         for rule, output in re.findall(
-            r"^(?:local)?rule (\w+):\n(?:    input: .*\n)?(?:    output: (.*)\n)?", done.stderr, re.M
+            r"^(?:local)?rule (\w+):\n(?:    input: .*\n)?(?:    output: (.*)\n)?",
+            done.stderr,
+            re.M,
         ):
             jobs.setdefault(rule, []).append(output)
         jobs.pop("all", None)
@@ -87,6 +93,11 @@ class Project:
         text = path.read_text()
         assert old in text, f"{file} does not hold {old!r}"
         path.write_text(text.replace(old, new, 1))
+
+    def append(self, file: str, text: str) -> None:
+        """Add lines to a file."""
+        with (self.folder / file).open("a") as stream:
+            stream.write(text)
 
     def configure(self, **nano: object) -> None:
         """Change keys of the nano study's end_to_end block."""
@@ -119,13 +130,29 @@ def fresh(tmp_path: Path) -> Project:
     return checkout(tmp_path / "fresh")
 
 
+@dataclass(frozen=True)
+class Run:
+    """A project after its first run, and what that run was like."""
+
+    project: Project
+    seconds: float
+    stderr: str
+
+
 @pytest.fixture(scope="session")
-def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """The nano study, run by the promised command; never edited."""
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The nano study from nothing, by the promised command."""
     project = checkout(tmp_path_factory.mktemp("measured") / "project")
-    project.run(f"{COMMAND} --config study=nano")
-    yield project
+    start = time.monotonic()
+    done = project.run(f"{COMMAND} --config study=nano")
+    yield Run(project, time.monotonic() - start, done.stderr)
     project.run(f"{sys.executable} -m lmlab.measure.warm_start --stop", check=False)
+
+
+@pytest.fixture(scope="session")
+def measured_once(first_run: Run) -> Project:
+    """The project after that run; never edited."""
+    return first_run.project
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pandas as pd
 from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
-from lmlab.writeup.frames.end_to_end import frame
+from lmlab.writeup.frames.end_to_end import PHASES_OF_MODE, frame
 from tests.writeup import factory
 
 COLD = {"context": 128, "batch": 4, "precision": "fp32", "mode": "train_step"}
@@ -36,13 +36,18 @@ def collected_of(times: Times, device: str = "cuda") -> Collected:
         wanted = times(point)
         if wanted is None:
             return None
-        if point.parameters["mode"] == "forward":
-            wanted = {
-                key: value for key, value in wanted.items() if key not in STEP or key == "forward"
-            }
-        return factory.step(point, device, **wanted)
+        return factory.step(point, device, **in_mode(wanted, str(point.parameters["mode"])))
 
     return factory.collected("end_to_end", make, device, what=STUDY)
+
+
+def in_mode(wanted: dict[str, Any], mode: str) -> dict[str, Any]:
+    """What is left of a step in a mode with fewer phases."""
+    absent = set(STEP) - set(PHASES_OF_MODE[mode])
+    kept = {key: value for key, value in wanted.items() if key not in absent}
+    if kept.get("busy_ms"):
+        kept["busy_ms"] = {p: ms for p, ms in kept["busy_ms"].items() if p not in absent}
+    return kept
 
 
 def nothing(point: Point) -> None:

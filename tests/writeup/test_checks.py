@@ -48,18 +48,53 @@ def test_sound_results_raise_no_warning(device: str) -> None:
         assert chapter.checks(synthetic.collected(name, device)) == []
 
 
-def test_the_same_forward_in_two_modes() -> None:
-    warnings = altered({**GPU_LIMITED, "mode": "forward_backward"}, slower("forward", "total"))
-    assert warnings[0].startswith(
-        "The same quantity twice: forward in mode forward_backward and in mode train_step differ "
-        "by more than their noise for 2.7b at context 1024, fp32"
+def throttled(values: dict[str, Any]) -> None:
+    """Everything takes twice the time, the GPU's work included."""
+    slower(*values["measurements"])(values)
+    if values["data"]["gpu_busy_ms"]:
+        values["data"]["gpu_busy_ms"] = {
+            phase: 2 * ms for phase, ms in values["data"]["gpu_busy_ms"].items()
+        }
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_the_same_pass_in_two_modes(phase: str) -> None:
+    warnings = altered({**GPU_LIMITED, "mode": "forward_backward"}, throttled)
+    assert any(
+        warning.startswith(
+            f"The same quantity twice: {phase} in mode forward_backward and in mode train_step "
+            "differs by more than its noise for 2.7b at context 1024, fp32"
+        )
+        for warning in warnings
     )
 
 
+def test_the_same_pass_twice_on_a_cpu() -> None:
+    def make(point: Point, device: str) -> Result:
+        result = synthetic.end_to_end(point, device)
+        if point.parameters["mode"] != "forward_backward" or point.parameters["context"] != 64:
+            return result
+        values = deepcopy({"measurements": dict(result.measurements), "data": dict(result.data)})
+        throttled(values)
+        return factory.result(point, device, **values)
+
+    warnings = end_to_end.checks(synthetic.collected("end_to_end", "cpu", make))
+    assert len([w for w in warnings if w.startswith("The same quantity twice")]) == 12
+
+
 def test_a_cold_process_against_the_grid() -> None:
-    cold = {"start": "cold", "size": "small", "warmup": 5}
-    (warning,) = altered(cold, slower("forward", "backward", "optimizer", "total"))
-    assert "a step of a cold process and of the grid at the same warm-up differ" in warning
+    cold = {"start": "cold", "size": "2.7b", "warmup": 5}
+    warnings = altered(cold, throttled)
+    assert [warning.split(" differs")[0] for warning in warnings] == [
+        f"The same quantity twice: {phase} in a cold start and in a warm start"
+        for phase in ("forward", "backward", "optimizer")
+    ]
+
+
+def test_where_the_host_is_the_limit_two_processes_may_differ() -> None:
+    host_limited = {"size": "small", "context": 128, "precision": "bf16"}
+    everything = ("forward", "backward", "total")
+    assert altered({**host_limited, "mode": "forward_backward"}, slower(*everything)) == []
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0], ids=["too short", "too long"])

@@ -32,13 +32,19 @@ def test_within_one_process_a_small_gap_is_enough() -> None:
     assert verdict(timed(9.85, 0.001), timed(10.0, 0.001), margin=0.0) == "faster"
 
 
+def test_across_processes_the_middle_halves_stay_apart_by_the_margin() -> None:
+    assert verdict(timed(5.0), timed(10.0), margin=0.9) == "faster"
+    assert verdict(timed(5.0), timed(10.0), margin=1.0) == "same"
+    assert verdict(timed(5.0, 0.2), timed(10.0, 0.2), margin=0.5) == "same"
+
+
 TIMES = st.builds(timed, st.floats(0.01, 1e4), st.floats(0, 0.5))
 
 
-@given(TIMES, TIMES)
-def test_swapping_the_arms_turns_the_verdict_round(one: Timed, other: Timed) -> None:
+@given(TIMES, TIMES, st.floats(0, 2))
+def test_swapping_the_arms_turns_the_verdict_round(one: Timed, other: Timed, by: float) -> None:
     opposite = {"faster": "slower", "slower": "faster", "same": "same"}
-    assert verdict(one, other) == opposite[verdict(other, one)]
+    assert verdict(one, other, margin=by) == opposite[verdict(other, one, margin=by)]
 
 
 @given(TIMES)

@@ -69,6 +69,23 @@ def test_units(name: str, unit: str) -> None:
     plt.close(figure)
 
 
+def test_ratios_within_noise_have_open_markers() -> None:
+    draw = GPU["end_to_end/speedup_bf16"].draw
+    assert draw is not None
+    figure = draw()
+    hollow = {
+        axis.get_title(): sum(
+            len(line.get_xdata())
+            for line in axis.get_lines()
+            if line.get_markerfacecolor() == "white"
+        )
+        for axis in figure.axes
+    }
+    plt.close(figure)
+    assert hollow["Optimizer"] == 20, "the same work in every precision"
+    assert 0 < hollow["Backward"] < 20
+
+
 def test_neighbouring_series_differ_in_grey() -> None:
     def lightness(colour: str) -> float:
         red, green, blue = to_rgb(colour)

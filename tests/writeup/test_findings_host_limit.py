@@ -33,8 +33,20 @@ class TestHostLimit:
 
     def test_idle_in_one_pass_is_the_host_in_part(self) -> None:
         text = self.text(1.1, 0.3, 0.99)
-        assert "waits in one of the passes only (busy for 30 to 99 %)" in text
+        assert "waits in one of the two passes (busy for 30 to 99 %)" in text
         assert "is the limit" not in text
+        assert "No step leaves the GPU busy for under 80 % of both passes." in text
+
+    def test_one_step_is_not_all_of_these(self) -> None:
+        def times(point: Point) -> dict[str, Any]:
+            p = point.parameters
+            alone = (p["size"], p["context"], p["precision"]) == ("small", 128, "fp32")
+            backward = 11.0 if alone else 20.0
+            return {**STEP, "backward": backward, "busy_ms": {"forward": 3.0, "backward": 3.0}}
+
+        text = host_limit(data_of(times), "cuda")
+        assert "in 1 of 8 training steps: fp32 (small at context 128). There the GPU runs" in text
+        assert "of both passes (8 steps) and the host sets the pace, backward takes 1.10 to" in text
 
     def test_some_of_each(self) -> None:
         def times(point: Point) -> dict[str, Any]:

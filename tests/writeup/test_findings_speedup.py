@@ -12,11 +12,22 @@ import pytest
 from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.findings import end_to_end as findings
-from lmlab.writeup.findings.speedup import in_phase, speedup_findings, starts_to_pay
+from lmlab.writeup.findings.speedup import control, in_phase, speedup_findings, starts_to_pay
 from lmlab.writeup.frames.end_to_end import of
 from lmlab.writeup.frames.speedup import speedups
 from tests.writeup import synthetic
 from tests.writeup.small_study import STEP, collected_of, data_of, nothing
+
+
+def waiting(bf16: float, cold: float) -> dict[str, str]:
+    """Findings where bf16 is so many times as fast, and a cold process so many times as slow."""
+
+    def times(point: Point) -> dict[str, float]:
+        p = point.parameters
+        slow = cold if p["start"] == "cold" else 1 / bf16 if p["precision"] == "bf16" else 1.0
+        return {phase: slow * ms for phase, ms in STEP.items()}
+
+    return speedup_findings(data_of(times), "bf16")
 
 
 def speeds(bf16: Callable[[Point], float]) -> pd.DataFrame:
@@ -70,6 +81,45 @@ class TestSpeedUp:
     def test_partly_within_noise(self) -> None:
         ratios = speeds(lambda p: 2.0 if p.parameters["size"] == "medium" else 1.0)
         assert in_phase(ratios, "forward", "bf16").endswith("; within noise at 2 of 4 places.")
+
+    def test_a_speed_up_must_exceed_what_processes_differ_by(self) -> None:
+        assert waiting(bf16=1.5, cold=1.2)["pays_bf16"].startswith("bf16 pays everywhere")
+        assert waiting(bf16=1.5, cold=1.6)["pays_bf16"].startswith("bf16 does not pay")
+        assert waiting(bf16=1 / 1.5, cold=1.6)["speedup_bf16_whole_step"].endswith(
+            "take the same time within noise at every place."
+        )
+
+    def test_the_optimizer_is_a_control(self) -> None:
+        assert waiting(bf16=1.1, cold=1.2)["speedup_bf16_optimizer"] == (
+            "Optimizer: the same work in fp32 and in bf16, hence a control. Its ratio, 1.10× "
+            "(small at context 128) to 1.10× (small at context 128), is what the comparison itself "
+            "adds, within noise at every place."
+        )
+
+    def test_a_control_at_one_place_has_no_range(self) -> None:
+        text = control(speeds(lambda p: 2.0).iloc[:1], "optimizer", "bf16")
+        assert "Its ratio, 2.00× (small at context 128), is what" in text
+        assert "it is beyond noise at the only place (small at context 128)" in text
+
+    def test_a_control_that_fails_casts_doubt(self) -> None:
+        ratios = speeds(lambda p: 2.0 if p.parameters["size"] == "small" else 1.0)
+        text = control(ratios, "optimizer", "bf16")
+        assert "is faster" not in text
+        assert text.endswith(
+            "it is beyond noise at 2 of 4 places (small at every context), where the ratios of "
+            "other phases are to be doubted too."
+        )
+
+    def test_the_summary_counts_what_is_beyond_noise(self) -> None:
+        def summary(bf16: float) -> str:
+            def times(point: Point) -> dict[str, float]:
+                factor = bf16 if point.parameters["precision"] == "bf16" else 1.0
+                return {phase: ms / factor for phase, ms in STEP.items()}
+
+            return findings.summary(collected_of(times), data_of(times))
+
+        assert "makes 4 of 4 steps faster beyond noise (up to 2.00×) and none slower." in summary(2)
+        assert "0 of 4 steps faster beyond noise and 4 slower (down to 0.500×)." in summary(0.5)
 
     def test_a_missing_arm_is_said(self) -> None:
         data = data_of(lambda p: STEP if p.parameters["precision"] == "fp32" else None)

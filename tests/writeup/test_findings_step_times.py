@@ -8,9 +8,9 @@ import pytest
 
 from lmlab.study.points import Point
 from lmlab.writeup.findings import end_to_end as findings
-from lmlab.writeup.findings.step_times import backward_ratio, growth, phase_range, spread
+from lmlab.writeup.findings.step_times import backward_ratio, growth, phase_range
 from lmlab.writeup.frames.end_to_end import frame
-from tests.writeup import factory, synthetic
+from tests.writeup import synthetic
 from tests.writeup.small_study import STEP, collected_of, data_of, nothing
 
 
@@ -45,9 +45,24 @@ class TestHowLong:
 
         assert growth(data_of(times), "fp32").count(relation) == 2, "smallest and largest size"
 
+    def test_growth_within_the_noise_between_processes_is_no_departure(self) -> None:
+        def times(point: Point) -> dict[str, float]:
+            factor = (point.parameters["context"] / 128) ** 0.5
+            pace = 2.0 if point.parameters["start"] == "cold" else 1.0
+            return {phase: ms * factor * pace for phase, ms in STEP.items()}
+
+        assert growth(data_of(times), "fp32").count("(in proportion within noise)") == 2
+
     def test_growth_needs_two_contexts(self) -> None:
         data = data_of(lambda p: STEP if p.parameters["context"] == 128 else None)
         assert "no size has two contexts" in growth(data, "fp32")
+
+    def test_only_the_modes_of_the_study_are_named(self) -> None:
+        assert findings.modes(data_of(lambda p: STEP)) == (
+            "Every size and context is timed in 2 modes: forward alone (no gradient) and a whole "
+            "training step."
+        )
+        assert findings.modes(data_of(lambda p: STEP).iloc[:0]).startswith("The study asks for no")
 
 
 class TestBackwardAgainstForward:
@@ -76,34 +91,6 @@ class TestBackwardAgainstForward:
 
     def test_no_data_is_said(self) -> None:
         assert "no training step was measured" in backward_ratio(data_of(nothing))
-
-
-class TestSpread:
-    @pytest.mark.parametrize(
-        ("usual", "worst", "verdict"),
-        [
-            (0.004, 0.01, "The spread is small:"),
-            (0.004, 0.5, "The spread is small with exceptions:"),
-            (0.2, 0.5, "The spread is not small:"),
-        ],
-    )
-    def test_verdict_and_worst_point(self, usual: float, worst: float, verdict: str) -> None:
-        def times(point: Point) -> dict[str, float]:
-            where = (point.parameters["size"], point.parameters["context"])
-            return {**STEP, "spread": worst if where == ("medium", 256) else usual}
-
-        text = spread(data_of(times))
-        assert text.startswith(verdict)
-        assert "(medium at context 256, " in text
-
-    def test_single_samples_have_none(self) -> None:
-        study = factory.study("cuda", steps=1, sizes=["small"], contexts=[128])
-        data = frame(
-            factory.collected(
-                "end_to_end", lambda p, d: factory.step(p, d, forward=1.0), what=study
-            )
-        )
-        assert "no point has more than one sample" in spread(data)
 
 
 class TestUtilisation:

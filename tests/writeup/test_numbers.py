@@ -66,6 +66,9 @@ def test_bytes_in_binary_units(count: float, shown: str) -> None:
 def test_words_around_numbers() -> None:
     assert numbers.counted(1, "point") == "1 point"
     assert numbers.counted(1200, "point") == "1,200 points"
+    assert numbers.every(1, "step") == "the only step"
+    assert numbers.every(2, "step") == "both steps"
+    assert numbers.every(7, "step") == "all 7 steps"
     assert numbers.listed(["a"]) == "a"
     assert numbers.listed(["a", "b", "c"]) == "a, b and c"
     assert numbers.span([1.0, 2.5]) == "1.00 to 2.50"
@@ -73,3 +76,10 @@ def test_words_around_numbers() -> None:
     assert numbers.signed(-0.047) == "−0.047"
     assert numbers.exact(1024.0) == "1,024"
     assert numbers.exact(0.000244140625) == "0.000244"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"), [(1.0, "0 %"), (1.068, "6.8 %"), (1.66, "66 %"), (2.4, "a factor of 2.4")]
+)
+def test_how_far_a_ratio_lies_above_one(ratio: float, shown: str) -> None:
+    assert numbers.excess(ratio) == shown

@@ -44,11 +44,11 @@ def broken(point: Point, device: str) -> Result | None:
 
 def test_every_row_of_the_study_is_in_every_grid_table(gpu: dict[str, Table]) -> None:
     assert list(gpu) == [
-        "times_fp32", "times_bf16", "rates_fp32", "rates_bf16", "busy", "speedup_bf16", "warmup",
-        "published",
+        "times_fp32", "times_bf16", "rates_fp32", "rates_bf16", "busy", "repeats", "speedup_bf16",
+        "warmup", "published",
     ]  # fmt: skip
     for name, table in gpu.items():
-        if name != "published":
+        if name not in {"published", "repeats"}:
             assert len(table.rows) == 20, name
             assert all(len(row) == len(table.columns) for row in table.rows)
 
@@ -79,9 +79,12 @@ def test_a_point_without_a_number_says_why_in_its_cell() -> None:
     assert "(39 of 40 files)" in tables["times_fp32"].sources[0]
 
 
-def test_a_known_gpu_has_mfu_with_its_source(gpu: dict[str, Table]) -> None:
+def test_a_known_gpu_has_mfu_whose_source_is_told_once(gpu: dict[str, Table]) -> None:
     assert column(gpu["rates_fp32"], "MFU")["2.7b", "1024"].endswith(" %")
-    assert "MFU: of 67 TFLOP/s (NVIDIA H200 Tensor Core GPU datasheet)" in gpu["rates_fp32"].caption
+    caption = gpu["rates_fp32"].caption
+    assert "MFU: of the stated 67 TFLOP/s, sourced in the chapter on the machine." in caption
+    ceilings = machine.tables(synthetic.collected("machine"))["ceilings"]
+    assert "NVIDIA H200 Tensor Core GPU datasheet" in ceilings.caption
     assert 'convention "full"' in gpu["rates_fp32"].caption
 
 
@@ -113,6 +116,25 @@ def test_differences_within_noise_are_marked(gpu: dict[str, Table]) -> None:
     assert column(gpu["speedup_bf16"], "Optimizer")["small", "128"] == "1.00× ≈"
     assert column(gpu["speedup_bf16"], "Backward")["2.7b", "1024"].endswith("×")
     assert "A ratio across points" in gpu["speedup_bf16"].caption
+
+
+def test_what_was_measured_twice_stands_by_who_is_the_limit(
+    gpu: dict[str, Table], cpu: dict[str, Table]
+) -> None:
+    busy = [row[0] for row in gpu["repeats"].rows]
+    assert busy == ["at least 95 %", "80 to 95 %", "under 80 %"]
+    *_, largest, where, beyond = gpu["repeats"].rows[2]
+    assert (largest, beyond) == ("8.0 %", "8.0 %")
+    assert where.startswith(("forward of ", "backward of "))
+    (only,) = cpu["repeats"].rows
+    assert (only[0], only[-1]) == ("no GPU", "2.0 %")
+    assert "in a cold start and in a warm start" in gpu["repeats"].caption
+
+
+def test_a_study_that_measures_nothing_twice_has_no_table_of_it() -> None:
+    study = factory.study("cuda", modes=["forward"], sizes=["small"], contexts=[128])
+    collected = factory.collected("end_to_end", synthetic.end_to_end, what=study)
+    assert "repeats" not in end_to_end.tables(collected)
 
 
 def test_the_warm_up_table_has_a_row_a_size_and_count(gpu: dict[str, Table]) -> None:

@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--chapter", choices=list(GRIDS), required=True)
     parser.add_argument("--machine", required=True, help="folder of results/ to read")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
-    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--figures", type=Path, required=True, help="folder to draw into")
     parser.add_argument("--out", type=Path, required=True, help="the chapter's JSON document")
     arguments = vars(parser.parse_args())

@@ -25,6 +25,14 @@ class Attention(Protocol):
 
 VARIANTS: dict[str, str] = {
     "naive": "lmlab.attention.naive:attention",
+    "compiled": "lmlab.attention.compiled:attention",
+    "sdpa_flash": "lmlab.attention.sdpa:flash",
+    "sdpa_cudnn": "lmlab.attention.sdpa:cudnn",
+    "sdpa_efficient": "lmlab.attention.sdpa:efficient",
+    "sdpa_math": "lmlab.attention.sdpa:math",
+    "flex": "lmlab.attention.flex:attention",
+    "tiled": "lmlab.attention.tiled:attention",
+    "flash": "lmlab.attention.flash:attention",
 }
 
 

@@ -25,6 +25,9 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+DECORATED = (JITFunction, InterpretedFunction)
+"""What `triton.jit` makes of a function: the second if TRITON_INTERPRET was set at import."""
+
 LIBRARY_FUNCTIONS = ("max", "sum")
 """Functions of Triton's library that the kernels call and that are decorated as they are."""
 
@@ -37,13 +40,13 @@ def kernel_for(kernel: Any, device: torch.device) -> Any:
 @cache
 def interpreted(kernel: Any) -> _InterpretedKernel:
     """The interpreted twin of a kernel."""
-    return _InterpretedKernel(_twin(kernel, {}, {}))
+    return _InterpretedKernel(_Twins().of(kernel))
 
 
 class _InterpretedKernel:
     """Launches like a kernel, `kernel[grid](...)`; the launch options of a GPU mean nothing."""
 
-    def __init__(self, function: InterpretedFunction[Any]) -> None:
+    def __init__(self, function: Any) -> None:
         self._function = function
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -54,37 +57,41 @@ class _InterpretedKernel:
         return launch
 
 
-def _twin(
-    function: Any, twins: dict[Any, InterpretedFunction[Any]], worlds: dict[int, dict[str, Any]]
-) -> InterpretedFunction[Any]:
-    """An interpreted copy of a kernel function that calls interpreted copies of the others."""
-    if not isinstance(function, JITFunction):  # TRITON_INTERPRET was set from the beginning
-        return function
-    if function not in twins:
-        plain = function.fn
-        copy = FunctionType(
-            plain.__code__,
-            _world(plain.__globals__, twins, worlds),
-            plain.__name__,
-            plain.__defaults__,
-        )
-        copy.__annotations__ = plain.__annotations__
-        twins[function] = InterpretedFunction(copy)
-    return twins[function]
+class _Inlined(InterpretedFunction):  # type: ignore[misc]
+    """A function that a kernel calls; the launch has already put the interpreter in place.
+
+    Triton puts it in place again for every such call, which takes longer than the call itself.
+    """
+
+    def __call__(self, *arguments: object, **options: object) -> object:
+        return self.rewrite()(*arguments, **options)
 
 
-def _world(
-    names: dict[str, Any],
-    twins: dict[Any, InterpretedFunction[Any]],
-    worlds: dict[int, dict[str, Any]],
-) -> dict[str, Any]:
-    """A module's names as its interpreted functions see them."""
-    if id(names) not in worlds:
-        world = worlds[id(names)] = dict(names)  # known before it is filled: functions may recurse
-        for name, value in names.items():
-            if isinstance(value, JITFunction):
-                world[name] = _twin(value, twins, worlds)
-    return worlds[id(names)]
+class _Twins:
+    """Interpreted copies of kernel functions, which call each other and not the originals."""
+
+    def __init__(self) -> None:
+        self._functions: dict[Any, Any] = {}
+        self._worlds: dict[int, dict[str, Any]] = {}
+
+    def of(self, function: Any) -> Any:
+        """The copy of one function."""
+        if function not in self._functions:
+            plain = function.fn
+            world = self._world(plain.__globals__)
+            copy = FunctionType(plain.__code__, world, plain.__name__, plain.__defaults__)
+            copy.__annotations__ = plain.__annotations__
+            self._functions[function] = _Inlined(copy)
+        return self._functions[function]
+
+    def _world(self, names: dict[str, Any]) -> dict[str, Any]:
+        """A module's names as the copies see them."""
+        if id(names) not in self._worlds:
+            world = self._worlds[id(names)] = dict(names)  # known first: functions may recurse
+            for name, value in names.items():
+                if isinstance(value, DECORATED):
+                    world[name] = self.of(value)
+        return self._worlds[id(names)]
 
 
 @contextmanager
@@ -93,7 +100,8 @@ def _library_interpreted() -> Iterator[None]:
     before = {name: getattr(tl, name) for name in LIBRARY_FUNCTIONS}
     try:
         for name, function in before.items():
-            setattr(tl, name, _twin(function, {}, {}))
+            if isinstance(function, JITFunction):
+                setattr(tl, name, InterpretedFunction(function.fn))
         yield
     finally:
         for name, function in before.items():

@@ -46,10 +46,10 @@ class Sequence:
 
     def recomputed(self, layer: int) -> list[int]:
         """The layers expected after one that is recomputed during backward."""
-        here = self._last_use(layer, before=self._reached)
+        here = self._last_use(layer, before=self._reached + 1)
         if here is None:
             return []
-        return self._seen[here + 1 : min(here + 1 + self._ahead, self._reached)]
+        return self._seen[here + 1 : min(here + self._ahead, self._reached) + 1]
 
     def _last_use(self, layer: int, before: int) -> int | None:
         """The place of the last use of a layer before a place."""

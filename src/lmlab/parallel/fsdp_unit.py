@@ -81,6 +81,7 @@ class Unit:
         """Send for the other ranks' rows, unless that is done already."""
         if self.gathered:
             return
+        self._check_untouched()
         self._resize(self._landing.nbytes)
         outgoing = self._outgoing(self._landing.dtype)
         self._gathering = start_all_gather(self._landing, outgoing, self._group)
@@ -131,16 +132,21 @@ class Unit:
     def _outgoing(self, dtype: torch.dtype) -> Tensor:
         """The shard as it is sent: in the type asked for, padded to as many rows as the others."""
         shard = self.shard.detach()
-        if shard.device != self._landing.device:
-            raise ValueError(
-                f"device: {self.name} was moved to {shard.device} after it was sharded on"
-                f" {self._landing.device}; move the module before wrapping it"
-            )
         if shard.shape[0] == self._rows:
             return shard.to(dtype).contiguous()
         padded = shard.new_zeros((self._rows, *self.shape[1:]), dtype=dtype)
         padded[: shard.shape[0]] = shard
         return padded
+
+    def _check_untouched(self) -> None:
+        """Moving a module gives its parameters other memory, or puts others in their place."""
+        module, attribute = self.homes[0]
+        held = module._parameters[attribute]
+        if held is not self.shard or held.device != self._landing.device:
+            raise ValueError(
+                f"{self.name}: was moved or replaced after it was sharded; move, cast and load a"
+                " module before wrapping it"
+            )
 
     def _padded(self, gradient: Tensor) -> Tensor:
         """A gradient with as many rows as all ranks' shards have together."""

@@ -49,10 +49,12 @@ def _broadcast_states(
     dist.broadcast_object_list(picture, group_src=source, group=group)
     waiting = iter(tensors)
 
-    def receive(placeholder: Placeholder) -> Tensor:
+    def receive(pictured: Tensor | Placeholder) -> Tensor:
+        if isinstance(pictured, Tensor):
+            return pictured
         tensor = next(waiting, None)
         if tensor is None:
-            tensor = torch.empty(placeholder.shape, dtype=placeholder.dtype, device=device)
+            tensor = torch.empty(pictured.shape, dtype=pictured.dtype, device=device)
         start_broadcast(tensor.contiguous(), source, group).wait()
         return tensor.detach().to("cpu", copy=True)
 

@@ -1,14 +1,16 @@
 """Is one arm faster than another, or is that noise?
 
 Two medians always differ. Each is therefore taken with its quartiles, and one arm counts as faster
-only when the middle halves of the samples do not touch. Across points, which are measured in
-different processes minutes apart, clocks and memory layout move a time by a few per cent with
-nothing changed, and samples of one process cannot show that; so the medians must differ by more
-than that as well. What is neither faster nor slower stays "same": a verdict that allows for doubt.
+only when the middle halves of the samples do not touch. Points are measured in different processes,
+minutes apart, and there the same work differs with nothing changed, which samples of one process
+cannot show. Across points the middle halves must therefore stay apart by a margin as well: what the
+study's own repeated measurements differ by, and 2 % where they agree better than that. What is
+neither faster nor slower stays "same": a verdict that allows for doubt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +18,7 @@ import pandas as pd
 
 Verdict = Literal["faster", "slower", "same"]
 
-# Between two processes on one machine, with nothing changed.
+# Between two processes on one machine, with nothing changed, at the very least.
 ACROSS_POINTS = 0.02
 
 
@@ -31,9 +33,9 @@ class Timed:
 
 def verdict(arm: Timed, base: Timed, *, margin: float = ACROSS_POINTS) -> Verdict:
     """How the arm compares with the base."""
-    if arm.q3 < base.q1 and base.median > arm.median * (1 + margin):
+    if arm.q3 * (1 + margin) < base.q1:
         return "faster"
-    if arm.q1 > base.q3 and arm.median > base.median * (1 + margin):
+    if base.q3 * (1 + margin) < arm.q1:
         return "slower"
     return "same"
 
@@ -50,9 +52,12 @@ def timed(row: pd.Series, suffix: str = "") -> Timed:
     return Timed(*(float(row[f"{name}{suffix}"]) for name in ("median_ms", "q1_ms", "q3_ms")))
 
 
-def with_verdicts(pairs: pd.DataFrame) -> pd.DataFrame:
+def with_verdicts(pairs: pd.DataFrame, margins: Sequence[float]) -> pd.DataFrame:
     """Arm `_b` against base `_a` of the same row: how much faster, and whether beyond noise."""
-    verdicts = [verdict(timed(row, "_b"), timed(row, "_a")) for _, row in pairs.iterrows()]
+    verdicts = [
+        verdict(timed(row, "_b"), timed(row, "_a"), margin=margin)
+        for (_, row), margin in zip(pairs.iterrows(), margins, strict=True)
+    ]
     return pairs.assign(
         speedup=pairs["median_ms_a"] / pairs["median_ms_b"],
         verdict=pd.Series(verdicts, index=pairs.index, dtype=object),

@@ -103,6 +103,18 @@ def counted(count: int, singular: str, plural: str | None = None) -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
+def every(count: int, singular: str) -> str:
+    """`the only point`, `both points`, `all 7 points`."""
+    if count > 2:
+        return f"all {counted(count, singular)}"
+    return f"the only {singular}" if count == 1 else f"both {singular}s"
+
+
+def excess(ratio: float) -> str:
+    """By how much a ratio lies above one: `6.8 %`, and past the double `a factor of 2.4`."""
+    return percent(ratio - 1, 2) if ratio < 2 else f"a factor of {significant(ratio, 2)}"
+
+
 def listed(items: Iterable[str], last: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`."""
     words = list(items)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -46,7 +47,7 @@ def figures(collected: Collected) -> dict[str, Drawing]:
         ),
         **_cold_start(collected, data),
         **{
-            f"speedup_{precision}": _speedup(collected, first_batch, precision)
+            f"speedup_{precision}": _speedup(collected, data, first_batch, precision)
             for precision in compared_precisions(data)
         },
     }
@@ -184,24 +185,33 @@ def _draw_trace(axis: Axes, trace: pd.Series, index: int, *, shift: float) -> No
     look = style.series(index)
     axis.plot(steps, relative, label=str(trace["warmup"]), markersize=3.5, linewidth=0.9, **look)
     unmeasured = int(trace["warmup"])
+    _open_markers(axis, steps[:unmeasured], relative[:unmeasured], {**look, "markersize": 3.5})
+
+
+def _open_markers(
+    axis: Axes, x: Sequence[float], y: Sequence[float], look: Mapping[str, Any]
+) -> None:
+    """A series' own markers, emptied: steps that do not count, differences within noise."""
     axis.plot(
-        steps[:unmeasured],
-        relative[:unmeasured],
-        linestyle="none",
-        marker=look["marker"],
-        markersize=3.5,
+        x,
+        y,
+        **{**look, "linestyle": "none"},
         markeredgecolor=look["color"],
         markerfacecolor="white",
         zorder=3,
     )
 
 
-def _speedup(collected: Collected, data: pd.DataFrame, precision: str) -> Drawing:
-    ratios = speedups(data, precision)
+def _speedup(
+    collected: Collected, data: pd.DataFrame, shown: pd.DataFrame, precision: str
+) -> Drawing:
+    """The ratios of the rows shown; what is noise is judged by all."""
+    ratios = frames.of(speedups(data, precision), batch=set(shown["batch"]))
     return Drawing(
         alt=f"Speed-up of {precision} over {BASE} against model size, a line per context",
         caption=f"Median time in {BASE} over median time in {precision}, a ratio across points; "
-        f"above the line at 1 {precision} is faster. {_caption(collected, data)}",
+        f"above the line at 1 {precision} is faster. Filled markers are beyond noise, open ones "
+        f"within it. {_caption(collected, shown)}",
         draw=(lambda: _draw_speedup(ratios, precision)) if len(ratios) else None,
     )
 
@@ -214,9 +224,10 @@ def _draw_speedup(ratios: pd.DataFrame, precision: str) -> Figure:
         axis.axhline(1, color=style.GUIDE, linewidth=1)
         for index, context in enumerate(frames.order(ratios, "context")):
             rows = frames.of(ratios, what=what, context=context).sort_values("parameters")
-            axis.plot(
-                rows["parameters"], rows["speedup"], label=str(context), **style.series(index)
-            )
+            look = style.series(index)
+            axis.plot(rows["parameters"], rows["speedup"], label=str(context), **look)
+            within = frames.of(rows, verdict="same")
+            _open_markers(axis, list(within["parameters"]), list(within["speedup"]), look)
         axis.set_title(what.capitalize())
     _size_axis(axes, ratios, last=len(shown))
     axes[0].set_ylabel(f"Speed-up of {precision} (×)")

@@ -6,13 +6,20 @@ import pandas as pd
 
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.findings.host_limit import host_limit
+from lmlab.writeup.findings.repeatability import between_processes, spread
 from lmlab.writeup.findings.speedup import speedup_findings
-from lmlab.writeup.findings.step_times import backward_ratio, growth, phase_range, spread
+from lmlab.writeup.findings.step_times import backward_ratio, growth, phase_range
 from lmlab.writeup.findings.warm_up import enough_warmup, settling, warmup_effect
 from lmlab.writeup.frames import end_to_end as frames
 from lmlab.writeup.frames.speedup import BASE, compared_precisions, speedups
-from lmlab.writeup.numbers import factor, percent, significant
+from lmlab.writeup.numbers import counted, factor, listed, percent, significant
 from lmlab.writeup.places import extreme, place
+
+MODES = {
+    "forward": "forward alone (no gradient)",
+    "forward_backward": "forward with backward",
+    "train_step": "a whole training step",
+}
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -21,6 +28,7 @@ def findings(collected: Collected) -> dict[str, str]:
     precisions = frames.order(frames.grid(data), "precision")
     return {
         "summary": summary(collected, data),
+        "modes": modes(data),
         **{
             f"times_{precision}_{phase}": phase_range(data, precision, phase)
             for precision in precisions
@@ -28,7 +36,8 @@ def findings(collected: Collected) -> dict[str, str]:
         },
         **{f"growth_{precision}": growth(data, precision) for precision in precisions},
         "backward_ratio": backward_ratio(data),
-        "spread": spread(data),
+        "spread": spread(data, collected.device),
+        "between_processes": between_processes(data),
         "utilisation": utilisation(collected, data),
         "host_limit": host_limit(data, collected.device),
         "warmup_effect": warmup_effect(data),
@@ -61,11 +70,23 @@ def _speedup_summary(data: pd.DataFrame, precision: str) -> str:
     ratios = frames.of(speedups(data, precision), what="whole step")
     if not len(ratios):
         return f"{precision} could not be compared with {BASE}."
-    faster, slower = ((ratios["verdict"] == word).sum() for word in ("faster", "slower"))
-    low, high = factor(ratios["speedup"].min()), factor(ratios["speedup"].max())
+    faster, slower = (ratios[ratios["verdict"] == word] for word in ("faster", "slower"))
+    gain = f" (up to {factor(faster['speedup'].max())})" if len(faster) else ""
+    loss = f" (down to {factor(slower['speedup'].min())})" if len(slower) else ""
     return (
-        f"Against {BASE}, {precision} makes {faster} of {len(ratios)} steps faster and {slower} "
-        f"slower ({low} to {high})."
+        f"Against {BASE}, {precision} makes {len(faster)} of {counted(len(ratios), 'step')} faster "
+        f"beyond noise{gain} and {len(slower) or 'none'} slower{loss}."
+    )
+
+
+def modes(data: pd.DataFrame) -> str:
+    """What is timed."""
+    names = frames.order(frames.grid(data), "mode")
+    if not names:
+        return "The study asks for no point of the grid."
+    return (
+        f"Every size and context is timed in {counted(len(names), 'mode')}: "
+        f"{listed(MODES[name] for name in names)}."
     )
 
 

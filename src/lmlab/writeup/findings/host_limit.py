@@ -10,12 +10,11 @@ from __future__ import annotations
 import pandas as pd
 
 from lmlab.writeup.frames import end_to_end as frames
+from lmlab.writeup.frames.repeats import GPU_LIMITED_FROM, HOST_LIMITED_BELOW
 from lmlab.writeup.numbers import counted, percent, span
 from lmlab.writeup.places import where
 
 ALIKE_UP_TO = 1.25
-HOST_LIMITED_BELOW = 0.80
-GPU_LIMITED_FROM = 0.95
 
 
 def host_limit(data: pd.DataFrame, device: str) -> str:
@@ -33,7 +32,7 @@ def host_limit(data: pd.DataFrame, device: str) -> str:
         return (
             "Whether the host or the GPU is the limit is not known: no GPU-busy time was recorded."
         )
-    return f"{_alike(known)} {_gpu_limited(known)}".strip()
+    return f"{_alike(known)} {_host_limited(known)} {_gpu_limited(known)}"
 
 
 def _alike(ratios: pd.DataFrame) -> str:
@@ -58,20 +57,33 @@ def _reasons(alike: pd.DataFrame, ratios: pd.DataFrame) -> str:
     partly = alike.drop([*idle.index, *busy.index])
     reasons = [
         (idle, "runs something for only {shares} of the time: the host is the limit, not the GPU"),
-        (partly, "waits in one of the passes only (busy for {shares}): the host explains a part"),
+        (partly, "waits in one of the two passes (busy for {shares}): the host explains a part"),
         (busy, "is busy for {shares} of both passes: the host is not the reason"),
     ]
     return " ".join(
-        f"In {_which(rows, alike, ratios)} the GPU {text.format(shares=_shares(rows))}."
+        f"{_which(rows, alike, ratios)} the GPU {text.format(shares=_shares(rows))}."
         for rows, text in reasons
         if len(rows)
     )
 
 
 def _which(rows: pd.DataFrame, alike: pd.DataFrame, ratios: pd.DataFrame) -> str:
+    if len(alike) == 1:
+        return "There"
     if len(rows) == len(alike):
-        return "all of these"
-    return f"{len(rows)} of these, {_by_precision(rows, ratios)},"
+        return "In all of these"
+    return f"In {len(rows)} of these, {_by_precision(rows, ratios)},"
+
+
+def _host_limited(ratios: pd.DataFrame) -> str:
+    idle = ratios[ratios[["busy_share_a", "busy_share_b"]].max(axis=1) < HOST_LIMITED_BELOW]
+    under = f"under {percent(HOST_LIMITED_BELOW, 2)}"
+    if not len(idle):
+        return f"No step leaves the GPU busy for {under} of both passes."
+    return (
+        f"Where the GPU is busy for {under} of both passes ({counted(len(idle), 'step')}) and the "
+        f"host sets the pace, backward takes {span(idle['ratio'])} times as long as forward."
+    )
 
 
 def _gpu_limited(ratios: pd.DataFrame) -> str:

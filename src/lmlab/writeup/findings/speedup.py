@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from lmlab.writeup.frames import end_to_end as frames
-from lmlab.writeup.frames.speedup import BASE, PHASES, speedups
-from lmlab.writeup.numbers import factor
+from lmlab.writeup.frames.speedup import BASE, CONTROL, PHASES, speedups
+from lmlab.writeup.numbers import every, factor
 from lmlab.writeup.places import extreme, place, where
 
 
@@ -16,9 +16,9 @@ def speedup_findings(data: pd.DataFrame, precision: str) -> dict[str, str]:
     return {
         f"pays_{precision}": starts_to_pay(frames.of(ratios, what="whole step"), precision),
         **{
-            f"speedup_{precision}_{what.replace(', ', '_').replace(' ', '_')}": in_phase(
-                frames.of(ratios, what=what), what, precision
-            )
+            f"speedup_{precision}_{what.replace(', ', '_').replace(' ', '_')}": (
+                control if what == CONTROL else in_phase
+            )(frames.of(ratios, what=what), what, precision)
             for what in PHASES
         },
     }
@@ -61,17 +61,40 @@ def in_phase(ratios: pd.DataFrame, what: str, precision: str) -> str:
     return f"{name}: {'; '.join(part for part in parts if part)}."
 
 
+def control(ratios: pd.DataFrame, what: str, precision: str) -> str:
+    """A phase that does the same work in both precisions: what the comparison itself adds."""
+    name = what.capitalize()
+    if not len(ratios):
+        return f"{name}: no place was measured in both precisions."
+    low, high = (extreme(ratios, "speedup", largest=largest) for largest in (False, True))
+    span = f"{factor(low['speedup'])} ({place(low)})"
+    if len(ratios) > 1:
+        span += f" to {factor(high['speedup'])} ({place(high)})"
+    start = (
+        f"{name}: the same work in {BASE} and in {precision}, hence a control. Its ratio, {span}, "
+        "is what the comparison itself adds"
+    )
+    beyond = ratios[ratios["verdict"] != "same"]
+    if not len(beyond):
+        return f"{start}, within noise at every place."
+    return (
+        f"{start}; it is beyond noise at {_count(beyond, ratios)} "
+        f"({where(beyond, ratios)}), where the ratios of other phases are to be doubted too."
+    )
+
+
 def _group(ratios: pd.DataFrame, verdict: str, claim: str, reaching: str, *, largest: bool) -> str:
     rows = ratios[ratios["verdict"] == verdict]
     if not len(rows):
         return ""
     best = extreme(rows, "speedup", largest=largest)
     return (
-        f"{claim} at {_count(rows, ratios)} places ({where(rows, ratios)}), "
+        f"{claim} at {_count(rows, ratios)} ({where(rows, ratios)}), "
         f"{reaching} {factor(best['speedup'])} ({place(best)})"
     )
 
 
 def _count(rows: pd.DataFrame, ratios: pd.DataFrame) -> str:
-    every = len(rows) == len(ratios)
-    return f"all {len(rows)}" if every else f"{len(rows)} of {len(ratios)}"
+    if len(rows) == len(ratios):
+        return every(len(rows), "place")
+    return f"{len(rows)} of {len(ratios)} places"

@@ -1,4 +1,4 @@
-"""How long a step takes: its range, its growth, its parts, and how much it scatters."""
+"""How long a step takes: its range, its growth and its parts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import pandas as pd
 
 from lmlab.writeup.comparison import timed, verdict
 from lmlab.writeup.frames import end_to_end as frames
-from lmlab.writeup.numbers import counted, listed, percent, significant, times
+from lmlab.writeup.frames.repeats import Limit, Tolerance, limit_of, tolerances
+from lmlab.writeup.numbers import counted, every, listed, significant, times
 from lmlab.writeup.places import extreme, place
 
 PROPORTIONAL_WITHIN = 0.10
-SMALL_SPREAD = 0.02
-LARGE_SPREAD = 0.10
 
 
 def phase_range(data: pd.DataFrame, precision: str, phase: str) -> str:
@@ -46,18 +45,22 @@ def growth(data: pd.DataFrame, precision: str) -> str:
             f"How a step grows with context in {precision} is not known: no size has two contexts."
         )
     chosen = list(dict.fromkeys([sizes[0], sizes[-1]]))
-    return f"In {precision} {listed(_growth_of(frames.of(rows, size=size)) for size in chosen)}."
+    allowed = tolerances(data)
+    told = [_growth_of(frames.of(rows, size=size), allowed) for size in chosen]
+    return f"In {precision} {listed(told)}."
 
 
-def _growth_of(rows: pd.DataFrame) -> str:
+def _growth_of(rows: pd.DataFrame, allowed: dict[Limit, Tolerance]) -> str:
     rows = rows[rows["batch"] == rows["batch"].iloc[0]].sort_values("context")
     first, last = rows.iloc[0], rows.iloc[-1]
     tokens = last["context"] / first["context"]
     time = last["median_ms"] / first["median_ms"]
-    relation = "about in proportion"
-    if time > tokens * (1 + PROPORTIONAL_WITHIN):
+    noise = max(allowed[limit_of(end["busy_share"])].margin for end in (first, last))
+    margin = max(PROPORTIONAL_WITHIN, noise)
+    relation = "about in proportion" if noise < margin else "in proportion within noise"
+    if time > tokens * (1 + margin):
         relation = "more than in proportion"
-    elif time < tokens * (1 - PROPORTIONAL_WITHIN):
+    elif time * (1 + margin) < tokens:
         relation = "less than in proportion"
     return (
         f"a step of {first['size']} takes {times(time)} as long at context {last['context']} as at "
@@ -75,7 +78,7 @@ def backward_ratio(data: pd.DataFrame) -> str:
     ]
     longer, shorter = verdicts.count("slower"), verdicts.count("faster")
     total = len(verdicts)
-    steps = counted(total, "training step")
+    steps, all_steps = counted(total, "training step"), every(total, "training step")
     low, high = (extreme(ratios, "ratio", largest=largest) for largest in (False, True))
     span = (
         f"backward takes {significant(low['ratio'])} ({place(low)}, {low['precision']}) to "
@@ -83,32 +86,12 @@ def backward_ratio(data: pd.DataFrame) -> str:
         "forward"
     )
     if longer == total:
-        return f"Backward takes longer than forward in all {steps}: {span}."
+        return f"Backward takes longer than forward in {all_steps}: {span}."
     if shorter == total:
-        return f"Backward takes less time than forward in all {steps}: {span}."
+        return f"Backward takes less time than forward in {all_steps}: {span}."
     parts = {
         f"longer than forward in {longer} of {steps}": True,
         f"less time in {shorter}": shorter,
         f"the same within noise in {total - longer - shorter}": longer + shorter < total,
     }
     return f"Backward takes {listed(text for text, told in parts.items() if told)}: {span}."
-
-
-def spread(data: pd.DataFrame) -> str:
-    """Whether repeated steps take the same time."""
-    rows = frames.of(frames.measured(frames.grid(data)), phase="total")
-    rows = rows[rows["sd_ms"].notna()]
-    if not len(rows):
-        return "The spread is not known: no point has more than one sample."
-    rows = rows.assign(cv=rows["sd_ms"] / rows["mean_ms"])
-    typical = float(rows["cv"].median())
-    worst = extreme(rows, "cv", largest=True)
-    of_worst = (
-        f"{percent(worst['cv'], 2)} ({place(worst)}, {worst['precision']}, mode {worst['mode']})"
-    )
-    deviation = f"the standard deviation is {percent(typical, 2)} of the mean in the median point"
-    if typical >= SMALL_SPREAD:
-        return f"The spread is not small: {deviation} and reaches {of_worst}."
-    if worst["cv"] >= LARGE_SPREAD:
-        return f"The spread is small with exceptions: {deviation}, but reaches {of_worst}."
-    return f"The spread is small: {deviation} and at most {of_worst}."

@@ -1,4 +1,8 @@
-"""What is measured when warm-up is dropped, and when a fresh process reaches its pace."""
+"""What is measured when warm-up is dropped, and when a fresh process reaches its pace.
+
+Every cold start is held against the pace at which its own process settles: held against another
+process it would show that process's pace too, which differs where the host is the limit.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +15,45 @@ from lmlab.writeup.places import named
 
 
 def warmup_effect(data: pd.DataFrame) -> str:
-    """The fewest warm-ups against the most, size by size."""
-    rows = frames.of(frames.measured(frames.cold(data)), phase="total")
+    """What the steps that warm-up would have hidden do to a mean, size by size."""
+    rows = traces(data)
     counts = sorted(set(rows["warmup"]))
     if len(counts) < 2:
         return (
             "What dropping warm-up does is not known: fewer than two warm-up counts were measured."
         )
     few, many = counts[0], counts[-1]
-    ratios = _ratios(rows, few, many)
-    if not len(ratios):
+    both = frames.pairs(frames.of(rows, warmup=few), frames.of(rows, warmup=many), ["size"])
+    if not len(both):
         return (
             "What dropping warm-up does is not known: no size has both ends of the warm-up range."
         )
-    start = f"{_after(few).capitalize()} the mean step takes"
-    longer = ratios[ratios["ratio"] > 1 + TOLERANCE]
-    shorter = ratios[ratios["ratio"] < 1 - TOLERANCE]
-    sizes = list(ratios["size"])
-    if len(longer):
-        text = (
-            f"{start} {_times(longer)} as long as {_after(many)} for {named(longer['size'], sizes)}"
-        )
-        return f"{text}{_unaffected(ratios, longer)}.{_deviations(longer)}{_first_step(data, few)}"
-    if len(shorter):
-        return (
-            f"{start} less time than {_after(many)} for {named(shorter['size'], sizes)}: "
-            f"{_times(shorter)} as long, which warm-up does not explain."
-        )
-    return f"{start} the same as {_after(many)}, within {percent(TOLERANCE, 2)}, for every size."
+    first = f" The first measured step alone takes {_first(frames.of(rows, warmup=few))} times it."
+    return f"{_lifted(both, few, many)}{first}{_deviations(both, few, many)}"
 
 
 def enough_warmup(data: pd.DataFrame) -> str:
-    """The smallest warm-up count that gives the mean of the largest."""
-    rows = frames.of(frames.measured(frames.cold(data)), phase="total")
+    """The smallest warm-up count from which on no mean lies above the settled pace."""
+    rows = traces(data)
     counts = sorted(set(rows["warmup"]))
     if len(counts) < 2:
         return (
             "How much warm-up is enough is not known: fewer than two warm-up counts were measured."
         )
-    parts = []
-    for size in frames.order(rows, "size"):
-        good = [
-            count
-            for count in counts[:-1]
-            if _all_close(_ratios(frames.of(rows, size=size), count, counts[-1]))
-        ]
-        parts.append((size, good[0] if good else None))
-    enough = [(size, count) for size, count in parts if count is not None]
-    not_enough = [str(size) for size, count in parts if count is None]
-    return " ".join(
-        filter(
-            None,
-            [
-                _enough(enough, [size for size, _ in parts], counts[-1]),
-                _not_enough(not_enough, counts),
-            ],
-        )
-    )
+    enough: dict[int | None, list[str]] = {}
+    sizes = frames.order(rows, "size")
+    for size in sizes:
+        enough.setdefault(_enough(frames.of(rows, size=size)), []).append(str(size))
+    told = [
+        f"{counted(count, 'warm-up') if count else 'no warm-up'} for {named(which, sizes)}"
+        for count, which in sorted((c, w) for c, w in enough.items() if c is not None)
+    ]
+    near = f"the mean stays at most {percent(TOLERANCE, 2)} above that pace"
+    sentences = [f"It takes {listed(told)} until {near}."] if told else []
+    if None in enough:
+        most = "1 warm-up is" if counts[-1] == 1 else f"{counts[-1]} warm-ups are"
+        sentences.append(f"For {named(enough[None], sizes)} {most} not enough.")
+    return " ".join(sentences)
 
 
 def settling(data: pd.DataFrame) -> str:
@@ -82,66 +68,64 @@ def settling(data: pd.DataFrame) -> str:
         steps.setdefault(step, []).append(str(size))
     every = frames.order(rows, "size")
     settled = [
-        f"at step {step} for {named(sizes, every)}"
+        f"by step {step} for {named(sizes, every)}"
         for step, sizes in sorted((step, n) for step, n in steps.items() if step is not None)
     ]
     told = [f"A fresh process settles {listed(settled)}."] if settled else []
-    if None in steps:
-        told.append(f"It does not settle within the steps taken for {named(steps[None], every)}.")
-    return " ".join(told)
+    return " ".join([*told, *(_unsettled(frames.of(rows, size=s)) for s in steps.get(None, []))])
 
 
-def _ratios(rows: pd.DataFrame, few: int, many: int) -> pd.DataFrame:
-    both = frames.pairs(frames.of(rows, warmup=few), frames.of(rows, warmup=many), ["size"])
-    return both.assign(ratio=both["mean_ms_a"] / both["mean_ms_b"])
+def _unsettled(rows: pd.DataFrame) -> str:
+    never = sum(step is None for step in rows["settles_at"])
+    do = "does" if never == 1 else "do"
+    return (
+        f"Of {rows['size'].iloc[0]}, {never} of {counted(len(rows), 'process', 'processes')} {do} "
+        "not settle within the steps taken."
+    )
 
 
-def _all_close(ratios: pd.DataFrame) -> bool:
-    return len(ratios) > 0 and bool((ratios["ratio"] - 1).abs().le(TOLERANCE).all())
+def _over_pace(rows: pd.DataFrame, end: str = "") -> pd.Series:
+    return rows[f"mean_ms{end}"] / rows[f"settled_ms{end}"]
+
+
+def _lifted(both: pd.DataFrame, few: int, many: int) -> str:
+    """The two ends of the warm-up range, each against the pace of its own process."""
+    before, later = _over_pace(both, "_a"), _over_pace(both, "_b")
+    sizes = list(both["size"])
+    lifted = both[before > 1 + TOLERANCE]
+    rest = [size for size in sizes if size not in set(lifted["size"])]
+    above = f"at most {percent(TOLERANCE, 2)} above"
+    start = f"{_after(few).capitalize()} the mean step is"
+    pace = "the pace at which its own process settles"
+    text = f"{start} {above} {pace} for {named(rest, sizes)}"
+    if len(lifted):
+        others = f", and {above} it for {listed(map(str, rest))}" if rest else ""
+        height = span(before[lifted.index], 2)
+        text = f"{start} {height} times {pace} for {named(lifted['size'], sizes)}{others}"
+    unexplained = later.max() > max(before.max(), 1 + TOLERANCE)
+    doubt = ", which warm-up does not explain" if unexplained else ""
+    return f"{text}; {_after(many)} it is {span(later, 2)} times that pace{doubt}."
+
+
+def _first(rows: pd.DataFrame) -> str:
+    first = [row["samples_ms"][0] / row["settled_ms"] for _, row in rows.iterrows()]
+    return span(first, 2)
+
+
+def _deviations(both: pd.DataFrame, few: int, many: int) -> str:
+    known = both[both["sd_ms_a"].notna() & both["sd_ms_b"].gt(0)]
+    if not len(known):
+        return ""
+    ratios = known["sd_ms_a"] / known["sd_ms_b"]
+    return f" The standard deviation {_after(few)} is {span(ratios, 2)} times that {_after(many)}."
+
+
+def _enough(rows: pd.DataFrame) -> int | None:
+    """The count from which on every process of a size has a mean near its own pace."""
+    lifted = set(rows["warmup"][_over_pace(rows) > 1 + TOLERANCE])
+    later = [count for count in rows["warmup"] if count > max(lifted, default=-1)]
+    return min(later, default=None)
 
 
 def _after(count: int) -> str:
     return f"after {counted(count, 'warm-up')}" if count else "without warm-up"
-
-
-def _times(ratios: pd.DataFrame) -> str:
-    return f"{span(ratios['ratio'], 2)} times"
-
-
-def _unaffected(ratios: pd.DataFrame, longer: pd.DataFrame) -> str:
-    rest = [size for size in ratios["size"] if size not in set(longer["size"])]
-    return f", and no longer for {listed(map(str, rest))}" if rest else ""
-
-
-def _deviations(ratios: pd.DataFrame) -> str:
-    known = ratios[ratios["sd_ms_a"].notna() & ratios["sd_ms_b"].gt(0)]
-    if not len(known):
-        return ""
-    return (
-        f" Its standard deviation is {span(known['sd_ms_a'] / known['sd_ms_b'], 2)} times as large."
-    )
-
-
-def _first_step(data: pd.DataFrame, count: int) -> str:
-    rows = frames.of(traces(data), warmup=count)
-    first = [row["samples_ms"][0] / row["settled_ms"] for _, row in rows.iterrows()]
-    return f" The first measured step alone takes {span(first, 2)} times the settled pace."
-
-
-def _enough(pairs: list[tuple[object, int]], every: list[object], many: int) -> str:
-    if not pairs:
-        return ""
-    by_count: dict[int, list[str]] = {}
-    for size, count in pairs:
-        by_count.setdefault(count, []).append(str(size))
-    told = [
-        f"{counted(count, 'warm-up') if count else 'no warm-up'} for {named(sizes, every)}"
-        for count, sizes in sorted(by_count.items())
-    ]
-    return f"The mean after {many} is reached, within {percent(TOLERANCE, 2)}, with {listed(told)}."
-
-
-def _not_enough(sizes: list[str], counts: list[int]) -> str:
-    if not sizes:
-        return ""
-    return f"For {listed(sizes)} {counts[-2]} are not yet enough."

@@ -95,13 +95,12 @@ def busy_cell(part: pd.DataFrame) -> str:
 
 
 def speedup_cell(
-    rows: pd.DataFrame, ratios: pd.DataFrame, key: Sequence[Any], what: str, precision: str
+    rows: pd.DataFrame, ratio: pd.Series | None, key: Sequence[Any], what: str, precision: str
 ) -> str:
     """The ratio, or the status of the arm that has no time."""
-    found = at(frames.of(ratios, what=what), key)
-    if len(found):
-        mark = f" {WITHIN_NOISE}" if found["verdict"].iloc[0] == "same" else ""
-        return f"{factor(found['speedup'].iloc[0])}{mark}"
+    if ratio is not None:
+        mark = f" {WITHIN_NOISE}" if ratio["verdict"] == "same" else ""
+        return f"{factor(ratio['speedup'])}{mark}"
     mode, phase = PHASES[what]
     arms = [
         at(frames.of(rows, mode=mode, phase=phase, precision=p), key) for p in (BASE, precision)

@@ -30,6 +30,7 @@ from lmlab.writeup.tables.cells import (
     time_cell,
 )
 from lmlab.writeup.tables.published import published
+from lmlab.writeup.tables.repeats import repeats
 
 
 def tables(collected: Collected) -> dict[str, Table]:
@@ -40,6 +41,7 @@ def tables(collected: Collected) -> dict[str, Table]:
         **{f"times_{name}": times(collected, data, name) for name in precisions},
         **{f"rates_{name}": rates(collected, data, name) for name in precisions},
         **({"busy": busy(collected, data)} if collected.device == "cuda" else {}),
+        **repeats(collected, data),
         **{f"speedup_{p}": speedup(collected, data, p) for p in compared_precisions(data)},
         **({"warmup": warmup(collected, data)} if len(frames.cold(data)) else {}),
         **published(collected, data),
@@ -122,9 +124,17 @@ def busy(collected: Collected, data: pd.DataFrame) -> Table:
 def speedup(collected: Collected, data: pd.DataFrame, precision: str) -> Table:
     """One precision against the base."""
     rows = frames.grid(data)
-    ratios = speedups(data, precision)
+    ratios = {
+        tuple(row[[*frames.PLACE, "what"]]): row for _, row in speedups(data, precision).iterrows()
+    }
     body = [
-        [*place, *(speedup_cell(rows, ratios, key, what, precision) for what in PHASES)]
+        [
+            *place,
+            *(
+                speedup_cell(rows, ratios.get((*key, what)), key, what, precision)
+                for what in PHASES
+            ),
+        ]
         for key, place in zip(frames.places(rows), place_cells(rows), strict=True)
     ]
     used = [
@@ -137,7 +147,8 @@ def speedup(collected: Collected, data: pd.DataFrame, precision: str) -> Table:
         columns=[*place_columns(rows), *(Column(what.capitalize()) for what in PHASES)],
         rows=body,
         caption=f"{caption(used, rows)} A ratio across points: the two were measured in different "
-        f"processes. {WITHIN_NOISE} marks a difference within noise.",
+        f"processes. {WITHIN_NOISE} marks a difference within noise, that between processes "
+        "included.",
         sources=sources_of(used),
     )
 
@@ -223,5 +234,4 @@ def peak_note(collected: Collected, precision: str) -> str:
     peak = collected.ceiling("peaks", "tflops", precision)
     if peak is None:
         return f"No MFU: there is no sourced {precision} peak for {collected.device_name}."
-    source = collected.ceiling("peaks", "source")
-    return f"MFU: of {peak:g} TFLOP/s ({source})."
+    return f"MFU: of the stated {peak:g} TFLOP/s, sourced in the chapter on the machine."

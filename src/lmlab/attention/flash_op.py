@@ -1,0 +1,96 @@
+"""Flash attention as operators of PyTorch, so that its compiler and transforms can see through it.
+
+A launch of our kernels is plain Python to PyTorch: the compiler would stop at it and break the
+graph in two. As operators, `lmlab::flash_forward` and `lmlab::flash_backward` are single nodes
+whose results are known without running them (a fake kernel gives shape, type and strides), whose
+gradient is known, and which a vmap maps by making its dimension part of the batch.
+
+Outside of compiler and transforms the operators are not used: going through PyTorch's dispatcher
+in Python takes longer than attention over a short sequence.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlab.kernels import launch
+from lmlab.kernels.views import empty_by_heads
+
+
+@torch.library.custom_op("lmlab::flash_forward", mutates_args=())
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of (batch, heads, sequence, head_dim)."""
+    return launch.forward(q, k, v, is_causal=is_causal, scale=scale)
+
+
+@flash_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    return empty_by_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("lmlab::flash_backward", mutates_args=())
+def flash_backward(
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    return launch.backward(grad_o, q, k, v, o, lse, is_causal=is_causal, scale=scale)
+
+
+@flash_backward.register_fake
+def _(
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return empty_by_heads(q), empty_by_heads(k), empty_by_heads(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _differentiate(ctx: Any, grad_o: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    return (*flash_backward(grad_o, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None)
+
+
+flash_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _mapped(operator: Any) -> Any:
+    """The rule for vmap: the mapped dimension becomes part of the batch, and comes out first."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        size = info.batch_size
+        merged = [
+            _leading(argument, dim, size).flatten(0, 1) if isinstance(argument, Tensor) else argument
+            for argument, dim in zip(arguments, in_dims, strict=True)
+        ]
+        results = tuple(result.unflatten(0, (size, -1)) for result in operator(*merged))
+        return results, (0,) * len(results)
+
+    return rule
+
+
+def _leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """The mapped dimension in front; a tensor that is not mapped is the same for all."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+flash_forward.register_vmap(_mapped(flash_forward))
+flash_backward.register_vmap(_mapped(flash_backward))

@@ -1,0 +1,33 @@
+"""What a machine lacks is a value with a reason: why a variant cannot run some inputs here.
+
+A variant that has limits says so itself, in a function `why_unsupported` beside it; one without
+(`naive`, `tiled`, a user's own) runs everywhere. The answer is about measuring: a variant that is
+right on a CPU but not itself there (interpreted, not fused) is unsupported, and so never timed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from lmlab import import_path
+from lmlab.attention import registry
+
+if TYPE_CHECKING:
+    import torch
+
+
+def why_unsupported(
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> str | None:
+    """One line on why the variant is not measured on such inputs here; None when it can be."""
+    module_name, function = import_path.split(registry.path_of(name))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        return f"{name} cannot be imported: {error}"
+    judge = getattr(module, "why_unsupported", None)
+    if judge is None:
+        return None
+    reason: str | None = judge(function, device=device, dtype=dtype, head_dim=head_dim)
+    return reason

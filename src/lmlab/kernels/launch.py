@@ -1,0 +1,215 @@
+"""From tensors to launches: one forward, two backward, with as little on the host as can be.
+
+A short sequence takes the GPU a few microseconds, less than Python needs to think about it. So all
+that follows from the shapes (tiles, grid, constants) is worked out once a shape and remembered; a
+call allocates its outputs and launches.
+
+Outputs and gradients of (batch, heads, sequence, head_dim) lie in memory as (batch, sequence,
+heads, head_dim). That is the order in which a model joins its heads again, so joining is free.
+
+fp32 products are exact unless TF32 is asked for, where it is asked for in PyTorch: by
+`torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from lmlab.kernels.configs import Direction, Tiles, choose, power_of_two
+from lmlab.kernels.flash_backward import delta_kernel, flash_backward_kernel
+from lmlab.kernels.flash_forward import flash_forward_kernel
+from lmlab.kernels.interpreted import kernel_for
+from lmlab.kernels.problem import (
+    Problem,
+    backward_plan,
+    delta_grid,
+    delta_rows,
+    forward_plan,
+    processor,
+)
+from lmlab.kernels.sharing import arrivals, parts
+from lmlab.kernels.views import (
+    addressable,
+    descriptor,
+    empty_by_heads,
+    has_descriptor,
+    row_strides,
+)
+
+LOG2E = 1.4426950408889634
+
+
+class TilesTooLarge(ValueError):
+    """Tiles that were asked for by name and that this GPU cannot hold."""
+
+
+Chooser = Callable[[Problem, Direction], Tiles]
+
+_chooser: Chooser | None = None
+_cuts: dict[tuple[Problem, Direction], list[Tiles]] = {}
+
+
+def choose_with(chooser: Chooser | None) -> None:
+    """Let `chooser` find the tiles of a problem from now on; None goes back to the table."""
+    global _chooser
+    _chooser = chooser
+    _cuts.clear()
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output, and log-sum-exp (batch, heads, queries) in natural log.
+
+    q is (batch, heads, queries, head_dim), k and v (batch, kv_heads, keys, head_dim), of one type
+    and device; heads is a multiple of kv_heads. Without `tiles` the best known that fit are taken.
+    """
+    problem = Problem.of(q, k, is_causal)
+    q, k, v = addressable(q), addressable(k), addressable(v)
+    o = empty_by_heads(q)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    launch_fitting(problem, "forward", tiles, partial(launch_forward, problem, q, k, v, o, lse, scale))
+    return o, lse
+
+
+def backward(
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    *,
+    is_causal: bool,
+    scale: float,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    problem = Problem.of(q, k, is_causal)
+    grad_o, q, k, v, o = (addressable(tensor) for tensor in (grad_o, q, k, v, o))
+    lse = lse.contiguous()
+    delta = torch.empty_like(lse)
+    grads = empty_by_heads(q), empty_by_heads(k), empty_by_heads(v)
+
+    def launch(tiles: Tiles) -> Any:
+        return launch_backward(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles)
+
+    with _on(q.device):
+        launch_delta(problem, grad_o, o, delta)
+    launch_fitting(problem, "backward", tiles, launch)
+    return grads
+
+
+def launch_fitting(
+    problem: Problem, direction: Direction, tiles: Tiles | None, launch: Callable[[Tiles], Any]
+) -> Any:
+    """Launch with the tiles asked for, or with the best that the device can hold."""
+    if not problem.pairs:
+        return None
+    with _on(problem.device):
+        if tiles is not None:
+            try:
+                return launch(tiles)
+            except OutOfResources as error:
+                raise TilesTooLarge(f"tiles {tiles}: {error}") from error
+        cuts = _cuts.get((problem, direction)) or _find_cuts(problem, direction)
+        while True:
+            try:
+                return launch(cuts[0])
+            except OutOfResources:
+                # The count of shared memory was too low; what did not fit is not tried again.
+                if len(cuts) == 1:
+                    raise
+                del cuts[0]
+
+
+def _find_cuts(problem: Problem, direction: Direction) -> list[Tiles]:
+    cuts = choose(problem.case(direction), processor(problem.device).shared_limit)
+    if _chooser is not None:
+        cuts = [_chooser(problem, direction), *cuts]
+    _cuts[problem, direction] = cuts
+    return cuts
+
+
+def launch_forward(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    tiles: Tiles,
+) -> Any:
+    """One launch; returns the compiled kernel, None from the interpreter."""
+    plan = forward_plan(problem, tiles)
+    block_d = plan.constants["BLOCK_D"]
+    strides = row_strides(q), row_strides(k), row_strides(v), row_strides(o)
+    by_engine = tiles.descriptors and all(map(has_descriptor, (q, k, v)))
+    sources: tuple[Any, ...] = (q, k, v)
+    if by_engine:
+        heights = tiles.kept, tiles.walked, tiles.walked
+        sources = tuple(
+            descriptor(tensor, rows, block_d)
+            for tensor, rows in zip((q, k, v), heights, strict=True)
+        )
+    shared: tuple[Tensor, Tensor] = (lse, lse)  # never touched by a program that shares nothing
+    if plan.splits > 1:
+        shared = parts(plan, tiles.kept, block_d, q.device), arrivals(plan, q.device)
+    group = problem.heads // problem.kv_heads
+    return kernel_for(flash_forward_kernel, q.device)[(plan.grid,)](
+        *sources, o, lse, *shared, *strides,
+        scale * LOG2E, problem.pairs, problem.heads, group, plan.abreast, plan.programs,
+        problem.queries, problem.keys, DESCRIPTOR=by_engine, **plan.constants,
+    )  # fmt: skip
+
+
+def launch_delta(problem: Problem, grad_o: Tensor, o: Tensor, delta: Tensor) -> None:
+    """One launch over all queries."""
+    kernel_for(delta_kernel, o.device)[(delta_grid(problem),)](
+        o, grad_o, delta, row_strides(o), row_strides(grad_o),
+        problem.pairs, problem.heads, problem.queries,
+        ROWS=delta_rows(problem), BLOCK_D=power_of_two(problem.head_dim),
+        HEAD_DIM=problem.head_dim,
+    )  # fmt: skip
+
+
+def launch_backward(
+    problem: Problem,
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    grads: tuple[Tensor, Tensor, Tensor],
+    scale: float,
+    tiles: Tiles,
+) -> Any:
+    """One launch for all three gradients; returns the compiled kernel, None from the interpreter."""
+    plan = backward_plan(problem, tiles)
+    sources = q, k, v, grad_o
+    by_engine = tiles.descriptors and all(map(has_descriptor, sources))
+    walked: tuple[Any, ...] = sources
+    if by_engine:
+        block_d = plan.constants["BLOCK_D"]
+        walked = tuple(descriptor(tensor, tiles.walked, block_d) for tensor in sources)
+    return kernel_for(flash_backward_kernel, q.device)[(plan.grid,)](
+        *walked, *sources, lse, delta, *grads, *map(row_strides, (*sources, *grads)),
+        scale, problem.kv_pairs, problem.kv_heads, problem.heads // problem.kv_heads,
+        plan.abreast, problem.queries, problem.keys, DESCRIPTOR=by_engine, **plan.constants,
+    )  # fmt: skip
+
+
+def _on(device: torch.device) -> AbstractContextManager[None]:
+    """Launches go to the current device, which need not be the tensors'."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

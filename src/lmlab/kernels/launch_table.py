@@ -1,0 +1,55 @@
+"""The cuts that measured fastest, one line a case; the first line that covers a case is taken.
+
+Columns: architecture (several with commas), direction, bits of the type, head dimension (up to),
+mask (causal, full, any), longer sequence (up to), batch x heads x queries (up to); then the choice:
+rows kept, rows walked, warps, stages, and words for what is not the plain way (`descriptors`,
+`persistent`, `apart` for a backward whose keys and queries are programs of their own, `tf32x3`).
+`python -m lmlab.kernels.tune` measures on the GPU at hand and prints such lines.
+
+This is Python and not a data file so that a changed cut changes the fingerprint of what was
+measured with it.
+
+Lines that were not measured, for want of the GPU, are chosen so that no register spills and two
+programs share a processor where they can: the compiler tells both without a GPU. In fp32 plain
+products (`ieee`) run outside the tensor cores and need whole rows of the head dimension in
+registers; from head dimension 64 on these spill, and three TF32 products are taken instead, whose
+sum differs from the plain one in the last two bits.
+"""
+
+TABLE = """
+# architecture    direction bits dim  mask sequence   rows   kept walked warps stages
+hopper            forward   16    64  any     any    32768    64   64  4  3
+hopper            forward   16    64  any     any      any   128   64  8  3  descriptors
+hopper            forward   16   128  any     any    32768    64   64  4  3
+hopper            forward   16   128  any     any      any   128   64  8  3  descriptors
+hopper            forward   16   256  any     any      any   128   32  8  3  descriptors
+hopper            backward  16    64  any     any    16384    64   32  4  3
+hopper            backward  16    64  any     any      any    64   64  4  3  descriptors
+hopper            backward  16   128  any     any    16384    64   32  4  3
+hopper            backward  16   128  any     any      any   128   64  8  3  descriptors
+hopper            backward  16   256  any     any      any    64   32  8  2  descriptors
+ampere            forward   16    64  any     any      any   128   64  4  3
+ampere            forward   16   128  any     any      any   128   64  8  3
+ampere,ada        forward   16   256  any     any      any    64   32  8  2
+ampere            backward  16    64  any     any      any    64   32  4  3
+ampere            backward  16   128  any     any      any    64   32  4  3
+ampere,ada        backward  16   256  any     any      any    64   32  8  2
+ada               forward   16    64  any     any      any   128   64  8  2
+ada               forward   16   128  any     any      any   128   32  8  2
+ada               backward  16    64  any     any      any    64   32  4  2
+ada               backward  16   128  any     any      any    64   32  4  2
+blackwell         forward   16   128  any     any      any   128   64  8  3  descriptors
+blackwell         forward   16   256  any     any      any   128   32  8  2  descriptors
+blackwell         backward  16   128  any     any      any    64   64  4  3
+blackwell         backward  16   256  any     any      any    64   32  8  2
+ampere,ada,hopper,blackwell forward   32    32  any  any  any   64   32  4  2
+ampere,ada,hopper,blackwell forward   32    64  any  any  any   64   32  4  2  tf32x3
+ampere,ada,hopper,blackwell forward   32   256  any  any  any   64   16  4  2  tf32x3
+ampere,ada,hopper,blackwell backward  32    32  any  any  any   32   32  4  2
+ampere,ada,hopper,blackwell backward  32    64  any  any  any   32   32  4  2  tf32x3
+ampere,ada,hopper,blackwell backward  32   256  any  any  any   32   16  4  2  tf32x3
+cpu               forward   32   256  any     any      any    64   32  4  1
+cpu               forward   16   256  any     any      any    64   32  4  1
+cpu               backward  32   256  any     any      any    64   32  4  1
+cpu               backward  16   256  any     any      any    64   32  4  1
+"""

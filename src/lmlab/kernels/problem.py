@@ -1,0 +1,213 @@
+"""One attention problem and the device that it runs on: all that a launch needs except tensors.
+
+What follows from shapes alone is computed once a shape and remembered, because on a short sequence
+the host is slower than the GPU.
+
+**Sections.** Programs start in an order that keeps the keys and values in use within half of the L2
+(`abreast` heads at a time); the other half is left to the tiles that are written.
+
+**Splits.** A single head of a few thousand queries has fewer tiles than a large GPU has processors.
+Its keys are then divided among programs until the GPU is about filled twice, as long as each still
+walks a few tiles: joining the parts has its price too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlab.kernels.configs import (
+    Case,
+    Direction,
+    Tiles,
+    architecture,
+    power_of_two,
+    shared_bytes,
+)
+
+SPLITS_AT_MOST = 16
+TILES_PER_SPLIT_AT_LEAST = 4
+WARPS_RESIDENT = 16
+"""Warps of these kernels whose registers fit one processor, for a grid of persistent programs."""
+
+
+class UnsupportedDevice(ValueError):
+    """A device that the kernels do not run on."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What a launch must know of a device."""
+
+    architecture: str
+    count: int
+    """Streaming multiprocessors."""
+    shared_limit: int
+    """Shared memory that one program may have, in bytes."""
+    l2_bytes: int
+
+
+@cache
+def processor(device: torch.device) -> Processor:
+    """The facts of a device; a CPU is an interpreter with room for anything."""
+    if device.type != "cuda":
+        return Processor("cpu", 1, 2**30, 2**30)
+    facts = torch.cuda.get_device_properties(device)
+    name = architecture(facts.major, facts.minor)
+    if name is None:
+        raise UnsupportedDevice(
+            f"flash: {facts.name} has compute capability {facts.major}.{facts.minor},"
+            " 8.0 or newer is needed"
+        )
+    return Processor(
+        name, facts.multi_processor_count, facts.shared_memory_per_block_optin, facts.L2_cache_size
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Shapes, type and mask of one call."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    is_causal: bool
+    tf32: bool
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, is_causal: bool) -> Problem:
+        """The problem that queries and keys of four dimensions pose."""
+        batch, heads, queries, head_dim = q.shape
+        tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        return cls(
+            q.device, q.dtype, batch, heads, k.shape[1], queries, k.shape[2], head_dim, is_causal, tf32
+        )
+
+    @property
+    def pairs(self) -> int:
+        """Heads of all batches."""
+        return self.batch * self.heads
+
+    @property
+    def kv_pairs(self) -> int:
+        """Heads of keys and values of all batches."""
+        return self.batch * self.kv_heads
+
+    def case(self, direction: Direction) -> Case:
+        """What the choice of tiles depends on."""
+        return Case(
+            direction=direction,
+            architecture=processor(self.device).architecture,
+            bits=8 * self.dtype.itemsize,
+            head_dim=self.head_dim,
+            is_causal=self.is_causal,
+            sequence=max(self.queries, self.keys),
+            rows=self.pairs * self.queries,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A launch without its tensors."""
+
+    programs: int
+    """Pieces of work; also the grid, unless programs are persistent."""
+    grid: int
+    abreast: int
+    splits: int
+    constants: dict[str, Any]
+    """Compile-time arguments of the kernel and options of the launch."""
+
+
+@lru_cache(maxsize=4096)
+def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
+    """How to launch the forward kernel."""
+    device = processor(problem.device)
+    works = _ceil_div(problem.queries, tiles.kept) * problem.pairs
+    splits = tiles.splits or _splits(works, _ceil_div(problem.keys, tiles.walked), device.count)
+    programs = works * splits
+    resident = device.shared_limit // shared_bytes(problem.case("forward"), tiles)
+    resident = max(1, min(resident, WARPS_RESIDENT // tiles.warps))
+    return Plan(
+        programs=programs,
+        grid=min(programs, resident * device.count) if tiles.persistent else programs,
+        abreast=_abreast(problem, 2) * (problem.heads // problem.kv_heads),
+        splits=splits,
+        constants={
+            **_constants(problem, tiles),
+            "SPLITS": splits,
+            "PERSISTENT": tiles.persistent,
+        },
+    )
+
+
+@lru_cache(maxsize=4096)
+def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
+    """How to launch the backward kernel."""
+    key_tiles = _ceil_div(problem.keys, tiles.kept)
+    query_tiles = _ceil_div(problem.queries, tiles.kept)
+    together = max(key_tiles, query_tiles) * problem.kv_pairs
+    apart = key_tiles * problem.kv_pairs + query_tiles * problem.pairs
+    # Pairs of tiles are even in length; halves are twice as many, which a small problem needs
+    # more. Heads that share keys would make the halves of a pair uneven.
+    paired = (
+        tiles.paired
+        and problem.heads == problem.kv_heads
+        and together >= processor(problem.device).count
+    )
+    programs = together if paired else apart
+    constants = {**_constants(problem, tiles), "PAIRED": paired}
+    return Plan(programs, programs, _abreast(problem, 4), 1, constants)
+
+
+def delta_rows(problem: Problem) -> int:
+    """Queries that one program of the delta kernel takes: 16 KiB of 16-bit numbers."""
+    return 8192 // power_of_two(problem.head_dim)
+
+
+def delta_grid(problem: Problem) -> int:
+    """Programs of the delta kernel."""
+    return _ceil_div(problem.queries, delta_rows(problem)) * problem.pairs
+
+
+def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:
+    longer_tile = max(tiles.kept, tiles.walked)
+    return {
+        "KEPT": tiles.kept,
+        "WALKED": tiles.walked,
+        "BLOCK_D": power_of_two(problem.head_dim),
+        "HEAD_DIM": problem.head_dim,
+        "IS_CAUSAL": problem.is_causal,
+        "RAGGED_QUERIES": problem.queries % longer_tile != 0,
+        "RAGGED_KEYS": problem.keys % longer_tile != 0,
+        "PRECISION": "tf32" if problem.tf32 else tiles.products,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
+
+
+def _splits(works: int, key_tiles: int, processors: int) -> int:
+    """Programs that share the keys of one tile: a power of two, to compile few variants."""
+    wanted = min(2 * processors // works, key_tiles // TILES_PER_SPLIT_AT_LEAST, SPLITS_AT_MOST)
+    return 1 << (max(1, wanted).bit_length() - 1)
+
+
+def _abreast(problem: Problem, tensors: int) -> int:
+    """Heads of keys and values whose tensors fit half of the L2 together."""
+    longer = max(problem.queries, problem.keys)
+    one_head = tensors * longer * problem.head_dim * problem.dtype.itemsize
+    fitting = processor(problem.device).l2_bytes // 2 // one_head
+    return min(max(1, fitting), problem.kv_pairs)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

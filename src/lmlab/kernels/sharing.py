@@ -1,0 +1,36 @@
+"""Memory through which the programs that share the keys of a tile find each other.
+
+Each leaves its part of the softmax in `parts`. The last of them to arrive adds all parts up; it
+knows itself to be the last from a counter, and sets that back to zero for the launch after. So the
+counters live as long as the process, and no launch is spent on clearing them. Launches on one
+stream never overlap, hence one set of counters a stream. A launch that is captured into a graph may
+run later beside anything, so it gets counters of its own, cleared inside the graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmlab.kernels.problem import Plan
+
+_COUNTERS = 4096
+"""More than there are tiles in any problem small enough to be split."""
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def parts(plan: Plan, kept: int, block_d: int, device: torch.device) -> Tensor:
+    """Room for each program's tile, the sums of its weights and their peaks."""
+    return torch.empty(plan.programs * kept * (block_d + 2), device=device)
+
+
+def arrivals(plan: Plan, device: torch.device) -> Tensor:
+    """Counters at zero, one for each tile of queries."""
+    tiles = plan.programs // plan.splits
+    if device.type != "cuda" or tiles > _COUNTERS or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(tiles, dtype=torch.int32, device=device)
+    key = device, torch.cuda.current_stream(device).cuda_stream
+    if key not in _counters:
+        _counters[key] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+    return _counters[key]

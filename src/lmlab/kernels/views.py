@@ -1,0 +1,60 @@
+"""Tensors as a kernel sees them: strides, tensor descriptors, and the layout of what it writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+LONGEST_TILE = 256
+COPY_ENGINE_ALIGNMENT = 16
+"""Bytes on which addresses and strides must lie for the copy engine."""
+
+
+def addressable(tensor: Tensor) -> Tensor:
+    """The tensor itself if a kernel can walk it, else a contiguous copy.
+
+    The last dimension must be dense (a gradient that was expanded from one number is not), and
+    offsets inside a tile must fit 32 bits.
+    """
+    dense = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+    if dense and tensor.stride(-2) * LONGEST_TILE < 2**31:
+        return tensor
+    return tensor.contiguous()
+
+
+def row_strides(tensor: Tensor) -> tuple[int, int, int]:
+    """Elements from one batch, head and row to the next."""
+    batch, head, row, _ = tensor.stride()
+    return batch, head, row
+
+
+def empty_by_heads(like: Tensor) -> Tensor:
+    """Memory for a tensor of that shape, the heads of one token side by side.
+
+    (batch, heads, rows, head_dim), in memory (batch, rows, heads, head_dim): joining the heads of
+    a token again is then a view.
+    """
+    batch, heads, rows, head_dim = like.shape
+    return like.new_empty(batch, rows, heads, head_dim).transpose(1, 2)
+
+
+def has_descriptor(tensor: Tensor) -> bool:
+    """Whether the copy engine can read the tensor."""
+    unit = COPY_ENGINE_ALIGNMENT // tensor.dtype.itemsize
+    aligned = tensor.data_ptr() % COPY_ENGINE_ALIGNMENT == 0
+    strides = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    return aligned and all(size == 1 or (step > 0 and step % unit == 0) for size, step in strides)
+
+
+def descriptor(tensor: Tensor, rows: int, columns: int) -> Any:
+    """The tensor as the copy engine sees it, in tiles of rows x columns of one head."""
+    # A dimension of size one is never stepped along, but its stride is checked all the same.
+    unit = COPY_ENGINE_ALIGNMENT // tensor.dtype.itemsize
+    strides = [
+        unit if size == 1 else step
+        for size, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    ]
+    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, rows, columns])

@@ -1,0 +1,52 @@
+"""What ranks send each other: torch's collectives, noted as they are started."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+KINDS = {
+    "all_reduce": "all-reduce",
+    "broadcast": "broadcast",
+    "all_gather_single": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_single": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective: its kind, and the tensor whose bytes count (the larger of two)."""
+
+    kind: str
+    numel: int
+    dtype: torch.dtype
+    asynchronous: bool
+
+
+@contextmanager
+def recorded_messages() -> Iterator[list[Any]]:
+    """A list that fills with a Message for each collective; tests may add marks of their own."""
+    log: list[Any] = []
+    with mock.patch.multiple(
+        dist, **{name: _noting(name, log) for name in KINDS if hasattr(dist, name)}
+    ):
+        yield log
+
+
+def _noting(name: str, log: list[Any]) -> Any:
+    original = getattr(dist, name)
+
+    def collective(*tensors: Tensor, **options: Any) -> Any:
+        largest = max(tensors, key=lambda tensor: tensor.numel())
+        asynchronous = bool(options.get("async_op"))
+        log.append(Message(KINDS[name], largest.numel(), largest.dtype, asynchronous))
+        return original(*tensors, **options)
+
+    return collective

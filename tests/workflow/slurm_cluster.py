@@ -1,0 +1,235 @@
+"""A real Slurm of one node in a folder of its own: started by a test, gone after it.
+
+Nothing of the machine's own Slurm is read or written, and no root is needed: the three daemons run
+as whoever tests, on ports of their own, in the foreground, so that they end with us. The node
+claims a GPU that is /dev/null: Slurm then counts it, and lets one job at a time have it, as it
+would with a real one. It claims memory and cores that the machine may lack for the same reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+COMMANDS = ("sbatch", "squeue", "srun", "scontrol", "sinfo")
+# Daemons live where an ordinary user's PATH does not look.
+SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+PATIENCE_S = 20.0
+
+SLURM_CONF = """\
+ClusterName=lmlab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=100000
+ReturnToService=2
+MinJobAge=300
+KillWait=5
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=200000 Gres=gpu:1
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+GRES_CONF = "NodeName={host} Name=gpu Count=1 File=/dev/null\n"
+# Snakemake's job step takes SLURM_CONF away from the srun that it calls.
+SRUN = '#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {srun} "$@"\n'
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What the controller remembers of a job."""
+
+    id: str
+    state: str
+    start: datetime
+    end: datetime
+    gpus: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Slurm, and how to reach it."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make Slurm's commands speak to this cluster."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    @property
+    def commands(self) -> Path:
+        """A folder that must come first on the PATH."""
+        return self.folder / "bin"
+
+    def ask(self, *words: str) -> str:
+        """What one of Slurm's own commands prints."""
+        return subprocess.run(
+            words,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    def jobs(self, folder: Path) -> list[SlurmJob]:
+        """The jobs so far of a run in a folder; the controller keeps them for MinJobAge seconds."""
+        shown = self.ask("scontrol", "--oneliner", "show", "job").splitlines()
+        jobs = [_job(line) for line in shown if line.startswith("JobId=")]
+        return [job for job in jobs if job.folder == folder]
+
+    def processes(self) -> list[str]:
+        """Command lines of all that runs for this cluster: daemons, job steps, what jobs left."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if str(self.folder) in " ".join([*words, *process.environ().values()]):
+                    found.append(" ".join(words))
+        return found
+
+
+def missing_programs() -> list[str]:
+    """What is not installed of what a cluster needs."""
+    return [name for name in (*DAEMONS, *COMMANDS) if _program(name) is None]
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path) -> Iterator[Cluster]:
+    """A cluster whose node is idle, stopped at the end of the block."""
+    cluster = Cluster(folder)
+    _write_files(folder)
+    with contextlib.ExitStack() as daemons:
+        for words in _daemons(folder):
+            daemons.enter_context(_daemon(words, folder))
+            if words[0].endswith("munged"):
+                _wait_until(lambda: (folder / "munge.socket").exists(), "munged", folder)
+        _wait_until(lambda: _is_idle(cluster), "the node", folder)
+        yield cluster
+
+
+def _job(line: str) -> SlurmJob:
+    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    return SlurmJob(
+        id=fields["JobId"],
+        state=fields["JobState"],
+        start=datetime.fromisoformat(fields["StartTime"]),
+        end=datetime.fromisoformat(fields["EndTime"]),
+        gpus=fields["TresPerJob"],
+        folder=Path(fields["WorkDir"]),
+    )
+
+
+def _write_files(folder: Path) -> None:
+    folder.chmod(0o755)  # munge's socket is for everyone, and it insists
+    for name in ("state", "spool", "bin"):
+        (folder / name).mkdir()
+    host = socket.gethostname().partition(".")[0]
+    controller_port, node_port = _free_ports(2)
+    (folder / "slurm.conf").write_text(
+        SLURM_CONF.format(
+            host=host,
+            folder=folder,
+            user=pwd.getpwuid(os.getuid()).pw_name,
+            controller_port=controller_port,
+            node_port=node_port,
+        )
+    )
+    (folder / "gres.conf").write_text(GRES_CONF.format(host=host))
+    srun = folder / "bin" / "srun"
+    srun.write_text(SRUN.format(folder=folder, srun=_program("srun")))
+    srun.chmod(0o755)
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _daemons(folder: Path) -> list[list[str]]:
+    """Command lines, in the order in which one needs the other."""
+    munge = {
+        "key-file": "munge.key",
+        "socket": "munge.socket",
+        "pid-file": "munged.pid",
+        "log-file": "munged.log",
+        "seed-file": "munged.seed",
+    }
+    options = [f"--{option}={folder / name}" for option, name in munge.items()]
+    configured = ["-D", "-f", str(folder / "slurm.conf")]
+    return [
+        [_program("munged") or "munged", "--foreground", *options],
+        [_program("slurmctld") or "slurmctld", *configured],
+        [_program("slurmd") or "slurmd", *configured],
+    ]
+
+
+@contextlib.contextmanager
+def _daemon(words: Sequence[str], folder: Path) -> Iterator[None]:
+    with (
+        open(folder / "daemons.log", "ab") as log,
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _is_idle(cluster: Cluster) -> bool:
+    try:
+        return cluster.ask("sinfo", "-h", "-o", "%T").strip() == "idle"
+    except subprocess.CalledProcessError:  # the controller does not listen yet
+        return False
+
+
+def _wait_until(is_ready: Callable[[], bool], what: str, folder: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_ready():
+        if time.monotonic() > deadline:
+            logs = "\n".join(file.read_text()[-2000:] for file in sorted(folder.glob("*.log")))
+            raise RuntimeError(f"{what} was not ready within {PATIENCE_S:.0f} s\n{logs}")
+        time.sleep(0.1)
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=SEARCHED)
