@@ -2,7 +2,7 @@
 
 Starting a process and importing torch takes seconds, a test program tens of milliseconds. So three
 processes stay for the whole session. For each program as many of them as it wants form a fresh
-gloo group, which is gone when the program ends. A program that fails on one rank leaves others
+group, which is gone when the program ends. A program that fails on one rank leaves others
 waiting for it; they are ended after a short while, and the next program gets new processes.
 """
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,6 +32,18 @@ class RankFailure(AssertionError):
     """A program that raised, or a rank that ended, with rank and traceback."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """A program, and which rank of which group is to run it."""
+
+    function: Callable[..., Any]
+    keywords: dict[str, Any]
+    backend: str
+    store: str
+    rank: int
+    world_size: int
+
+
 def serve(connection: Connection) -> None:
     """Life of a rank process: take a program, join its group, answer with what it returns."""
     torch.set_num_threads(1)
@@ -39,30 +52,29 @@ def serve(connection: Connection) -> None:
             job = connection.recv_bytes()
         except EOFError:  # the session has ended
             return
-        function, keywords, store, rank, world_size = pickle.loads(job)
         try:
-            answer = (True, run_in_group(function, keywords, store, rank, world_size))
+            answer = (True, run_in_group(pickle.loads(job)))
         except BaseException:
             answer = (False, traceback.format_exc())
         connection.send_bytes(pickle.dumps(answer))
 
 
-def run_in_group(
-    function: Callable[..., Any], keywords: dict[str, Any], store: str, rank: int, world_size: int
-) -> Any:
-    """Call a function as one rank of a gloo group."""
+def run_in_group(job: Job) -> Any:
+    """Call a function as one rank of a group."""
     torch.manual_seed(0)
+    if job.backend == "nccl":
+        torch.cuda.set_device(job.rank)
     dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(store, world_size),
-        rank=rank,
-        world_size=world_size,
+        job.backend,
+        store=dist.FileStore(job.store, job.world_size),
+        rank=job.rank,
+        world_size=job.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
     try:
         # A rank that leaves while another is still connecting makes that one fail.
         dist.barrier()
-        returned = function(**keywords)
+        returned = job.function(**job.keywords)
         dist.barrier()
         return returned
     finally:
@@ -76,14 +88,21 @@ class RankPool:
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
 
-    def run(self, function: Callable[..., Any], world_size: int, **keywords: Any) -> list[Any]:
+    def run(
+        self,
+        function: Callable[..., Any],
+        world_size: int,
+        *,
+        backend: str = "gloo",
+        **keywords: Any,
+    ) -> list[Any]:
         """What a module-level function returns on each rank; RankFailure if it raises on one."""
         self.start()
         with tempfile.TemporaryDirectory() as folder:
             store = str(Path(folder) / "store")
             for rank in range(world_size):
-                job = pickle.dumps((function, keywords, store, rank, world_size))
-                self._connections[rank].send_bytes(job)
+                job = Job(function, keywords, backend, store, rank, world_size)
+                self._connections[rank].send_bytes(pickle.dumps(job))
             return self._collect(world_size)
 
     def start(self) -> None:

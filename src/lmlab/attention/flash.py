@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmlab.attention.flash_op import flash_backward, flash_forward
+from lmlab.attention.flash_op import Transformable, flash_backward, flash_forward
 from lmlab.attention.inputs import AttentionInputError, as_autocast_wants, check, fold, unfold
 from lmlab.kernels import launch
 from lmlab.kernels.configs import architecture
@@ -46,8 +46,10 @@ def flash_attention(
     check_kernel_takes(q, scale)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     folded = fold(q), fold(k), fold(v)
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
         o, _ = flash_forward(*folded, is_causal, scale)
+    elif torch._C._are_functorch_transforms_active():
+        o, _ = Transformable.apply(*folded, is_causal, scale)
     else:
         o = FlashAttention.apply(*folded, is_causal, scale)
     return unfold(o, q)
