@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmlab.attention.flash_op import Transformable, flash_backward, flash_forward
+from lmlab.attention.flash_func import Transformable
+from lmlab.attention.flash_op import flash_backward, flash_forward
 from lmlab.attention.inputs import AttentionInputError, as_autocast_wants, check, fold, unfold
 from lmlab.kernels import launch
 from lmlab.kernels.configs import architecture
@@ -61,6 +62,18 @@ class FlashAttention(torch.autograd.Function):
     Saved for backward besides inputs and output: the log-sum-exp (batch, queries) in natural log.
     With a dimension of heads in the second place, the log-sum-exp has it too.
     """
+
+    @classmethod
+    def apply(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Any:
+        """Attend; older versions of PyTorch would not take `is_causal` by its name."""
+        return super().apply(q, k, v, is_causal, scale)
 
     @staticmethod
     def forward(

@@ -94,29 +94,3 @@ def _leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 flash_forward.register_vmap(_mapped(flash_forward))
 flash_backward.register_vmap(_mapped(flash_backward))
-
-
-class Transformable(torch.autograd.Function):
-    """The forward operator for torch.func, which differentiates functions like this one only."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp."""
-        with torch.no_grad():  # the gradient is this function's, not the operator's
-            o, lse = flash_forward(q, k, v, is_causal, scale)
-        return o, lse
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save what backward needs."""
-        ctx.mark_non_differentiable(output[1])
-        _save(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_o: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-        """Gradients of q, k and v."""
-        return _differentiate(ctx, grad_o, grad_lse)

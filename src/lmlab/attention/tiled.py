@@ -52,6 +52,11 @@ class FlashAttentionTiled(torch.autograd.Function):
     Saved for backward besides inputs and output: the log-sum-exp (batch, queries) in natural log.
     """
 
+    @classmethod
+    def apply(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Any:
+        """Attend; older versions of PyTorch would not take `is_causal` by its name."""
+        return super().apply(q, k, v, is_causal)
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """The output, of the type of q."""

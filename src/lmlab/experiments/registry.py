@@ -25,8 +25,19 @@ if TYPE_CHECKING:
     from lmlab.experiments.outcome import Chapter
 
 RUNNER = "lmlab.experiments.run"
-# Lists and labels: a variant more or a new version number changes no measurement.
-NOT_COUNTED = frozenset({"lmlab", "lmlab.attention.registry"})
+# What names, lists and files a measurement without moving its number: a variant more, another
+# label in a result or a new version of the package must not send anybody back to the machine.
+NOT_COUNTED = (
+    "lmlab",
+    "lmlab.attention",
+    "lmlab.attention.registry",
+    "lmlab.experiments.record",
+    "lmlab.experiments.registry",
+    "lmlab.import_path",
+    "lmlab.measure.environment",
+    "lmlab.study",
+    "lmlab.study.*",
+)
 
 
 def path_of(chapter: str) -> str:

@@ -17,6 +17,7 @@ import ast
 import hashlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -37,12 +38,12 @@ def code_fingerprint(
 ) -> str:
     """One hash over every file in the import closure of the modules named.
 
-    Modules left out are followed, but their own text does not count: a list of variants, say, of
-    which the one that matters is among the roots.
+    Modules left out, by name or pattern, are followed, but their own text does not count: a list of
+    variants, say, of which the one that matters is among the roots.
     """
     digest = hashlib.sha256()
     for name, file in sorted(import_closure(roots, search_path).items()):
-        if name not in leaving_out:
+        if not any(fnmatchcase(name, pattern) for pattern in leaving_out):
             digest.update(f"{name}\0{_file_hash(file, file.stat().st_mtime_ns)}\0".encode())
     return digest.hexdigest()[:16]
 
