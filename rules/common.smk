@@ -108,8 +108,8 @@ onstart:
     # Only now is it known who executes: a cluster's jobs cannot look at the machine that plans.
     if workflow.non_local_exec and config["machine"] == "auto":
         raise WorkflowError(
-            "machine = 'auto', but the jobs run elsewhere: give --config machine=ID measure=always "
-            "study=NAME, see profiles/slurm/config.yaml"
+            "machine = 'auto', but the jobs run elsewhere: give --config machine=ID measure=always, "
+            "see profiles/slurm/config.yaml"
         )
 
 

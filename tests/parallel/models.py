@@ -110,7 +110,7 @@ class Exact(nn.Module):
 def transformer() -> TransformerLM:
     """The model that the study measures, small."""
     return TransformerLM(
-        VOCABULARY, LENGTH, d_model=12, num_layers=2, num_heads=2, d_ff=20, attention="naive"
+        VOCABULARY, LENGTH, d_model=10, num_layers=1, num_heads=1, d_ff=15, attention="naive"
     )
 
 

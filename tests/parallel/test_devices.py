@@ -53,8 +53,8 @@ def train(device: str, wrapped: Any, module: nn.Module, optimizer: Any) -> None:
     assert_near(whole, parameters(alone), 1e-5)
 
 
-def train_every_wrapper(device: str, backend: str) -> None:
-    assert backend_of(torch.device(device), None) == backend
+def train_every_wrapper(device: str, carrier: str) -> None:
+    assert backend_of(torch.device(device), None) == carrier
     for wrap in (*WRAPPERS.values(), FSDP):
         module = build("torch's layers", seed=dist.get_rank()).to(device)
         wrapped = wrap(module)
@@ -65,7 +65,7 @@ def train_every_wrapper(device: str, backend: str) -> None:
 def test_every_wrapper_follows_one_process(
     ranks: RankPool, backend: str, device: str, world_size: int
 ) -> None:
-    ranks.run(train_every_wrapper, world_size, backend=backend, device=device)
+    ranks.run(train_every_wrapper, world_size, backend=backend, device=device, carrier=backend)
 
 
 def train_sharded(device: str) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-COMMANDS = ("sbatch", "squeue", "srun", "scontrol", "sinfo")
+COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 # Daemons live where an ordinary user's PATH does not look.
 SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 PATIENCE_S = 20.0
@@ -125,7 +125,7 @@ def missing_programs() -> list[str]:
 
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster whose node is idle, stopped at the end of the block."""
+    """A cluster whose node is idle; at the end of the block its jobs end, then its daemons."""
     cluster = Cluster(folder)
     _write_files(folder)
     with contextlib.ExitStack() as daemons:
@@ -134,7 +134,11 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
             if words[0].endswith("munged"):
                 _wait_until(lambda: (folder / "munge.socket").exists(), "munged", folder)
         _wait_until(lambda: _is_idle(cluster), "the node", folder)
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            cluster.ask("scancel", "--user", _user())
+            _wait_until(lambda: not cluster.ask("squeue", "-h"), "the end of all jobs", folder)
 
 
 def _job(line: str) -> SlurmJob:
@@ -159,7 +163,7 @@ def _write_files(folder: Path) -> None:
         SLURM_CONF.format(
             host=host,
             folder=folder,
-            user=pwd.getpwuid(os.getuid()).pw_name,
+            user=_user(),
             controller_port=controller_port,
             node_port=node_port,
         )
@@ -171,6 +175,10 @@ def _write_files(folder: Path) -> None:
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def _free_ports(count: int) -> list[int]:

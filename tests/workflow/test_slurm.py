@@ -81,7 +81,11 @@ def printed(cluster: Cluster, project: Project, lost: Project) -> dict[Project, 
         user: user.start(command, **environment)
         for user, command in ((project, HERE), (lost, ELSEWHERE))
     }
-    return {user: process.communicate(timeout=300)[1] for user, process in running.items()}
+    try:
+        return {user: process.communicate(timeout=300)[1] for user, process in running.items()}
+    finally:
+        for process in running.values():
+            process.kill()
 
 
 def results_of(project: Project) -> list[Result]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -96,13 +97,29 @@ class _Twins:
 
 @contextmanager
 def _library_interpreted() -> Iterator[None]:
-    """For the block, the library functions that kernels call are interpreted too."""
+    """For the block, what kernels use of Triton's library is interpreted too."""
     before = {name: getattr(tl, name) for name in LIBRARY_FUNCTIONS}
+    patch_tensor = interpreter._patch_lang_tensor
     try:
         for name, function in before.items():
             if isinstance(function, JITFunction):
                 setattr(tl, name, InterpretedFunction(function.fn))
+        interpreter._patch_lang_tensor = _with_loop_bounds(patch_tensor)
         yield
     finally:
+        interpreter._patch_lang_tensor = patch_tensor
         for name, function in before.items():
             setattr(tl, name, function)
+
+
+def _with_loop_bounds(patch_tensor: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """A scalar of the interpreter is an array of one number, and a loop bound is read off it.
+
+    Triton 3.6 reads it with `int(array)`, which NumPy has since given up.
+    """
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda scalar: scalar.handle.data.item())
+
+    return patch
