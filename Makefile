@@ -42,14 +42,14 @@ test-fast: setup ## the tests that take no time
 lint: setup ## style, types and workflow
 	ruff check .
 	ruff format --check .
-	snakefmt --check --quiet Snakefile rules workflow/Snakefile
+	snakefmt --check Snakefile rules workflow/Snakefile
 	mypy
 	snakemake --lint
 
 format: setup ## put Python and Snakemake files in order
 	ruff check --fix .
 	ruff format .
-	snakefmt --quiet Snakefile rules workflow/Snakefile
+	snakefmt Snakefile rules workflow/Snakefile
 
 clean: ## remove what can be rebuilt from results (never the results)
 	rm -rf report/writeup.md report/figures report/chapters logs

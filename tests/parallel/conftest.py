@@ -7,6 +7,13 @@ import pytest
 from tests.parallel.launcher import LARGEST_WORLD, RankPool
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need rank processes are slow: starting those takes longer than most tests."""
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 def get_ready() -> None:
     """Import what programs compare with; torch compiles optimizers for it, which takes seconds."""
     import torch.distributed.fsdp

@@ -14,6 +14,7 @@ remembers the winner. It is off unless asked for, as it costs the first call a m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import sys
@@ -34,6 +35,8 @@ from lmlab.kernels.problem import Problem, processor
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FINALISTS = 4
 QUICK_MS, LONG_MS = 20, 200
+TOLERANCE = {16: 5e-2, 32: 1e-4}
+"""Largest error of outputs and gradients of order one, by bits of the type."""
 
 
 def candidates(case: Case, shared_limit: int) -> Iterator[Tiles]:
@@ -121,11 +124,22 @@ def time_ms(trial: Trial, inputs: tuple[Tensor, ...], tiles: Tiles, budget_ms: i
 
 
 def is_right(trial: Trial, tiles: Tiles) -> bool:
-    """Whether these tiles give PyTorch's numbers on a small problem of the same kind."""
-    small = replace(trial.problem, batch=1, heads=2, kv_heads=2, queries=320, keys=320)
-    inputs = Trial(small, trial.direction).inputs()
-    q, k, v = (x.double().requires_grad_() for x in inputs[-3:] if trial.direction == "forward") or ()
-    raise AssertionError
+    """Whether these tiles give the numbers of PyTorch in fp64, on a small problem of the kind."""
+    small = Trial(
+        replace(trial.problem, batch=1, heads=2, kv_heads=2, queries=320, keys=320),
+        trial.direction,
+    )
+    inputs = small.inputs()
+    ours = small.run(inputs, tiles)
+    first = 0 if trial.direction == "forward" else 1
+    wide = [x.double().requires_grad_() for x in inputs[first : first + 3]]
+    o = F.scaled_dot_product_attention(*wide, is_causal=trial.problem.is_causal)
+    expected = (o,) if trial.direction == "forward" else torch.autograd.grad(o, wide, inputs[0])
+    tolerance = TOLERANCE[8 * trial.problem.dtype.itemsize]
+    return all(
+        bool((our - right).abs().max() <= tolerance)
+        for our, right in zip(ours, expected, strict=False)
+    )
 
 
 def autotune() -> None:
@@ -140,3 +154,64 @@ def autotune() -> None:
         return found[case]
 
     launch.choose_with(chooser)
+
+
+def tune(trial: Trial, jobs: int) -> str:
+    """The line of the table for one problem, and a comment with what was reached."""
+    case = trial.problem.case(trial.direction).bucket()
+    tried = list(candidates(case, processor(trial.problem.device).shared_limit))
+    print(f"{case}: {len(tried)} candidates", file=sys.stderr, flush=True)
+    compile_all(trial, tried, jobs)
+    winner, ms = fastest(trial, [tiles for tiles in tried if is_right(trial, tiles)])
+    rate = trial.flops() / ms / 1e9
+    return f"{line_of(case, winner)}\n# ^ {ms:.3f} ms, {rate:.0f} TFLOP/s"
+
+
+def compile_all(trial: Trial, tried: Sequence[Tiles], jobs: int) -> None:
+    """Fill Triton's cache on disk; tiles that do not fit are found out later."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        list(pool.map(_compile, itertools.repeat(trial), tried))
+
+
+def _compile(trial: Trial, tiles: Tiles) -> None:
+    # Few heads: what is compiled depends on the tiles and on which sizes divide by 16.
+    one = Trial(replace(trial.problem, batch=1, heads=1, kv_heads=1), trial.direction)
+    with contextlib.suppress(launch.TilesTooLarge):
+        one.run(one.inputs(), tiles)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune the problems asked for and print their lines."""
+    parser = argparse.ArgumentParser(prog="lmlab.kernels.tune", description=__doc__.split("\n")[0])
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--sequence", type=int, nargs="+", default=[16384])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--direction", nargs="+", choices=("forward", "backward"), default=None)
+    parser.add_argument("--full", action="store_true", help="without a causal mask")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("a CUDA GPU is needed; on a CPU kernels are interpreted, not timed")
+    device = torch.device("cuda", torch.cuda.current_device())
+    directions = options.direction or ("forward", "backward")
+    for head_dim, sequence, way in itertools.product(options.head_dim, options.sequence, directions):
+        problem = Problem(
+            device=device,
+            dtype=DTYPES[options.dtype],
+            batch=options.batch,
+            heads=options.heads,
+            kv_heads=options.heads,
+            queries=sequence,
+            keys=sequence,
+            head_dim=head_dim,
+            is_causal=not options.full,
+            tf32=False,
+        )
+        print(tune(Trial(problem, way), options.jobs), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
