@@ -8,6 +8,7 @@ fresh clone, whose file times mean nothing, reruns nothing at all.
 import json
 import os
 import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -40,9 +41,7 @@ try:
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring
-    POINTS = {
-        str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)
-    }
+    POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
@@ -89,9 +88,7 @@ code_of = cache(fingerprint_of)
 
 def results_of(chapter):
     """A chapter's result files: all of them where they can be measured, else those that exist."""
-    paths = [
-        str(point.path(Path(RESULTS), MACHINE)) for point in points_of(STUDY, chapter)
-    ]
+    paths = [str(point.path(Path(RESULTS), MACHINE)) for point in points_of(STUDY, chapter)]
     return paths if MEASURING else [path for path in paths if Path(path).exists()]
 
 
@@ -131,9 +128,8 @@ def files_of(folder, pattern):
 def script(name):
     """How a script is called. Takes the output, so that Snakemake keeps it out of its records: a
     checkout that moved, or another Python, makes nothing stale."""
-    return (
-        lambda wildcards, output: f"{sys.executable} {ROOT / 'workflow' / 'scripts' / name}"
-    )
+    command = shlex.join([sys.executable, str(ROOT / "workflow" / "scripts" / name)])
+    return lambda wildcards, output: command
 
 
 # Every measurement is called alike; the script takes care of a warm start.

@@ -118,9 +118,9 @@ class Composed(nn.Module):
         return output
 
     def changed_in_place(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)  # a view, for three dimensions
+        hidden = self.first(torch.tanh(self.second(x)))  # a view, for three dimensions
         hidden += x
-        return self.second(hidden.relu_())
+        return hidden.relu_()
 
     def one_layer_twice(self, x: Tensor) -> Tensor:
         return self.first(torch.tanh(self.second(torch.tanh(self.first(x)))))
@@ -331,6 +331,49 @@ def test_the_state_dictionary_is_the_modules_and_loads_at_another_world_size(
         assert_near(loaded, parameters(expected), 0.0)
 
 
+def train_torchs_transformer() -> None:
+    def layer_and_head() -> nn.Module:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0, batch_first=True)
+        return nn.Sequential(layer, nn.Linear(6, 3))
+
+    ours, alone = FSDP(layer_and_head()), layer_and_head()
+    x = torch.randn(2 * dist.get_world_size(), 4, 6)
+    for _ in range(2):
+        for parameter in (*ours.parameters(), *alone.parameters()):
+            parameter.grad = None
+        backward(ours, own_part(x))
+        backward(alone, x)
+        assert_near(gradients(ours.module), own_rows(ours, gradients(alone)), 1e-6)
+    sharded = ["0.linear1.weight", "0.linear2.weight", "1.weight"]
+    assert [unit.name for unit in ours.units] == sharded
+
+
+def test_attention_of_torch_which_reads_a_weight_past_its_layer(ranks: RankPool) -> None:
+    ranks.run(train_torchs_transformer, 2)
+
+
+def evaluate_between_steps() -> None:
+    ours, alone = FSDP(build("torch's layers", 0)), build("torch's layers", 0)
+    optimizers = [sgd(ours.parameters()), sgd(alone.parameters())]
+    for step in range(3):
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                assert torch.equal(ours(batch_of(0, 9)), alone(batch_of(0, 9))) or step > 0
+        for model, optimizer, batch in (
+            (ours, optimizers[0], own_part(batch_of(0, step))),
+            (alone, optimizers[1], batch_of(0, step)),
+        ):
+            optimizer.zero_grad()
+            backward(model, batch)
+            optimizer.step()
+    assert_near(ours.gather_full_parameters(), parameters(alone), 1e-6)
+
+
+def test_evaluation_between_steps(ranks: RankPool) -> None:
+    ranks.run(evaluate_between_steps, 2)
+
+
 def fail_in_forward() -> None:
     ours, alone = FSDP(build("torch's layers", 0)), build("torch's layers", 0)
     with pytest.raises(IndexError):
@@ -358,6 +401,10 @@ def refuse() -> None:
         ours.load_state_dict({"inner.weight": torch.ones(2)}, strict=False)
     with pytest.raises(ValueError, match=r"^assign: True is not allowed"):
         ours.load_state_dict({}, assign=True)
+    frozen = FSDP(build("frozen parameters", 0))
+    frozen.module.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"^requires_grad: was set to True"):
+        frozen.finish_gradient_synchronization()
     ours.to("meta")
     with pytest.raises(ValueError, match=r"^embedding.weight: was moved or replaced after"):
         ours(batch_of(0, 0))

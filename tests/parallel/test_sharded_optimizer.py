@@ -174,6 +174,24 @@ def test_parameters_of_any_shape(ranks: RankPool, world_size: int) -> None:
     ranks.run(step_uneven, world_size)
 
 
+def step_one_parameter(optimizer: str) -> list[float]:
+    optimizer_cls, settings = OPTIMIZERS[optimizer]
+    weight = nn.Parameter(torch.ones(2))
+    sharded = ShardedOptimizer([weight], optimizer_cls, **settings)
+    for _ in range(2):
+        sharded.zero_grad()
+        weight.square().sum().backward()
+        sharded.step()
+    return weight.tolist()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_rank_may_own_nothing(ranks: RankPool, optimizer: str) -> None:
+    first, second, third = ranks.run(step_one_parameter, 3, optimizer=optimizer)
+    assert first == second == third
+    assert first != [1.0, 1.0]
+
+
 def groups_of(module: nn.Module) -> list[dict[str, Any]]:
     return [
         {"params": module.embedding.parameters(), "lr": 0.1, "weight_decay": 0.0},

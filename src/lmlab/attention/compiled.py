@@ -37,5 +37,6 @@ def why_unsupported(
 ) -> str | None:
     """One line on why nothing can be compiled here; None when it can."""
     if device.type == "cpu" and not any(map(shutil.which, _CPU_COMPILERS)):
-        return f"torch.compile needs a C++ compiler on a CPU, none of {', '.join(_CPU_COMPILERS)} found"
+        names = ", ".join(_CPU_COMPILERS)
+        return f"torch.compile needs a C++ compiler on a CPU, found none of {names}"
     return None

@@ -131,7 +131,7 @@ def why_unsupported(
 ) -> str | None:
     """One line on why flash cannot run such inputs here, or not in a time that means anything."""
     if device.type == "cpu":
-        return "on a CPU flash runs in Triton's interpreter, right but with a time that means nothing"
+        return "on a CPU flash runs in Triton's interpreter, right, but its time means nothing"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if architecture(major, minor) is None:

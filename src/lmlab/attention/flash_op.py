@@ -77,11 +77,12 @@ def _mapped(operator: Any) -> Any:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        merged = [
-            _leading(argument, dim, size).flatten(0, 1) if isinstance(argument, Tensor) else argument
-            for argument, dim in zip(arguments, in_dims, strict=True)
-        ]
-        results = tuple(result.unflatten(0, (size, -1)) for result in operator(*merged))
+        tensors, flags = arguments[:-2], arguments[-2:]  # is_causal and scale are the same for all
+        merged = (
+            _leading(tensor, dim, size).flatten(0, 1)
+            for tensor, dim in zip(tensors, in_dims, strict=False)
+        )
+        results = tuple(result.unflatten(0, (size, -1)) for result in operator(*merged, *flags))
         return results, (0,) * len(results)
 
     return rule

@@ -4,7 +4,7 @@ The causal mask is given twice: as a rule for single scores, and as a block mask
 once a shape, which lets the kernel skip blocks that are all masked. The block mask is remembered,
 as building it costs more than attention over a short sequence.
 
-On a CPU the same function runs as plain operations over all scores, right but not fused.
+On a CPU the same function runs as plain operations over all scores, forward only.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     if is_causal:
         check_causal_lengths(queries, keys)
     mask = causal_block_mask(queries, keys, q.device) if is_causal else None
-    attend = _compiled() if q.device.type == "cuda" else flex_attention
+    attend: Any = _compiled() if q.device.type == "cuda" else flex_attention
     return unfold(attend(fold(q), fold(k), fold(v), block_mask=mask), q)
 
 

@@ -44,7 +44,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
 def _same_leading(q: Tensor, k: Tensor) -> bool:
     if q.shape[:-2] == k.shape[:-2]:
         return True
-    return q.dim() > 3 and q.shape[:-3] == k.shape[:-3] and 0 == q.shape[-3] % (k.shape[-3] or 1)
+    grouped = q.dim() > 3 and q.shape[:-3] == k.shape[:-3] and k.shape[-3] > 0
+    return grouped and q.shape[-3] % k.shape[-3] == 0
 
 
 def check_causal_lengths(queries: int, keys: int) -> None:
@@ -58,9 +59,12 @@ def check_causal_lengths(queries: int, keys: int) -> None:
 
 def as_autocast_wants(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The inputs in autocast's type where autocast is on, as it does for matrix products."""
-    if not torch.is_autocast_enabled(q.device.type) or q.dtype == torch.float64:
+    device = q.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return q, k, v
-    dtype = torch.get_autocast_dtype(q.device.type)
+    if q.dtype == torch.float64:  # autocast leaves it alone
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 

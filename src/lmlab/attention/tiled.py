@@ -41,8 +41,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
             f"tiled: as many heads of keys as of queries are needed, got q {tuple(q.shape)}"
             f" and k {tuple(k.shape)}"
         )
-    one_batch = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    output: Tensor = FlashAttentionTiled.apply(*one_batch, is_causal)
+    flat_q, flat_k, flat_v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    output: Tensor = FlashAttentionTiled.apply(flat_q, flat_k, flat_v, is_causal)
     return output.reshape(q.shape)
 
 

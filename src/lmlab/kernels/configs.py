@@ -116,7 +116,8 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
 
 def choose(case: Case, shared_limit: int) -> list[Tiles]:
     """Cuts for a case, the best first; each one fits by count, each smaller than the one before."""
-    fitting = [t for t in smaller_and_smaller(look_up(case)) if shared_bytes(case, t) <= shared_limit]
+    cuts = smaller_and_smaller(look_up(case))
+    fitting = [tiles for tiles in cuts if shared_bytes(case, tiles) <= shared_limit]
     if not fitting:
         raise ValueError(
             f"flash: head_dim {case.head_dim} in {case.bits} bit does not fit the"

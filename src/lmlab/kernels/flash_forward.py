@@ -69,9 +69,7 @@ def leave_part(
 
 
 @triton.jit
-def join_parts(
-    work, parts, KEPT: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr
-):
+def join_parts(work, parts, KEPT: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
     """The softmax over all keys, from the parts of all programs, in the order of the keys.
 
     Other processors wrote them: `.cg` reads the L2, never an old line of this processor's L1.
@@ -83,9 +81,7 @@ def join_parts(
     peak = tl.full([KEPT], float("-inf"), tl.float32)
     for split in range(SPLITS):
         part = parts + (work.to(tl.int64) * SPLITS + split) * (KEPT * (BLOCK_D + 2))
-        its_acc = tl.load(
-            part + rows[:, None] * BLOCK_D + columns[None, :], cache_modifier=".cg"
-        )
+        its_acc = tl.load(part + rows[:, None] * BLOCK_D + columns[None, :], cache_modifier=".cg")
         its_total = tl.load(part + KEPT * BLOCK_D + rows, cache_modifier=".cg")
         its_peak = tl.load(part + KEPT * (BLOCK_D + 1) + rows, cache_modifier=".cg")
         # The first part has every query's first key, so the peak is a number from there on.

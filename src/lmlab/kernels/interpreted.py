@@ -58,7 +58,7 @@ class _InterpretedKernel:
         return launch
 
 
-class _Inlined(InterpretedFunction):  # type: ignore[misc]
+class _Inlined(InterpretedFunction):
     """A function that a kernel calls; the launch has already put the interpreter in place.
 
     Triton puts it in place again for every such call, which takes longer than the call itself.

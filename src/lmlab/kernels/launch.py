@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +74,11 @@ def forward(
     q, k, v = addressable(q), addressable(k), addressable(v)
     o = empty_by_heads(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    launch_fitting(problem, "forward", tiles, partial(launch_forward, problem, q, k, v, o, lse, scale))
+
+    def launch(tiles: Tiles) -> Any:
+        return launch_forward(problem, q, k, v, o, lse, scale, tiles)
+
+    launch_fitting(problem, "forward", tiles, launch)
     return o, lse
 
 
@@ -193,7 +196,7 @@ def launch_backward(
     scale: float,
     tiles: Tiles,
 ) -> Any:
-    """One launch for all three gradients; returns the compiled kernel, None from the interpreter."""
+    """One launch for all three gradients; returns what `launch_forward` does."""
     plan = backward_plan(problem, tiles)
     sources = q, k, v, grad_o
     by_engine = tiles.descriptors and all(map(has_descriptor, sources))

@@ -56,7 +56,7 @@ def processor(device: torch.device) -> Processor:
     """The facts of a device; a CPU is an interpreter with room for anything."""
     if device.type != "cuda":
         return Processor("cpu", 1, 2**30, 2**30)
-    facts = torch.cuda.get_device_properties(device)
+    facts: Any = torch.cuda.get_device_properties(device)
     name = architecture(facts.major, facts.minor)
     if name is None:
         raise UnsupportedDevice(
@@ -68,7 +68,7 @@ def processor(device: torch.device) -> Processor:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """Shapes, type and mask of one call."""
 
@@ -89,7 +89,16 @@ class Problem:
         batch, heads, queries, head_dim = q.shape
         tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
         return cls(
-            q.device, q.dtype, batch, heads, k.shape[1], queries, k.shape[2], head_dim, is_causal, tf32
+            device=q.device,
+            dtype=q.dtype,
+            batch=batch,
+            heads=heads,
+            kv_heads=k.shape[1],
+            queries=queries,
+            keys=k.shape[2],
+            head_dim=head_dim,
+            is_causal=is_causal,
+            tf32=tf32,
         )
 
     @property

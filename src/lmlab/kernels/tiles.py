@@ -106,7 +106,9 @@ def visible(rows, columns, keys, shift, IS_CAUSAL: tl.constexpr, RAGGED: tl.cons
 
 
 @triton.jit
-def keys_seen(start, queries, keys, ROWS: tl.constexpr, STEP: tl.constexpr, IS_CAUSAL: tl.constexpr):
+def keys_seen(
+    start, queries, keys, ROWS: tl.constexpr, STEP: tl.constexpr, IS_CAUSAL: tl.constexpr
+):
     """Where a tile of queries stops needing no mask, and where it stops seeing keys at all.
 
     Keys before the first mark, a multiple of STEP, are seen by every query of the tile.

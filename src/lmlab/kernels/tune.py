@@ -1,4 +1,4 @@
-"""Which tiles are fastest on the GPU at hand: `python -m lmlab.kernels.tune`, lines of the table out.
+"""Which tiles are fastest on the GPU at hand: `python -m lmlab.kernels.tune`.
 
 Every candidate that fits is compiled (in as many processes as there are cores; compiling takes
 longer than timing), run against PyTorch's own attention on a small problem, timed quickly, and the
@@ -132,8 +132,8 @@ def is_right(trial: Trial, tiles: Tiles) -> bool:
     inputs = small.inputs()
     ours = small.run(inputs, tiles)
     first = 0 if trial.direction == "forward" else 1
-    wide = [x.double().requires_grad_() for x in inputs[first : first + 3]]
-    o = F.scaled_dot_product_attention(*wide, is_causal=trial.problem.is_causal)
+    q, k, v = wide = [x.double().requires_grad_() for x in inputs[first : first + 3]]
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=trial.problem.is_causal)
     expected = (o,) if trial.direction == "forward" else torch.autograd.grad(o, wide, inputs[0])
     tolerance = TOLERANCE[8 * trial.problem.dtype.itemsize]
     return all(
@@ -196,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("a CUDA GPU is needed; on a CPU kernels are interpreted, not timed")
     device = torch.device("cuda", torch.cuda.current_device())
     directions = options.direction or ("forward", "backward")
-    for head_dim, sequence, way in itertools.product(options.head_dim, options.sequence, directions):
+    shapes = itertools.product(options.head_dim, options.sequence, directions)
+    for head_dim, sequence, direction in shapes:
         problem = Problem(
             device=device,
             dtype=DTYPES[options.dtype],
@@ -209,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_causal=not options.full,
             tf32=False,
         )
-        print(tune(Trial(problem, way), options.jobs), flush=True)
+        print(tune(Trial(problem, direction), options.jobs), flush=True)
     return 0
 
 

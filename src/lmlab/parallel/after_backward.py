@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from lmlab.parallel.collectives import Group
-from lmlab.parallel.contract import DataParallel, Parameters
+from lmlab.parallel.contract import DataParallel, Parameters, check_still_frozen
 from lmlab.parallel.messages import in_messages
 
 
@@ -24,7 +24,7 @@ class _AfterBackward(DataParallel):
 
     def finish_gradient_synchronization(self) -> None:
         """Average all gradients now."""
-        self._check_frozen()
+        check_still_frozen(self._frozen)
         for bucket in self.buckets:
             bucket.start()
             bucket.wait()

@@ -90,12 +90,13 @@ class DataParallel(nn.Module, ABC):
         refuse_assign(assign)
         return self.module.load_state_dict(state_dict, strict=strict)
 
-    def _check_frozen(self) -> None:
-        """A parameter thawed after wrapping has no place in a message: its ranks would part."""
-        if any(parameter.requires_grad for parameter in self._frozen):
-            raise ValueError(
-                "requires_grad: was set to True on a parameter after it was wrapped; set it before"
-            )
+
+def check_still_frozen(frozen: Parameters) -> None:
+    """A parameter thawed after wrapping has no place in a message: its ranks would part."""
+    if any(parameter.requires_grad for parameter in frozen):
+        raise ValueError(
+            "requires_grad: was set to True on a parameter after it was wrapped; set it before"
+        )
 
 
 def refuse_assign(assign: bool) -> None:

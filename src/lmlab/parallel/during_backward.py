@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lmlab.parallel.buckets import Bucket
 from lmlab.parallel.collectives import Group
-from lmlab.parallel.contract import DataParallel, Grouping, Parameters
+from lmlab.parallel.contract import DataParallel, Grouping, Parameters, check_still_frozen
 from lmlab.parallel.hooks import weakly
 from lmlab.parallel.messages import in_messages
 
@@ -90,7 +90,7 @@ class _DuringBackward(DataParallel):
 
     def finish_gradient_synchronization(self) -> None:
         """Wait for what is under way, and send what no backward outside `no_sync` has sent."""
-        self._check_frozen()
+        check_still_frozen(self._frozen)
         if not self._all_sent:
             self._started = 0
             self._start_rest()

@@ -21,7 +21,8 @@ in the type of the module given, fp32 as a rule; `compute_dtype` is what is sent
 A weight may have several homes (tied weights): it is one shard, with one gradient. A sharded weight
 must be read in the forward of a module that holds it. One that others read directly, past their
 forward (`F.linear(x, other.weight)`), must be kept out with the predicate. Freezing is read at
-construction. Ranks must use the same layers, in the same order.
+construction. Ranks must use the same layers, in the same order. No rank sees all gradients, so a
+norm to clip by has to be summed over ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,10 +30,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from lmlab.parallel.buckets import Bucket
 from lmlab.parallel.collectives import Group
-from lmlab.parallel.contract import refuse_assign
+from lmlab.parallel.contract import check_still_frozen, refuse_assign
 from lmlab.parallel.fsdp_precision import follow
 from lmlab.parallel.fsdp_traffic import Traffic
 from lmlab.parallel.fsdp_unit import Home, Unit
@@ -47,6 +49,8 @@ PREFETCH = 2
 
 def holds_matrix_weight(layer: nn.Module) -> bool:
     """Linear, embedding and the like, by what they hold and not by their class."""
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        return False  # the projection in torch's attention, whose weight is read past its forward
     weight = getattr(layer, "weight", None)
     is_leaf = next(layer.children(), None) is None
     return is_leaf and isinstance(weight, nn.Parameter) and weight.ndim >= 2
@@ -81,6 +85,7 @@ class FSDP(nn.Module):
         self.units = list(dict.fromkeys(self._units_by_name.values()))
         self._traffic = Traffic(self.units, prefetch)
         self._rest = self._replicate_rest()
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
 
     def _shard(self, chosen: set[nn.Parameter]) -> dict[str, Unit]:
         """Replace chosen parameters by shards; a unit under each name that its parameter has."""
@@ -115,6 +120,7 @@ class FSDP(nn.Module):
 
     def finish_gradient_synchronization(self) -> None:
         """After this every gradient is the mean over ranks; call it before the optimizer steps."""
+        check_still_frozen(self._frozen)
         for bucket in self._rest:
             bucket.start()
         self._traffic.finish()
