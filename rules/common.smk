@@ -19,15 +19,17 @@ if not (ROOT / "src").is_dir():  # included by workflow/Snakefile
 sys.path.insert(0, str(ROOT / "src"))
 
 from lmlab.experiments.registry import code_modules, fingerprint_of
-from lmlab.experiments.standing import installed_torch, standing
+from lmlab.experiments.standing import UNREADABLE, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
+from lmlab.study.fingerprint import UnknownModule
 from lmlab.study.selection import select
 from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
 
 RESULTS = "results"
+PEAKS = ROOT / "src" / "lmlab" / "measure" / "peaks.yaml"
 
 
 def stop(message):
@@ -36,15 +38,26 @@ def stop(message):
     sys.exit(1)
 
 
+# Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
+code_of = cache(fingerprint_of)
 HERE = find_machine()
 try:
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring
     POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
+    for modules in {tuple(code_modules(point)) for point in POINTS.values()}:
+        code_of(modules)  # a model or an attention that is not there shows here
+except UnknownModule as error:
+    stop(f"config: model = {STUDY.model!r}; allowed: a class that can be imported, {error}")
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
+if not MEASURING and not Path(RESULTS, MACHINE).is_dir():
+    there = ", ".join(sorted(path.name for path in Path(RESULTS).glob("*/"))) or "none"
+    stop(
+        f"config: machine = {MACHINE!r} has no results here; allowed: {HERE.id} (this one), {there}"
+    )
 
 # On a cluster every point is a job step of its own, and nothing may outlive its step: a helper that
 # waits for the next point would wait in vain.
@@ -82,23 +95,25 @@ def made_with(chapter):
     )
 
 
-# Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
-code_of = cache(fingerprint_of)
-
-
 def results_of(chapter):
     """A chapter's result files: all of them where they can be measured, else those that exist."""
     paths = [str(point.path(Path(RESULTS), MACHINE)) for point in points_of(STUDY, chapter)]
     return paths if MEASURING else [path for path in paths if Path(path).exists()]
 
 
-def results_of_other_code():
-    """Result files that the present code would not give: Snakemake's records do not travel."""
-    return [
-        path
-        for path, point in POINTS.items()
-        if standing(point, Path(path), torch_version=None).other_code
-    ]
+def remarks_on_results():
+    """What Snakemake's own records cannot tell: they stay behind when results travel."""
+    torch_version = installed_torch() if MACHINE == HERE.id else None
+    standings = {path: standing(point, Path(path), torch_version) for path, point in POINTS.items()}
+    faults = {
+        "were made by other code than the present": lambda each: each.other_code,
+        "were made with another torch": lambda each: each.other_torch,
+        "cannot be read": lambda each: each.state == UNREADABLE,
+    }
+    for fault, has in faults.items():
+        paths = [path for path, each in standings.items() if has(each)]
+        if paths:
+            yield f"{len(paths)} of {len(POINTS)} results {fault}, {paths[0]} among them"
 
 
 onstart:
@@ -111,11 +126,9 @@ onstart:
 
 
 onsuccess:
-    outdated = results_of_other_code()
-    if outdated:
+    for remark in remarks_on_results():
         print(
-            f"{len(outdated)} of {len(POINTS)} results were made by other code than the present, "
-            f"{outdated[0]} among them; `lmlab status` lists them",
+            f"{remark}; `lmlab status` lists them, deleting them measures them anew",
             file=sys.stderr,
         )
 
@@ -135,5 +148,5 @@ def script(name):
 # Every measurement is called alike; the script takes care of a warm start.
 MEASURE = (
     "{params.script} --point {params.point:q} --machine {wildcards.machine} "
-    "--out {output} > {log} 2>&1"
+    "--out {output:q} > {log:q} 2>&1"
 )

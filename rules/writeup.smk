@@ -24,7 +24,7 @@ rule chapter:
     shell:
         "{params.script} --config {params.config:q} --chapter {wildcards.chapter} "
         "--machine {params.machine} --device {params.device} "
-        "--figures {output.figures} --out {output.data} > {log} 2>&1"
+        "--figures {output.figures:q} --out {output.data:q} > {log:q} 2>&1"
 
 
 rule writeup:
@@ -41,5 +41,5 @@ rule writeup:
         script=script("writeup.py"),
         made_with=page_fingerprint(),
     shell:
-        "{params.script} --chapters {input.chapters} --templates $(dirname {input.templates[0]}) "
-        "--out {output} > {log} 2>&1"
+        "{params.script} --chapters {input.chapters:q} --templates {input.templates:q} "
+        "--out {output:q} > {log:q} 2>&1"

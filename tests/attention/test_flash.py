@@ -209,9 +209,7 @@ def test_a_second_derivative_is_refused() -> None:
         pytest.param({"q": torch.randn(1, 2, 9, 16, device="meta")}, "device", id="devices"),
     ],
 )
-def test_inputs_that_do_not_fit_are_one_clear_line(
-    change: dict[str, Tensor], message: str
-) -> None:
+def test_inputs_that_do_not_fit_are_one_clear_line(change: dict[str, Tensor], message: str) -> None:
     inputs = {name: torch.randn(1, 2, 9, 16) for name in "qkv"} | change
 
     with pytest.raises(ValueError, match=message) as caught:

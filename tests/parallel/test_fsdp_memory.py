@@ -95,9 +95,15 @@ class Chain(nn.Module):
         return x
 
 
-def measure_step(compute_dtype: torch.dtype | None, checkpointed: bool) -> dict[str, float]:
+def measure_step(
+    compute_dtype: torch.dtype | None = None, checkpointed: bool = False, frozen: bool = False
+) -> dict[str, float]:
     """In weights: the highest and the remaining memory of forward and backward."""
-    ours = FSDP(Chain(checkpointed), compute_dtype, prefetch=1)
+    chain = Chain(checkpointed)
+    if frozen:  # all but the first layer, so that backward goes through all of them
+        chain.requires_grad_(False)
+        chain.blocks[0][0].requires_grad_(True)
+    ours = FSDP(chain, compute_dtype, prefetch=1)
     x = torch.randn(1, WIDTH)
     for _ in range(2):  # the second step knows the order of layers
         for parameter in ours.parameters():
@@ -133,6 +139,15 @@ def test_whole_weights_come_and_go(
         assert weights["after backward"] == pytest.approx(own_gradients, abs=1.5)
         # Besides: weights as above (a block of four, if recomputed), and gradients on their way.
         assert weights["highest in backward"] < own_gradients + (13 if checkpointed else 10)
+
+
+@needs_counting
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "recomputed"])
+def test_frozen_weights_come_and_go_as_well(ranks: RankPool, checkpointed: bool) -> None:
+    for weights in ranks.run(measure_step, 2, checkpointed=checkpointed, frozen=True):
+        assert weights["after forward"] < 1.5
+        assert weights["highest in backward"] < 9
+        assert weights["after backward"] == pytest.approx(1 / 2, abs=1.5)
 
 
 def wrap_and_drop(wrapper: str) -> bool:

@@ -132,6 +132,21 @@ def transformer_in_bf16() -> tuple[float, float]:
     return losses[0], losses[-1]
 
 
+def torchs_layer_in_bf16() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0, batch_first=True)
+    ours = FSDP(nn.Sequential(layer, nn.Linear(6, 3)), torch.bfloat16)
+    output = ours(torch.randn(2, 4, 6))
+    assert output.dtype == torch.bfloat16
+    output.float().square().mean().backward()
+    ours.finish_gradient_synchronization()
+    assert all(torch.isfinite(p.grad).all() for p in ours.parameters())
+
+
+def test_layers_that_hold_a_replicated_matrix_keep_to_fp32(ranks: RankPool) -> None:
+    ranks.run(torchs_layer_in_bf16, 2)
+
+
 def test_the_model_of_the_study_learns_in_bf16(ranks: RankPool) -> None:
     for first, last in ranks.run(transformer_in_bf16, 2):
         assert last < 0.9 * first

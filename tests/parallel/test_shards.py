@@ -1,14 +1,10 @@
 """Parameters are dealt out evenly by bytes, and every rank finds the same owners."""
 
-from itertools import pairwise
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lmlab.parallel.messages import in_messages
 from lmlab.parallel.shards import Ownership
 
 
@@ -66,26 +62,3 @@ def test_every_parameter_has_one_owner_and_loads_differ_by_one_parameter_at_most
     assert [4 * sum(rank) for rank in owned] == ownership.bytes_by_rank
     loads = ownership.bytes_by_rank
     assert max(loads) - min(loads) <= 4 * max(sizes)
-
-
-@given(st.lists(st.integers(0, 40)), st.integers(1, 300))
-def test_messages_hold_every_tensor_once_in_order_within_the_limit(
-    sizes: list[int], limit_bytes: int
-) -> None:
-    tensors = tensors_of(sizes)
-    messages = in_messages(tensors, limit_bytes)
-    assert [id(t) for message in messages for t in message] == [id(t) for t in tensors]
-    for message in messages:
-        assert len(message) == 1 or sum(t.nbytes for t in message) <= limit_bytes
-    for message, following in pairwise(messages):
-        assert sum(t.nbytes for t in message) + following[0].nbytes > limit_bytes
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
-def test_a_message_holds_one_type(dtype: torch.dtype) -> None:
-    first, other, second = torch.empty(2), torch.empty(2, dtype=dtype), torch.empty(2)
-    messages = in_messages([first, other, second])
-    assert [[id(t) for t in message] for message in messages] == [
-        [id(first), id(second)],
-        [id(other)],
-    ]

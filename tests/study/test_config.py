@@ -38,6 +38,19 @@ WRONG = {
     ),
     "a number where a list belongs": (_end_to_end(contexts=4), "contexts = 4", "a list"),
     "a fraction of a step": (_end_to_end(steps=2.5), "steps = 2.5", "one integer of at least 1"),
+    "a whole number with a point": (_end_to_end(contexts=[16.0]), "contexts.0 = 16.0", "integer"),
+    "an infinite cap": (
+        lambda c: c["studies"]["nano"]["common"].update(time_cap_s=float("inf")),
+        "common.time_cap_s = Infinity",
+        "one number",
+    ),
+    "a seed beyond 32 bits": (
+        lambda c: c["studies"]["nano"]["common"].update(seed=2**70),
+        "common.seed",
+        "at most 4294967295",
+    ),
+    "a size named by a number": (lambda c: c["sizes"].update({7: {}}), "sizes.7", "quote it"),
+    "a report folder with a slash": (lambda c: c.update(report="out/"), 'report = "out/"', "slash"),
     "an empty list": (_end_to_end(contexts=[]), "contexts = []", "at least 1"),
     "the same context twice": (
         _end_to_end(contexts=[8, 8]),
@@ -112,6 +125,23 @@ def test_every_study_has_every_chapter(config: Config) -> None:
         name: set(load({**config, "study": name}, "cpu").chapters) for name in config["studies"]
     }
     assert chapters["tiny"] == chapters["full"] == chapters["nano"]
+
+
+def test_a_number_is_the_same_with_and_without_a_point(config: Config) -> None:
+    before = [point.to_json() for point in all_points(load(config, "cpu"))]
+    config["studies"]["tiny"]["common"].update(rope_theta=10000, time_cap_s=10.0)
+    assert [point.to_json() for point in all_points(load(config, "cpu"))] == before
+
+
+def test_a_model_of_the_users_own_has_paths_of_its_own(config: Config) -> None:
+    ours = load(config, "cpu")
+    theirs = load({**config, "model": "mine.net:Net"}, "cpu")
+    paths = [
+        {point.path(Path("results"), "m") for point in points_of(study, "end_to_end")}
+        for study in (ours, theirs)
+    ]
+    assert not paths[0] & paths[1]
+    assert all("own_model~mine.net.Net" in str(path) for path in paths[1])
 
 
 def test_no_two_points_share_a_path(config: Config) -> None:

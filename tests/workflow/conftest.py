@@ -35,11 +35,11 @@ class Project:
     folder: Path
 
     def run(
-        self, command: str, check: bool = True, **environment: str
+        self, command: str, check: bool = True, timeout_s: float = 300, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command line in the checkout to its end."""
         process = self.start(command, **environment)
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=timeout_s)
         if check and process.returncode:
             raise AssertionError(f"{command}\n{stdout}\n{stderr}")
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import resource
 from pathlib import Path
 
 import pytest
@@ -46,17 +46,23 @@ def test_the_whole_nano_study_takes_under_a_minute(first_run: Run) -> None:
     assert first_run.seconds < 60
 
 
+def cpu_seconds() -> float:
+    """What the processes that ended so far have worked: a busy neighbour does not count."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_a_dry_run_of_the_full_study_takes_under_5_s(fresh: Project) -> None:
-    start = time.monotonic()
+    before = cpu_seconds()
     jobs = fresh.would_run("--config study=full")
-    assert time.monotonic() - start < 5
+    assert cpu_seconds() - before < 5
     assert len(jobs["end_to_end"]) == 140
 
 
 def test_a_rerun_with_nothing_to_do_takes_under_5_s(measured: Project) -> None:
-    start = time.monotonic()
+    before = cpu_seconds()
     done = measured.run(f"{COMMAND} --config study=nano")
-    assert time.monotonic() - start < 5
+    assert cpu_seconds() - before < 5
     assert "Nothing to be done" in done.stderr
 
 
@@ -78,6 +84,8 @@ def test_progress_is_plain_lines_in_a_log(first_run: Run) -> None:
 WRONG_CONFIG = {
     "unknown study": ("--config study=huge", 'study = "huge"; allowed: auto, full, tiny, nano'),
     "unknown key": ("--config stduy=tiny", "stduy is not a key"),
+    "unknown model": ("--config model=nope.mod:Net", "model = 'nope.mod:Net'"),
+    "machine without results": ("--config machine=nosuch", "machine = 'nosuch' has no results"),
     "machine with a slash": ("--config machine=a/b", 'machine = "a/b"'),
 }
 
@@ -111,8 +119,11 @@ def test_a_model_of_the_users_own_is_measured_and_counted_as_code(measured: Proj
         "class Net(TransformerLM):\n    pass\n"
     )
     options = "--config study=nano model=mine.net:Net"
+    ours = measured.results()
     measured.run(f"snakemake {options}")
-    files = (measured.folder / "results").rglob("end_to_end/**/*.json")
+    assert ours.items() <= measured.results().items(), "the results of our own model stay"
+    files = [*(measured.folder / "results").rglob("end_to_end/**/own_model~*/*.json")]
+    assert files
     assert {json.loads(f.read_text())["settings"]["model"] for f in files} == {"mine.net:Net"}
     assert measured.measures(options) == []
     measured.edit("mine/net.py", "    pass\n", "    depth = 1\n")

@@ -75,7 +75,7 @@ def test_an_edit_with_an_old_time_is_seen(measured: Project) -> None:
     assert chapters(measured.measures()) == {"end_to_end"}
 
 
-def test_a_change_in_the_clock_reruns_every_measurement(measured: Project) -> None:
+def test_a_change_in_how_a_device_is_found_reruns_every_measurement(measured: Project) -> None:
     measured.append("src/lmlab/measure/device.py", CODE)
     assert chapters(measured.measures()) == {"machine", "end_to_end", "precision"}
 
@@ -142,6 +142,11 @@ def test_another_torch_version_makes_measurements_stale(measured: Project) -> No
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
     assert chapters(measured.measures()) == {"machine", "end_to_end", "precision"}
+
+
+def test_a_new_gpu_in_the_table_of_peaks_reads_the_card_anew(measured: Project) -> None:
+    measured.append("src/lmlab/measure/peaks.yaml", "\n# one more\n")
+    assert chapters(measured.measures()) == {"machine"}
 
 
 def test_results_of_another_machine_are_never_touched(measured: Project) -> None:

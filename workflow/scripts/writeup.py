@@ -13,11 +13,11 @@ def main() -> int:
     """Arguments in, one call, one file out; what a user can get wrong is one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chapters", type=Path, nargs="+", required=True, help="in page order")
-    parser.add_argument("--templates", type=Path, required=True)
+    parser.add_argument("--templates", type=Path, nargs="+", required=True, help="of one folder")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     try:
-        write_page(arguments.chapters, templates=arguments.templates, out=arguments.out)
+        write_page(arguments.chapters, templates=arguments.templates[0].parent, out=arguments.out)
     except PageError as error:
         print(error, file=sys.stderr)
         return 1

@@ -23,7 +23,14 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a readable YAML file ({line})") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: holds {type(config).__name__}, allowed: keys and values")
-    return {**config, **{key: yaml.safe_load(value) for key, value in map(split, overrides)}}
+    return {**config, **{key: _value(key, text) for key, text in map(split, overrides)}}
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config: {key} = {text!r} is not a YAML value") from error
 
 
 def split(word: str) -> tuple[str, str]:

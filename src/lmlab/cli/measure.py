@@ -8,6 +8,7 @@ them and the size is called custom.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 
 from lmlab.cli.configuration import read_config, split
@@ -32,7 +33,10 @@ def command(arguments: argparse.Namespace) -> int:
 
     result = measure_point(point, machine)
     if arguments.out:
-        result.write(arguments.out)
+        try:
+            result.write(arguments.out)
+        except OSError as error:  # what was measured is still printed
+            print(f"lmlab: --out {arguments.out}: {error.strerror}", file=sys.stderr)
     print(table(point, result))
     print(result.to_json())
     return 1 if result.status == "failed" else 0
@@ -59,7 +63,9 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
 
 def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Scalar]:
     """Keys and values, each checked against what the chapter's points know."""
-    known = dict.fromkeys(key for p in points for key in [*p.parameters, *p.settings])
+    known = dict.fromkeys(
+        key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, "size"}
+    )
     kinds = {**KINDS, "size": choice(*study.sizes)}
     given: dict[str, Scalar] = {}
     for key, text in map(split, words):

@@ -57,4 +57,3 @@ def summary(standings: Sequence[Standing]) -> str:
     }
     remarks = [f"{count} {what}" for what, count in outdated.items() if count]
     return "; ".join([f"{len(standings)} points, {', '.join(parts)}", *remarks])
-

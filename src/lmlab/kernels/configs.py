@@ -109,8 +109,8 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     total = kept_tensors * copies * tiles.kept * row
     total += tiles.stages * tiles.walked * (2 * row + row_sums)
     if case.architecture == "blackwell":
-        # Weights reach its tensor cores through shared memory, not from registers.
-        total += kept_tensors * tiles.kept * tiles.walked * case.bits // 8
+        # Weights reach its tensor cores through shared memory, and results come back through it.
+        total += kept_tensors * tiles.kept * max(tiles.walked * case.bits // 8, row)
     return total + 2048  # barriers, and alignment of each tile
 
 
@@ -139,6 +139,8 @@ def smaller_and_smaller(tiles: Tiles) -> Iterator[Tiles]:
             tiles = replace(tiles, kept=tiles.kept // 2, warps=warps)
         elif tiles.stages > 1:
             tiles = replace(tiles, stages=1)
+        elif tiles.products == "tf32x3":
+            tiles = replace(tiles, products="ieee")
         else:
             return
 

@@ -76,6 +76,6 @@ class Bucket:
             return
         present = self._presence.tolist()
         for index in self._absent:
-            if present[index] > 0.0:
+            if present[index] != 0.0:
                 parameter = self.parameters[index]
                 parameter.grad = self._views[parameter]

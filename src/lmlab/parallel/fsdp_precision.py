@@ -71,6 +71,6 @@ def follow(
         replicated = [name for name, parameter in own.items() if parameter not in sharded]
         if len(replicated) < len(own):
             casts.append(ComputesIn(layer, replicated, compute))
-        elif own and next(layer.children(), None) is None:
+        elif own:
             casts.append(KeepsItsPrecision(layer, next(iter(own.values())).dtype, compute))
     return casts

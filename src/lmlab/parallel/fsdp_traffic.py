@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmlab.parallel.fsdp_sequence import Sequence
+from lmlab.parallel.fsdp_order import LayerOrder
 from lmlab.parallel.fsdp_unit import Unit
 from lmlab.parallel.hooks import differentiable_tensors, in_backward, map_tensors, weakly
 
@@ -35,7 +35,7 @@ class Traffic:
 
     def __init__(self, units: list[Unit], prefetch: int) -> None:
         self.units = units
-        self._sequence = Sequence(prefetch)
+        self._order = LayerOrder(prefetch)
         self._reducing: deque[Unit] = deque()
         for number, unit in enumerate(units):
             self._attach(number, unit)
@@ -51,7 +51,7 @@ class Traffic:
     def begin_forward(self) -> None:
         """Forget what an earlier forward fetched and did not use: its weights may have changed."""
         if not in_backward():
-            self._sequence.begin_forward()
+            self._order.begin_forward()
             self.release_idle()
 
     def finish(self) -> None:
@@ -69,9 +69,8 @@ class Traffic:
     def _before_forward(self, number: int, module: nn.Module, inputs: Any) -> None:
         unit = self.units[number]
         unit.users += 1
-        order = self._sequence
-        ahead = order.recomputed(number) if in_backward() else order.entered(number)
-        self._gather(unit, ahead)
+        look_ahead = self._order.recomputed if in_backward() else self._order.entered
+        self._gather(unit, look_ahead(number))
 
     def _after_forward(self, number: int, module: nn.Module, inputs: Any, output: Any) -> Any:
         unit = self.units[number]
@@ -89,7 +88,7 @@ class Traffic:
         return output
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
-        self._gather(self.units[number], self._sequence.came_back(number))
+        self._gather(self.units[number], self._order.came_back(number))
 
     def _after_backward(self, number: int, gradient: Tensor) -> None:
         self.units[number].release()

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 from typing import Any, cast
 
 import jsonschema
@@ -26,6 +27,8 @@ TYPES = {
     "object": "a mapping",
     "string": "a text",
 }
+OUR_MODEL = "lmlab.model.transformer:TransformerLM"
+FLOATS = {"rope_theta", "term", "time_cap_s"}
 STUDY_FOR_DEVICE = {"cuda": "full", "cpu": "tiny"}
 
 
@@ -53,6 +56,10 @@ class Study:
     common: Mapping[str, Any]
     chapters: Mapping[str, Mapping[str, Any]]
 
+    def own_model(self) -> dict[str, str]:
+        """A parameter that keeps the results of a user's own model apart from ours."""
+        return {} if self.model == OUR_MODEL else {"own_model": self.model.replace(":", ".")}
+
     def size_settings(self, size: str) -> dict[str, Any]:
         """What a size's name stands for, with the settings that every model point shares."""
         shape = self.sizes[size]
@@ -70,6 +77,7 @@ class Study:
 
 def load(config: Mapping[str, Any], device: str) -> Study:
     """The study that a configuration asks for on a device, or a `ConfigError`."""
+    _check_keys("", config)
     _check_schema(config)
     sizes = {name: Size(**shape) for name, shape in config["sizes"].items()}
     for name, shape in sizes.items():
@@ -82,15 +90,43 @@ def load(config: Mapping[str, Any], device: str) -> Study:
         name=name,
         model=config["model"],
         sizes=sizes,
-        common=blocks.pop("common"),
-        chapters={key: block for key, block in blocks.items() if block.get("enabled", True)},
+        common=_with_floats(blocks.pop("common")),
+        chapters={
+            key: _with_floats(block) for key, block in blocks.items() if block.get("enabled", True)
+        },
     )
+
+
+def _with_floats(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers that need not be whole as floats: 120 and 120.0 are the same setting."""
+    return {key: float(value) if key in FLOATS else value for key, value in block.items()}
 
 
 @cache
 def _validator() -> jsonschema.Draft202012Validator:
     schema = json.loads((SCHEMAS / "config.schema.json").read_text())
-    return jsonschema.Draft202012Validator(schema)
+    plain = jsonschema.Draft202012Validator
+    # JSON takes 5.0 for an integer and knows no infinity; a list of 16.0 tokens is a mistake here.
+    strict = plain.TYPE_CHECKER.redefine_many(
+        {
+            "integer": lambda _, value: isinstance(value, int) and not isinstance(value, bool),
+            "number": lambda _, value: _is_finite_number(value),
+        }
+    )
+    return jsonschema.validators.extend(plain, type_checker=strict)(schema)
+
+
+def _is_finite_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _check_keys(key: str, value: object) -> None:
+    """Keys are texts: YAML also takes numbers for them, and then nothing below finds them."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                raise ConfigError(f"config: {_join(key, str(name))}: a key is a text, quote it")
+            _check_keys(_join(key, name), inner)
 
 
 def _check_schema(config: Mapping[str, Any]) -> None:
@@ -154,6 +190,7 @@ def _allowed(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> st
         return f"{kind} of at least {schema['minimum']}" if "minimum" in schema else kind
     words = {
         "minimum": f"at least {limit}",
+        "maximum": f"at most {limit}",
         "exclusiveMinimum": f"more than {limit}",
         "minItems": f"a list of at least {limit}",
         "minProperties": f"at least {limit} entry",

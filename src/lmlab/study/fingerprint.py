@@ -5,6 +5,9 @@ found without running them: from the modules a point names, every `import` state
 that leads to a module of the same packages is followed. Each file is then hashed as a syntax tree
 without comments, docstrings or positions, so that explaining the code better measures nothing anew.
 
+A module that lies beside a root (a user's model and the files next to it) counts as its own package
+does; what is installed elsewhere is known by its version.
+
 The tree is written out by hand rather than with `ast.dump`: that text differs between Python
 versions (3.12 added fields that 3.11 lacks), and a result measured on one must be recognised on
 the other. Limits: imports built from strings are not seen (registries name their modules, and the
@@ -54,15 +57,12 @@ def import_closure(
     """Module name to file, for the roots and all they import from the roots' own packages."""
     path = tuple(search_path if search_path is not None else sys.path)
     roots = list(roots)
-    packages = {root.partition(".")[0] for root in roots}
+    homes = {_home(root, path) for root in roots}
     found: dict[str, Path] = {}
     waiting = list(roots)
-    for root in roots:
-        if locate(root, path) is None:
-            raise UnknownModule(f"module {root!r} is not on the Python path")
     while waiting:
         name = waiting.pop()
-        if name in found or name.partition(".")[0] not in packages:
+        if name in found or not _lives_in(homes, name.partition(".")[0]):
             continue
         file = locate(name, path)
         if file is None:  # `from package import function` names no module
@@ -71,6 +71,23 @@ def import_closure(
         waiting += _ancestors(name)
         waiting += _imports(file, name, file.stat().st_mtime_ns)
     return found
+
+
+def _home(root: str, path: tuple[str, ...]) -> str:
+    """The folder that a root's top-level module or package lies in."""
+    file = locate(root, path)
+    if file is None:
+        raise UnknownModule(f"module {root!r} is not on the Python path")
+    depth = root.count(".") + (file.name == "__init__.py")
+    return str(file.parents[depth])
+
+
+def _lives_in(homes: Iterable[str], package: str) -> bool:
+    """Whether a module or package of that name lies in one of the folders."""
+    return any(
+        Path(home, f"{package}.py").is_file() or Path(home, package, "__init__.py").is_file()
+        for home in homes
+    )
 
 
 @lru_cache(maxsize=4096)

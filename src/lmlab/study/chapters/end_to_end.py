@@ -57,6 +57,7 @@ def _point(
         "mode": mode,
         "attention": study.common["attention"],
         "warmup": warmup,
+        **study.own_model(),
         "start": start,
     }
     settings = {

@@ -7,6 +7,8 @@ eight bits of each square. The two are different needs, and a type may meet one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from lmlab.writeup.numbers import exact, listed, significant
@@ -26,16 +28,28 @@ def variance_range(rows: pd.DataFrame) -> str:
 
 
 def _range_of(dtype: str, rows: pd.DataFrame) -> str:
-    over, under = rows[rows["overflow"]], rows[rows["underflow"]]
-    parts = []
-    if len(over):
-        parts.append(f"overflows from an input scale of {exact(over['scale'].min())} up")
-    if len(under):
-        parts.append(f"vanishes at scales of {exact(under['scale'].max())} and below")
+    tested = sorted(rows["scale"])
+    fates = {"overflows": rows["overflow"], "vanishes": rows["underflow"]}
+    parts = [
+        f"{fate} at {_scales(sorted(rows['scale'][lost]), tested)}"
+        for fate, lost in fates.items()
+        if lost.any()
+    ]
     if not parts:
-        low, high = exact(rows["scale"].min()), exact(rows["scale"].max())
-        return f"In {dtype} the variance stays in range at every scale from {low} to {high}."
+        return f"In {dtype} the variance stays in range at {_scales(tested, tested)}."
     return f"In {dtype} the variance {listed(parts)}."
+
+
+def _scales(some: Sequence[float], tested: Sequence[float]) -> str:
+    """Scales in words that claim nothing beyond or between those tested."""
+    first = tested.index(some[0])
+    if len(some) == 1:
+        ends = {tested[0]: " (the smallest tested)", tested[-1]: " (the largest tested)"}
+        end = ends.get(some[0], "") if len(tested) > 1 else " (the only one tested)"
+        return f"a scale of {exact(some[0])}{end}"
+    if list(some) == list(tested[first : first + len(some)]):
+        return f"every scale tested from {exact(some[0])} to {exact(some[-1])}"
+    return f"scales of {listed(exact(scale) for scale in some)}"
 
 
 def variance_digits(rows: pd.DataFrame) -> str:

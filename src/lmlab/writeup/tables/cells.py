@@ -123,8 +123,10 @@ def first_cell(trace: pd.DataFrame) -> str:
 
 
 def settle_cell(trace: pd.DataFrame) -> str:
-    """The step from which on the process keeps its pace."""
+    """The step from which on the process keeps its pace, and whether it slows down after all."""
     if not len(trace):
         return NOTHING
-    step = trace["settles_at"].iloc[0]
-    return f"not within {len(trace['steps_ms'].iloc[0])}" if step is None else str(step)
+    row = trace.iloc[0]
+    if row["settles_at"] is None:
+        return f"not within {len(row['steps_ms'])}"
+    return f"{row['settles_at']}, then slower" if row["changes_pace"] else str(row["settles_at"])

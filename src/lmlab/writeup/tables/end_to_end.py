@@ -180,8 +180,10 @@ def warmup(collected: Collected, data: pd.DataFrame) -> Table:
         ],
         rows=body,
         caption=f"{cold_caption(used, rows)} Every row is a process of its own. Steps count from "
-        f"the process's first, warm-ups included; settled: all later steps within "
-        f"{percent(TOLERANCE, 2)} of its final median, at least {FEWEST_SETTLED_STEPS} of them.",
+        f"the process's first, warm-ups included; settled: no step from there on more than "
+        f"{percent(TOLERANCE, 2)} above the median of its second half, at least "
+        f"{FEWEST_SETTLED_STEPS} of them; then slower: the settled steps of its first half have a "
+        f"median more than {percent(TOLERANCE, 2)} below that.",
         sources=sources_of(used),
     )
 

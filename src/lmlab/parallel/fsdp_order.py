@@ -10,7 +10,7 @@ recomputation runs forward from there up to the layer that backward has reached,
 """
 
 
-class Sequence:
+class LayerOrder:
     """Uses of layers, each known by a number, in the forward under way and in the one before."""
 
     def __init__(self, ahead: int) -> None:

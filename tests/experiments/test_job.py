@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from lmlab.experiments.job import run_job
+from lmlab.measure import warm_start
 from lmlab.measure.identity import find_machine
 from lmlab.study.files import ROOT
 from lmlab.study.results import read
@@ -33,25 +33,13 @@ class Model:
 
 
 @pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def run(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., tuple[int, Path]]:
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, Path]]:
     """Run the client with a stand-in for the job; its status, and where the result would be."""
 
     def run(job: Callable[..., int]) -> tuple[int, Path]:
-        monkeypatch.setattr(script.warm_start, "run", job)
+        monkeypatch.setattr(warm_start, "run", job)
         out = tmp_path / "point.json"
-        return script.measure(POINT, find_machine().id, out, cold=False), out
+        return run_job(POINT, find_machine().id, out, cold=False), out
 
     return run
 
@@ -127,7 +115,7 @@ def test_an_exit_status_passes_through(run: Callable[..., tuple[int, Path]]) -> 
 
 @pytest.mark.parametrize(("start", "cold"), [("cold", True), ("warm", False)])
 def test_a_cold_point_gets_a_fresh_process(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str, cold: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str, cold: bool
 ) -> None:
     asked: list[bool] = []
 
@@ -135,8 +123,8 @@ def test_a_cold_point_gets_a_fresh_process(
         asked.append(cold)
         return 0
 
-    monkeypatch.setattr(script.warm_start, "run", job)
-    script.measure(end_to_end_point(start=start), "any", tmp_path / "x.json", cold=False)
+    monkeypatch.setattr(warm_start, "run", job)
+    run_job(end_to_end_point(start=start), "any", tmp_path / "x.json", cold=False)
     assert asked == [cold]
 
 

@@ -1,0 +1,154 @@
+"""The kernels compile for every architecture without a GPU at hand, within its shared memory.
+
+Triton needs no GPU to compile, only to run. What is checked: that each architecture takes the
+kernels, that the count of shared memory is never below what the compiler takes, and that the tiles
+of the benchmark's shapes spill no registers.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lmlab.kernels.configs import Case, Direction, Tiles, look_up, power_of_two, shared_bytes
+from lmlab.kernels.flash_backward import flash_backward_kernel
+from lmlab.kernels.flash_forward import flash_forward_kernel
+
+pytestmark = pytest.mark.slow
+
+CAPABILITY = {"ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}
+STRIDES = ("i32", "i32", "i32")
+ALIGNED = [["tt.divisibility", 16]]
+
+
+def case_of(direction: Direction, architecture: str, bits: int, head_dim: int) -> Case:
+    """Sixteen heads of a long sequence under a causal mask."""
+    return Case(
+        direction=direction,
+        architecture=architecture,
+        bits=bits,
+        head_dim=head_dim,
+        is_causal=True,
+        sequence=16384,
+        rows=16 * 16384,
+    )
+
+
+def signature(kernel: Any, case: Case, tiles: Tiles) -> dict[str, Any]:
+    """The type of each argument, as a launch would find it."""
+    element = "bf16" if case.bits == 16 else "fp32"
+    block_d = power_of_two(case.head_dim)
+
+    def of(name: str) -> Any:
+        if name.endswith("_strides"):
+            return STRIDES
+        if name in ("lse", "delta", "parts"):
+            return "*fp32"
+        if name in ("scale", "scale_log2"):
+            return "fp32"
+        if name == "arrivals":
+            return "*i32"
+        if name in ("q", "k", "v", "grad_o") and tiles.descriptors:
+            rows = tiles.kept if (case.direction, name) == ("forward", "q") else tiles.walked
+            return f"tensordesc<{element}[1,1,{rows},{block_d}]>"
+        is_tensor = name in ("q", "k", "v", "o") or name.startswith("grad_") or "kept" in name
+        return f"*{element}" if is_tensor else "i32"
+
+    return {name: of(name) for name in kernel.arg_names}
+
+
+def constants(case: Case, tiles: Tiles) -> dict[str, Any]:
+    shared = {
+        "KEPT": tiles.kept,
+        "WALKED": tiles.walked,
+        "BLOCK_D": power_of_two(case.head_dim),
+        "HEAD_DIM": case.head_dim,
+        "IS_CAUSAL": True,
+        "RAGGED_QUERIES": False,
+        "RAGGED_KEYS": False,
+        "PRECISION": tiles.products,
+        "DESCRIPTOR": tiles.descriptors,
+    }
+    if case.direction == "forward":
+        return shared | {"SPLITS": 1, "PERSISTENT": False}
+    return shared | {"PAIRED": True, "group": 1}
+
+
+def compiled(case: Case, tiles: Tiles) -> Any:
+    kernel: Any = flash_forward_kernel if case.direction == "forward" else flash_backward_kernel
+    fixed = constants(case, tiles)
+    types = signature(kernel, case, tiles) | dict.fromkeys(fixed, "constexpr")
+    names = list(types)
+    aligned: dict[tuple[int, ...], Any] = {}
+    for index, (name, kind) in enumerate(types.items()):
+        if kind == STRIDES:
+            aligned |= {(index, inner): ALIGNED for inner in range(3)}
+        elif kind.startswith("*") or name in ("queries", "keys"):
+            aligned[(index,)] = ALIGNED
+    source = ASTSource(
+        kernel, types, {(names.index(name),): value for name, value in fixed.items()}, aligned
+    )
+    return triton.compile(
+        source,
+        target=GPUTarget("cuda", CAPABILITY[case.architecture], 32),
+        options={"num_warps": tiles.warps, "num_stages": tiles.stages},
+    )
+
+
+def spilled_bytes(kernel: Any, folder: Path) -> int:
+    """Bytes of stack that one thread takes because its registers did not suffice."""
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    report = subprocess.run(
+        [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"STACK:(\d+)", report)
+    assert found, report
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "direction", "head_dim"),
+    [
+        ("ampere", "backward", 64),
+        ("ada", "forward", 64),
+        ("hopper", "forward", 64),
+        ("hopper", "backward", 64),
+        ("hopper", "backward", 128),
+        ("blackwell", "backward", 64),
+    ],
+)
+def test_the_tables_choice_compiles_fits_and_spills_nothing(
+    architecture: str, direction: Direction, head_dim: int, tmp_path: Path
+) -> None:
+    case = case_of(direction, architecture, 16, head_dim)
+    tiles = look_up(case)
+
+    kernel = compiled(case, tiles)
+
+    assert kernel.metadata.shared <= shared_bytes(case, tiles)
+    assert spilled_bytes(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_fp32_by_three_products_is_counted_rightly(direction: Direction) -> None:
+    case = case_of(direction, "hopper", 32, 64)
+    tiles = Tiles(kept=64, walked=32, warps=4, stages=2, products="tf32x3")
+
+    assert compiled(case, tiles).metadata.shared <= shared_bytes(case, tiles)
+
+
+def test_hopper_multiplies_by_warp_groups_and_copies_by_engine() -> None:
+    case = case_of("forward", "hopper", 16, 128)
+    tiles = Tiles(kept=128, walked=64, warps=8, stages=3, descriptors=True)
+
+    code = compiled(case, tiles).asm["ptx"]
+
+    assert "wgmma.mma_async" in code
+    assert "cp.async.bulk.tensor" in code

@@ -1,0 +1,135 @@
+"""The search tries what fits, keeps what is right and fastest, and prints lines of the table."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lmlab.kernels import configs, launch, tune
+from lmlab.kernels.configs import Case, Tiles, shared_bytes
+from lmlab.kernels.problem import Problem
+from lmlab.kernels.tune import Trial, candidates
+
+LIMIT = 227 * 1024
+HOPPER = Case(
+    direction="backward",
+    architecture="hopper",
+    bits=16,
+    head_dim=128,
+    is_causal=True,
+    sequence=16384,
+    rows=2**18,
+)
+ON_CPU = Problem.of(torch.empty(1, 2, 32, 16), torch.empty(1, 2, 32, 16), True)
+SMALL = Tiles(kept=32, walked=16, warps=4, stages=2)
+FAST = Tiles(kept=16, walked=16, warps=4, stages=2)
+
+
+@pytest.fixture(autouse=True)
+def _back_to_the_table() -> Iterator[None]:
+    yield
+    launch.choose_with(None)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_candidates_fit_and_hold_more_than_one_choice(
+    direction: configs.Direction, head_dim: int, bits: int
+) -> None:
+    case = replace(HOPPER, direction=direction, head_dim=head_dim, bits=bits)
+
+    found = list(candidates(case, LIMIT))
+
+    assert len(found) > 1
+    assert len(set(found)) == len(found)
+    assert all(shared_bytes(case, tiles) <= LIMIT for tiles in found)
+
+
+def test_the_tiles_known_to_be_good_on_an_h200_are_among_them() -> None:
+    found = {(t.kept, t.walked, t.warps, t.stages) for t in candidates(HOPPER, LIMIT)}
+
+    assert {(128, 64, 8, 4), (128, 64, 8, 3), (64, 64, 4, 2)} <= found
+
+
+def test_only_gpus_with_a_copy_engine_try_descriptors() -> None:
+    ada = replace(HOPPER, architecture="ada")
+
+    assert any(tiles.descriptors for tiles in candidates(HOPPER, LIMIT))
+    assert not any(tiles.descriptors for tiles in candidates(ada, LIMIT))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_right_tiles_are_found_right(direction: configs.Direction) -> None:
+    assert tune.is_right(Trial(ON_CPU, direction), Tiles(kept=64, walked=64, warps=4, stages=1))
+
+
+def test_wrong_numbers_do_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = launch.forward
+
+    def wrong(*inputs: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        o, lse = right(*inputs, **options)  # type: ignore[arg-type]
+        return o + 1.0, lse
+
+    monkeypatch.setattr(launch, "forward", wrong)
+
+    assert not tune.is_right(Trial(ON_CPU, "forward"), Tiles(kept=64, walked=64, warps=4, stages=1))
+
+
+def test_the_fastest_wins_and_what_does_not_fit_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {SMALL: 2.0, FAST: 1.0}
+    monkeypatch.setattr(
+        tune, "time_ms", lambda trial, inputs, tiles, budget: times.get(tiles, float("inf"))
+    )
+    too_large = Tiles(kept=128, walked=128, warps=8, stages=5)
+
+    assert tune.fastest(Trial(ON_CPU, "forward"), [SMALL, too_large, FAST]) == (FAST, 1.0)
+
+
+def test_autotuning_searches_once_a_case_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Problem] = []
+
+    def search(trial: Trial, tried: object) -> tuple[Tiles, float]:
+        searched.append(trial.problem)
+        return FAST, 1.0
+
+    monkeypatch.setattr(tune, "fastest", search)
+    tune.autotune()
+    q = torch.randn(1, 1, 30, 16)
+    for length in (30, 28, 30):
+        x = q[:, :, :length]
+        launch.forward(x, x, x, is_causal=True, scale=0.25)
+    launch.forward(q, q, q, is_causal=False, scale=0.25)
+
+    assert [problem.is_causal for problem in searched] == [True, False]
+
+
+@pytest.mark.parametrize(("direction", "products"), [("forward", 2), ("backward", 5)])
+def test_operations_are_counted_as_published_numbers_count_them(
+    direction: configs.Direction, products: int
+) -> None:
+    full = Trial(replace(ON_CPU, is_causal=False), direction)
+
+    assert full.flops() == products * 2 * 2 * 32 * 32 * 16
+    assert Trial(ON_CPU, direction).flops() == full.flops() / 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to tune")
+def test_without_a_gpu_there_is_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        tune.main([])
+
+    assert caught.value.code == 2
+    assert "a CUDA GPU is needed" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_line_comes_out(capsys: pytest.CaptureFixture[str]) -> None:
+    tune.main(["--head-dim", "64", "--sequence", "512", "--heads", "2", "--direction", "forward"])
+
+    line, comment = capsys.readouterr().out.splitlines()
+    assert configs._row(line).tiles.kept in (64, 128)
+    assert "TFLOP/s" in comment

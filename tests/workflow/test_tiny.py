@@ -1,0 +1,27 @@
+"""The study that a machine without a GPU gets, whole: measured for real, in minutes."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from lmlab.measure.identity import find_machine
+from tests.workflow.conftest import COMMAND, Project
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_machine().device == "cuda", reason="with a GPU the study is another one")
+def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) -> None:
+    start = time.monotonic()
+    fresh.run(COMMAND, timeout_s=900)
+    seconds = time.monotonic() - start
+    results = [json.loads(file) for file, _ in fresh.results().values()]
+    assert {result["status"] for result in results} == {"ok"}
+    assert {result["chapter"] for result in results} == {"machine", "end_to_end", "precision"}
+    assert len(results) == 89
+    page = (fresh.folder / "report/writeup.md").read_text()
+    assert "CPU" in page
+    assert "GPU busy" not in page
+    assert seconds < 300
