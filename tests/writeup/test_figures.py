@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from matplotlib.colors import to_rgb
 from lmlab.writeup import style
 from lmlab.writeup.figure import Drawing, save
 from lmlab.writeup.figures import end_to_end, machine, precision
-from lmlab.writeup.frames.cold_start import settled_median, settling_step
+from lmlab.writeup.frames.cold_start import early_median, settled_median, settling_step
 from tests.writeup import factory, synthetic
 
 MODULES = {"end_to_end": end_to_end, "machine": machine, "precision": precision}
@@ -120,9 +121,31 @@ def test_a_saved_figure_carries_neither_date_nor_version_nor_font(tmp_path: Path
         ([10.0] * 6, 1),
         ([40.0, 10.0, 10.0, 10.0, 10.0, 40.0], None),
         ([40.0, 10.0, 40.0, 10.0, 10.0, 10.0, 10.0, 10.0], 4),
+        ([40.0, 8.0, 8.0, 8.0, 10.0, 10.0, 10.0, 10.0], 2),
+        ([40.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 5.0], 2),
     ],
-    ids=["third step", "at once", "a late outlier", "a relapse"],
+    ids=[
+        "third step",
+        "at once",
+        "a late outlier",
+        "a relapse",
+        "fast, then slower",
+        "fast at last",
+    ],
 )
 def test_settling_step(steps: list[float], expected: int | None) -> None:
     assert settled_median(steps) == 10.0
     assert settling_step(steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([40.0, 8.0, 9.0, 7.0, 10.0, 10.0, 10.0, 10.0], 8.0),
+        ([40.0, 20.0, 8.0, 8.0, 10.0, 10.0, 10.0, 10.0], math.nan),
+        ([40.0, 8.0, 8.0, 8.0, 10.0, 10.0, 10.0, 20.0], math.nan),
+    ],
+    ids=["settled steps of the first half", "too few of them", "never settled"],
+)
+def test_the_pace_before_the_final_one(steps: list[float], expected: float) -> None:
+    assert early_median(steps) == pytest.approx(expected, nan_ok=True)

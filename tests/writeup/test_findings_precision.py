@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -148,8 +149,40 @@ class TestAutocast:
 class TestLayerNorm:
     def test_range(self) -> None:
         text = told("layernorm", unchanged)["variance_range"]
-        assert "In fp16 the variance overflows from an input scale of 1,000 up and vanishes" in text
-        assert "In bf16 the variance stays in range at every scale from" in text
+        assert (
+            "In fp16 the variance overflows at every scale tested from 1,000 to 100,000 and "
+            "vanishes at every scale tested from 1.00 × 10⁻⁵ to 0.000100. "
+            "In bf16 the variance stays in range at every scale tested from 1.00 × 10⁻⁵ to 100,000."
+        ) in text
+
+    @pytest.mark.parametrize(
+        ("lost", "where"),
+        [
+            ({1e-5}, "at a scale of 1.00 × 10⁻⁵ (the smallest tested)."),
+            ({1e5}, "at a scale of 100,000 (the largest tested)."),
+            ({1e3}, "at a scale of 1,000."),
+            ({1e3, 1e4}, "at every scale tested from 1,000 to 10,000."),
+            ({1e3, 1e5}, "at scales of 1,000 and 100,000."),
+        ],
+        ids=["smallest", "largest", "between", "neighbours", "with a gap"],
+    )
+    def test_nothing_is_claimed_beyond_the_scales_tested(
+        self, lost: set[float], where: str
+    ) -> None:
+        def lose(data: dict[str, Any]) -> None:
+            for row in data["rows"]:
+                if row["dtype"] == "bf16":
+                    row["overflow"] = any(math.isclose(row["scale"], scale) for scale in lost)
+
+        text = told("layernorm", lose)["variance_range"]
+        assert f"In bf16 the variance overflows {where} In fp32" in text
+
+    def test_a_single_scale_is_called_the_only_one(self) -> None:
+        def one(data: dict[str, Any]) -> None:
+            data["rows"] = [row for row in data["rows"] if row["scale"] == 1.0]
+
+        text = told("layernorm", one)["variance_range"]
+        assert "In fp16 the variance stays in range at a scale of 1 (the only one tested)." in text
 
     def test_digits_from_the_most_exact_to_the_least(self) -> None:
         text = told("layernorm", unchanged)["variance_digits"]

@@ -8,9 +8,23 @@ import pytest
 
 from lmlab.study.points import Point
 from lmlab.writeup.findings.warm_up import enough_warmup, settling, warmup_effect
-from tests.writeup.small_study import STEP, data_of, nothing
+from lmlab.writeup.tables.end_to_end import warmup
+from tests.writeup.small_study import STEP, collected_of, data_of, nothing
 
 SLOW = {"forward": [40.0, 1.6], "backward": [6.0, 1.2]}
+
+
+def restless(point: Point, which: set[tuple[str, int]], **others: Any) -> dict[str, Any]:
+    """Steps that jump about in the processes named, by size and warm-up count."""
+    key = (point.parameters["size"], point.parameters["warmup"])
+    return {**STEP, **others, "spread": 0.5 if key in which else 0.004}
+
+
+def slowing(point: Point, which: set[tuple[str, int]]) -> dict[str, Any]:
+    """Forward takes a fifth of its time in the first half of the steps of the processes named."""
+    key = (point.parameters["size"], point.parameters["warmup"])
+    early = [0.2] * ((10 + int(point.parameters["warmup"])) // 2)
+    return {**STEP, "cold": {"forward": early if key in which else []}, "spread": 0.0}
 
 
 class TestWarmUp:
@@ -65,7 +79,9 @@ class TestWarmUp:
         data = data_of(
             lambda p: STEP if (p.parameters["size"], p.parameters["warmup"]) in keep else None
         )
-        assert "no size has both ends" in warmup_effect(data)
+        assert warmup_effect(data).endswith(
+            "no size has processes that keep one pace at both ends of the warm-up range."
+        )
 
     def test_the_smallest_count_that_is_enough(self) -> None:
         def times(point: Point) -> dict[str, Any]:
@@ -73,8 +89,8 @@ class TestWarmUp:
             return {**STEP, "cold": {"forward": slow}}
 
         assert enough_warmup(data_of(times)) == (
-            "It takes 1 warm-up for small and 5 warm-ups for medium until the mean stays at most "
-            "10 % above that pace."
+            "It takes at most 1 warm-up for small and at most 5 warm-ups for medium until the mean "
+            "stays within 10 % above that pace."
         )
 
     def test_a_relapse_after_more_warm_up_counts(self) -> None:
@@ -82,13 +98,54 @@ class TestWarmUp:
             late = [1.0, 40.0] if point.parameters["warmup"] == 1 else []
             return {**STEP, "cold": {"forward": late}}
 
-        assert enough_warmup(data_of(times)).startswith("It takes 5 warm-ups for every size")
+        assert enough_warmup(data_of(times)).startswith(
+            "It takes at most 5 warm-ups for every size"
+        )
 
     def test_not_even_the_most_is_enough(self) -> None:
         data = data_of(lambda p: {**STEP, "cold": {"forward": [1.0] * 5 + [40.0]}})
         assert enough_warmup(data) == "For every size 5 warm-ups are not enough."
 
-    def test_settling_step_of_each_size(self) -> None:
+    def test_a_process_that_never_settles_says_nothing_about_warm_up(self) -> None:
+        data = data_of(lambda p: restless(p, {("small", 1)}, cold={"forward": [40.0]}))
+        assert enough_warmup(data) == (
+            "It takes at most 1 warm-up for medium and at most 5 warm-ups for small until the mean "
+            "stays within 10 % above that pace. "
+            "Processes that do not keep one pace (1 of 3 of small) say nothing about it."
+        )
+
+    def test_its_high_mean_does_not_ask_for_more_warm_up(self) -> None:
+        data = data_of(lambda p: restless(p, {("small", 5)}, cold={"forward": [40.0]}))
+        assert enough_warmup(data).startswith("It takes at most 1 warm-up for every size until")
+
+    def test_the_most_is_the_most_of_those_that_settle(self) -> None:
+        late = {"forward": [1.0] * 5 + [40.0]}
+        data = data_of(lambda p: restless(p, {("medium", 5)}, cold=late))
+        assert enough_warmup(data) == (
+            "For medium 1 warm-up is not enough. For small 5 warm-ups are not enough. "
+            "Processes that do not keep one pace (1 of 3 of medium) say nothing about it."
+        )
+
+    def test_a_process_that_slows_down_later_says_nothing_about_warm_up(self) -> None:
+        data = data_of(lambda p: slowing(p, {("medium", 0), ("medium", 1)}))
+        assert enough_warmup(data).endswith(
+            "Processes that do not keep one pace (2 of 3 of medium) say nothing about it."
+        )
+
+    def test_no_process_keeps_one_pace(self) -> None:
+        data = data_of(lambda p: {**STEP, "spread": 0.5})
+        assert enough_warmup(data).endswith("is not known: no process keeps one pace.")
+
+    def test_a_size_without_a_pace_at_both_ends_is_not_compared(self) -> None:
+        text = warmup_effect(data_of(lambda p: restless(p, {("small", 5)}, cold=SLOW)))
+        assert text.startswith(
+            "Without warm-up the mean step is 2.6 times the pace at which its own process settles "
+            "for medium; after"
+        )
+
+
+class TestSettling:
+    def test_step_of_each_size(self) -> None:
         def times(point: Point) -> dict[str, Any]:
             slow = [40.0] if point.parameters["size"] == "small" else [40.0, 40.0, 2.0]
             return {**STEP, "cold": {"forward": slow}}
@@ -98,15 +155,60 @@ class TestWarmUp:
         )
 
     def test_processes_that_never_settle_are_counted(self) -> None:
-        def times(point: Point) -> dict[str, Any]:
-            p = point.parameters
-            restless = (p["size"], p["warmup"]) == ("small", 1) or p["size"] == "medium"
-            return {**STEP, "spread": 0.5 if restless else 0.004}
-
-        assert settling(data_of(times)) == (
+        never = {("small", 1), ("medium", 0), ("medium", 1), ("medium", 5)}
+        assert settling(data_of(lambda p: restless(p, never))) == (
+            "A fresh process that settles does so by step 1 for small. "
             "Of small, 1 of 3 processes does not settle within the steps taken. "
             "Of medium, 3 of 3 processes do not settle within the steps taken."
         )
 
+    def test_no_process_settles(self) -> None:
+        assert settling(data_of(lambda p: {**STEP, "spread": 0.5})).startswith("Of small, 3 of 3")
+
+    def test_slowing_down_is_a_change_of_pace_and_not_settling(self) -> None:
+        assert settling(data_of(lambda p: slowing(p, {("medium", 1)}))) == (
+            "A fresh process settles by step 1 for every size. "
+            "Of medium, 1 of 3 processes slows down after settling, from 24.0 to 32.0 ms a step, "
+            "which warm-up does not explain."
+        )
+
+    @pytest.mark.parametrize(
+        ("forward_ms", "cause"),
+        [
+            (1.5, "; the GPU is busy for 23.5 ms of it, so it is the host that slowed."),
+            (9.0, ", which warm-up does not explain."),
+        ],
+        ids=["GPU faster than either pace", "GPU busier than the faster pace allows"],
+    )
+    def test_the_host_is_named_where_the_gpu_leaves_nothing_else(
+        self, forward_ms: float, cause: str
+    ) -> None:
+        busy = {"forward": forward_ms, "backward": 20.0, "optimizer": 2.0}
+        text = settling(data_of(lambda p: {**slowing(p, {("small", 0)}), "busy_ms": busy}))
+        assert text.endswith(f"slows down after settling, from 24.0 to 32.0 ms a step{cause}")
+
+    def test_several_that_slow_down(self) -> None:
+        text = settling(data_of(lambda p: slowing(p, {("small", 0), ("small", 1)})))
+        assert "Of small, 2 of 3 processes slow down after settling, from 24.0 to 32.0 ms" in text
+        assert "and from 24.0 to 32.0 ms a step" in text
+
+    def test_a_single_fast_step_is_no_change_of_pace(self) -> None:
+        data = data_of(lambda p: {**STEP, "cold": {"forward": [1.0, 0.2]}})
+        assert settling(data) == "A fresh process settles by step 1 for every size."
+
     def test_no_cold_start_is_said(self) -> None:
         assert "no cold start was measured" in settling(data_of(nothing))
+
+    def test_the_table_says_the_same_as_the_sentences(self) -> None:
+        def times(point: Point) -> dict[str, Any]:
+            if point.parameters["size"] == "medium":
+                return slowing(point, {("medium", 1)})
+            return restless(point, {("small", 1)}, cold={"forward": [40.0]})
+
+        table = warmup(collected_of(times), data_of(times))
+        cells = {(row[0], row[1]): row[-1] for row in table.rows}
+        assert cells["small", "0"] == "2"
+        assert cells["small", "1"] == "not within 11"
+        assert cells["medium", "1"] == "1, then slower"
+        assert "no step from there on more than 10 % above the median" in table.caption
+        assert "then slower: " in table.caption

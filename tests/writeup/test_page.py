@@ -73,7 +73,8 @@ def make_page_by_scripts(results: Path, report: Path) -> None:
             "--figures", report / "figures" / chapter, "--out", out,
         )  # fmt: skip
     page = report / "writeup.md"
-    run_script("writeup.py", "--chapters", *documents, "--templates", TEMPLATES, "--out", page)
+    templates = sorted(TEMPLATES.glob("*.md.j2"))
+    run_script("writeup.py", "--chapters", *documents, "--templates", *templates, "--out", page)
 
 
 def run_script(name: str, *words: str | Path) -> None:

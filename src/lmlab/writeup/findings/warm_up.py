@@ -32,7 +32,8 @@ def warmup_effect(data: pd.DataFrame) -> str:
             "What dropping warm-up does is not known: no size has processes that keep one pace at "
             "both ends of the warm-up range."
         )
-    first = span(both["samples_ms_a"].str[0] / both["settled_ms_a"], 2)
+    starts = [samples[0] for samples in both["samples_ms_a"]]
+    first = span(pd.Series(starts) / both["settled_ms_a"].array, 2)
     alone = f" The first measured step alone takes {first} times it."
     lifted = _lifted(both, few, many, frames.order(rows, "size"))
     return f"{lifted}{alone}{_deviations(both, few, many)}"
