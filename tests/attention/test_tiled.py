@@ -14,7 +14,7 @@ from tests.attention.largest_tensor import LargestTensor
 from tests.attention.reference import Shape, assert_right, attend, output_and_gradients
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data(), st.integers(1, 300), st.sampled_from([1, 3, 16, 40]), st.booleans())
 def test_any_shape_to_the_digits_of_float64(
     data: st.DataObject, keys: int, head_dim: int, is_causal: bool

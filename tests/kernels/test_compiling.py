@@ -14,10 +14,15 @@ import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from lmlab.kernels.configs import Case, Direction, Tiles, look_up, power_of_two, shared_bytes
 from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
+from lmlab.kernels.hopper_forward import hopper_forward_kernel
+from lmlab.kernels.hopper_keys import hopper_keys_kernel
+from lmlab.kernels.hopper_queries import hopper_queries_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -152,3 +157,76 @@ def test_hopper_multiplies_by_warp_groups_and_copies_by_engine() -> None:
 
     assert "wgmma.mma_async" in code
     assert "cp.async.bulk.tensor" in code
+
+
+def tile_type(rows: int, head_dim: int) -> str:
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, head_dim], gl.bfloat16)
+    return f"tensordesc<bf16[1,1,{rows},{head_dim}],{layout!r}>"
+
+
+def row_type(length: int) -> str:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
+    return f"tensordesc<fp32[1,1,{length}],{layout!r}>"
+
+
+def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]:
+    """The types of a specialised kernel's arguments; kept tiles have 64 rows for each group."""
+    walks_queries = kernel is hopper_keys_kernel
+    kept = tile_type(64, head_dim)
+    moving = tile_type(walked, head_dim)
+    numbers = row_type(walked) if walks_queries else "*fp32"
+    types: dict[str, Any] = {
+        "q": moving if walks_queries else kept,
+        "grad_o": moving if walks_queries else kept,
+        "k": kept if walks_queries else moving,
+        "v": kept if walks_queries else moving,
+        "lse": "*fp32" if kernel is hopper_forward_kernel else numbers,
+        "delta": numbers,
+    }
+    types |= dict.fromkeys(("o", "grad_q", "grad_k", "grad_v"), "*bf16")
+    types |= dict.fromkeys(("scale", "scale_log2"), "fp32")
+    return {
+        name: STRIDES if name.endswith("_strides") else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "groups", "walked", "stages"),
+    [
+        pytest.param(hopper_forward_kernel, 64, 3, 128, 2, id="forward, 64"),
+        pytest.param(hopper_forward_kernel, 128, 2, 128, 2, id="forward, 128"),
+        pytest.param(hopper_keys_kernel, 64, 2, 64, 3, id="gradients of keys, 64"),
+        pytest.param(hopper_queries_kernel, 128, 2, 64, 2, id="gradient of queries, 128"),
+    ],
+)
+def test_specialised_warps_neither_spill_nor_wait_for_each_product(
+    kernel: Any, head_dim: int, groups: int, walked: int, stages: int, tmp_path: Path
+) -> None:
+    fixed = {
+        "CONSUMERS": groups,
+        "WALKED": walked,
+        "BLOCK_D": head_dim,
+        "HEAD_DIM": head_dim,
+        "IS_CAUSAL": True,
+        "STAGES": stages,
+    }
+    types = specialised_types(kernel, head_dim, walked) | dict.fromkeys(fixed, "constexpr")
+    names = list(types)
+    source = GluonASTSource(
+        kernel, types, {(names.index(name),): value for name, value in fixed.items()}, {}
+    )
+
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+
+    assert spilled_bytes(built, tmp_path) == 0
+    assert "serialized" not in assembler_report(built.asm["ptx"], tmp_path)
+
+
+def assembler_report(code: str, folder: Path) -> str:
+    (folder / "kernel.ptx").write_text(code)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [tool, "-v", "--gpu-name=sm_90a", folder / "kernel.ptx", "-o", folder / "kernel.o"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "registers" in finished.stderr
+    return finished.stderr

@@ -80,6 +80,7 @@ CASE = Case(
     [
         Tiles(kept=128, walked=64, warps=8, stages=3),
         Tiles(kept=64, walked=32, warps=4, stages=2, descriptors=True, persistent=True),
+        Tiles(kept=192, walked=64, warps=8, stages=2, descriptors=True, specialised=True),
         Tiles(kept=64, walked=32, warps=4, stages=2, paired=False, products="tf32x3"),
     ],
 )

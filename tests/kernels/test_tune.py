@@ -1,5 +1,6 @@
 """The search tries what fits, keeps what is right and fastest, and prints lines of the table."""
 
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -53,6 +54,16 @@ def test_the_tiles_known_to_be_good_on_an_h200_are_among_them() -> None:
     assert {(128, 64, 8, 4), (128, 64, 8, 3), (64, 64, 4, 2)} <= found
 
 
+def test_specialised_warps_are_tried_on_hopper_in_16_bit() -> None:
+    for case, tried in (
+        (HOPPER, True),
+        (replace(HOPPER, direction="forward", head_dim=64), True),
+        (replace(HOPPER, bits=32), False),
+        (replace(HOPPER, architecture="ada"), False),
+    ):
+        assert any(tiles.specialised for tiles in candidates(case, LIMIT)) is tried
+
+
 def test_only_gpus_with_a_copy_engine_try_descriptors() -> None:
     ada = replace(HOPPER, architecture="ada")
 
@@ -75,6 +86,26 @@ def test_wrong_numbers_do_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "forward", wrong)
 
     assert not tune.is_right(Trial(ON_CPU, "forward"), Tiles(kept=64, walked=64, warps=4, stages=1))
+
+
+def test_tiles_too_large_for_the_gpu_are_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*inputs: object, **options: object) -> None:
+        raise launch.TilesTooLarge("tiles 128 x 128")
+
+    trial = Trial(ON_CPU, "forward")
+    assert tune.is_usable(trial, FAST)
+
+    monkeypatch.setattr(launch, "forward", refuse)
+    assert not tune.is_usable(trial, FAST)
+
+
+class Hangs:
+    def get(self, seconds: float) -> bool:
+        raise multiprocessing.TimeoutError
+
+
+def test_what_hangs_is_given_up() -> None:
+    assert not tune._is_yes(Hangs())  # type: ignore[arg-type]
 
 
 def test_the_fastest_wins_and_what_does_not_fit_loses(monkeypatch: pytest.MonkeyPatch) -> None:

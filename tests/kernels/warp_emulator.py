@@ -9,6 +9,7 @@ reads its operands only at the moment that somebody waits for it, and who waits 
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -45,21 +46,23 @@ class Pointer:
 
 
 class Tensor:
-    """A four-dimensional tensor in memory with a block shape: a tensor descriptor."""
+    """A tensor in memory that is read block by block: a tensor descriptor."""
 
     layout = None
 
-    def __init__(self, tensor: torch.Tensor, rows: int, columns: int) -> None:
+    def __init__(self, tensor: torch.Tensor, block: Sequence[int]) -> None:
         self.memory = tensor.numpy()
-        self.block = (1, 1, rows, columns)
+        self.block = tuple(block)
         self.dtype = self.memory.dtype
-        self.block_type = SimpleNamespace(nbytes=rows * columns * self.memory.itemsize)
+        self.block_type = SimpleNamespace(nbytes=math.prod(block) * self.memory.itemsize)
 
     def read(self, corner: Sequence[Any]) -> np.ndarray[Any, Any]:
         """The block at a corner, zeros beyond the tensor."""
         block = np.zeros(self.block, self.dtype)
         inside = self.memory[
-            tuple(slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True))
+            tuple(
+                slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
+            )
         ]
         block[tuple(slice(0, size) for size in inside.shape)] = inside
         return block

@@ -52,6 +52,8 @@ class Tiles:
     """Forward: as many programs as the GPU holds, each doing one tile after the other."""
     splits: int = 0
     """Forward: programs that share the keys of one tile; 0 means as many as fill the GPU."""
+    specialised: bool = False
+    """Hopper, 16 bit: kernels whose warps load or compute, 64 kept rows for each that computes."""
     products: Literal["ieee", "tf32x3"] = "ieee"
     """fp32 only: plain fp32 products, or three TF32 products that add up to the same digits."""
 
@@ -136,7 +138,7 @@ def smaller_and_smaller(tiles: Tiles) -> Iterator[Tiles]:
             tiles = replace(tiles, walked=tiles.walked // 2)
         elif tiles.kept > SMALLEST_TILE:
             warps = 4 if tiles.kept <= 64 else tiles.warps
-            tiles = replace(tiles, kept=tiles.kept // 2, warps=warps)
+            tiles = replace(tiles, kept=tiles.kept // 2, warps=warps, specialised=False)
         elif tiles.stages > 1:
             tiles = replace(tiles, stages=1)
         elif tiles.products == "tf32x3":
@@ -206,6 +208,7 @@ def _row(line: str) -> Row:
             descriptors="descriptors" in words,
             paired="apart" not in words,
             persistent="persistent" in words,
+            specialised="specialised" in words,
             products="tf32x3" if "tf32x3" in words else "ieee",
         ),
     )
@@ -219,6 +222,7 @@ def line_of(case: Case, tiles: Tiles) -> str:
             ("descriptors", tiles.descriptors),
             ("apart", not tiles.paired),
             ("persistent", tiles.persistent),
+            ("specialised", tiles.specialised),
             ("tf32x3", tiles.products == "tf32x3"),
         )
         if holds

@@ -97,19 +97,24 @@ class _Twins:
 
 @contextmanager
 def _library_interpreted() -> Iterator[None]:
-    """For the block, what kernels use of Triton's library is interpreted too."""
+    """For the block, what kernels use of Triton's library is interpreted too.
+
+    Triton would put the interpreter in place at each call of such a function and leave it there,
+    and nothing could be compiled in this process any more.
+    """
     before = {name: getattr(tl, name) for name in LIBRARY_FUNCTIONS}
     patch_tensor = interpreter._patch_lang_tensor
+    interpreter._patch_lang_tensor = _with_loop_bounds(patch_tensor)
+    scope = interpreter._patch_lang(tl.max.fn)
     try:
         for name, function in before.items():
-            if isinstance(function, JITFunction):
-                setattr(tl, name, InterpretedFunction(function.fn))
-        interpreter._patch_lang_tensor = _with_loop_bounds(patch_tensor)
+            setattr(tl, name, _Inlined(function.fn))
         yield
     finally:
-        interpreter._patch_lang_tensor = patch_tensor
         for name, function in before.items():
             setattr(tl, name, function)
+        scope.restore()
+        interpreter._patch_lang_tensor = patch_tensor
 
 
 def _with_loop_bounds(patch_tensor: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -22,7 +22,8 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from lmlab.kernels.configs import Direction, Tiles, choose, power_of_two
-from lmlab.kernels.flash_backward import delta_kernel, flash_backward_kernel
+from lmlab.kernels.flash_backward import flash_backward_kernel
+from lmlab.kernels.flash_delta import delta_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
 from lmlab.kernels.interpreted import kernel_for
 from lmlab.kernels.problem import (
@@ -104,8 +105,9 @@ def backward(
     def launch(tiles: Tiles) -> Any:
         return launch_backward(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles)
 
-    with _on(q.device):
-        launch_delta(problem, grad_o, o, delta)
+    if problem.pairs:
+        with _on(q.device):
+            launch_delta(problem, grad_o, o, delta)
     launch_fitting(problem, "backward", tiles, launch)
     return grads
 
@@ -153,6 +155,12 @@ def launch_forward(
 ) -> Any:
     """One launch; returns the compiled kernel, None from the interpreter."""
     plan = forward_plan(problem, tiles)
+    if tiles.specialised:
+        # Only here: what it is written in is called experimental, and most launches do without.
+        from lmlab.kernels import hopper
+
+        if hopper.can_forward(problem, tiles, plan, (q, k, v)):
+            return hopper.launch_forward(problem, q, k, v, o, lse, scale, tiles, plan)
     block_d = plan.constants["BLOCK_D"]
     strides = row_strides(q), row_strides(k), row_strides(v), row_strides(o)
     by_engine = tiles.descriptors and all(map(has_descriptor, (q, k, v)))
@@ -199,6 +207,13 @@ def launch_backward(
     """One launch for all three gradients; returns what `launch_forward` does."""
     plan = backward_plan(problem, tiles)
     sources = q, k, v, grad_o
+    if tiles.specialised:
+        from lmlab.kernels import hopper
+
+        if hopper.can_backward(problem, tiles, (*sources, lse)):
+            return hopper.launch_backward(
+                problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan
+            )
     by_engine = tiles.descriptors and all(map(has_descriptor, sources))
     walked: tuple[Any, ...] = sources
     if by_engine:

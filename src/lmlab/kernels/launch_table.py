@@ -11,9 +11,9 @@ measured with it.
 
 Lines that were not measured, for want of the GPU, are chosen so that no register spills and two
 programs share a processor where they can: the compiler tells both without a GPU. In fp32 plain
-products (`ieee`) run outside the tensor cores and need whole rows of the head dimension in
-registers; from head dimension 64 on these spill, and three TF32 products are taken instead, whose
-sum differs from the plain one in the last two bits.
+products (`ieee`) run outside the tensor cores, which only small tiles and head dimensions stand; at
+64 and 128 three TF32 products are taken instead, whose sum differs from the plain one in the last
+two of its 24 bits.
 """
 
 TABLE = """
@@ -42,12 +42,14 @@ blackwell         forward   16   128  any     any      any   128   64  8  3  des
 blackwell         forward   16   256  any     any      any   128   32  8  2  descriptors
 blackwell         backward  16   128  any     any      any    64   64  4  3
 blackwell         backward  16   256  any     any      any    64   32  8  2
-ampere,ada,hopper,blackwell forward   32    32  any  any  any   64   32  4  2
-ampere,ada,hopper,blackwell forward   32    64  any  any  any   64   32  4  2  tf32x3
-ampere,ada,hopper,blackwell forward   32   256  any  any  any   64   16  4  2  tf32x3
-ampere,ada,hopper,blackwell backward  32    32  any  any  any   32   32  4  2
-ampere,ada,hopper,blackwell backward  32    64  any  any  any   32   32  4  2  tf32x3
-ampere,ada,hopper,blackwell backward  32   256  any  any  any   32   16  4  2  tf32x3
+ampere,ada,hopper,blackwell forward   32   32  any  any  any    64   32  4  2
+ampere,ada,hopper,blackwell forward   32   64  any  any  any   128   32  8  2  tf32x3
+ampere,ada,hopper,blackwell forward   32  128  any  any  any   128   32  8  2  tf32x3
+ampere,ada,hopper,blackwell forward   32  256  any  any  any    32   16  8  2
+ampere,ada,hopper,blackwell backward  32   32  any  any  any    32   32  4  2
+ampere,ada,hopper,blackwell backward  32   64  any  any  any    32   32  4  2  tf32x3
+ampere,ada,hopper,blackwell backward  32  128  any  any  any    32   16  8  2  tf32x3
+ampere,ada,hopper,blackwell backward  32  256  any  any  any    32   16  8  1
 cpu               forward   32   256  any     any      any    64   32  4  1
 cpu               forward   16   256  any     any      any    64   32  4  1
 cpu               backward  32   256  any     any      any    64   32  4  1

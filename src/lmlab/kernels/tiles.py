@@ -119,3 +119,22 @@ def keys_seen(
         clear = tl.minimum(keys, start + 1 + keys - queries)
         end = tl.minimum(keys, start + ROWS + keys - queries)
     return clear // STEP * STEP, end
+
+
+@triton.jit
+def queries_that_see(
+    start, queries, keys, ROWS: tl.constexpr, STEP: tl.constexpr, IS_CAUSAL: tl.constexpr
+):
+    """The first query that sees a tile of keys, and the first from which on all see all of it.
+
+    Both are multiples of STEP, the second no further than the end of the queries.
+    """
+    first = 0
+    clear = 0
+    if IS_CAUSAL:
+        shift = keys - queries
+        end = (queries + STEP - 1) // STEP * STEP
+        first = tl.maximum(start - shift, 0) // STEP * STEP
+        clear = (tl.maximum(start + ROWS - 1 - shift, 0) + STEP - 1) // STEP * STEP
+        clear = tl.minimum(clear, end)
+    return first, clear

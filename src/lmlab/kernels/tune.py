@@ -14,14 +14,13 @@ remembers the winner. It is off unless asked for, as it costs the first call a m
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import TimeoutError, get_context
+from multiprocessing.pool import AsyncResult
 
 import torch
 import torch.nn.functional as F
@@ -35,17 +34,22 @@ from lmlab.kernels.problem import Problem, processor
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FINALISTS = 4
 QUICK_MS, LONG_MS = 20, 200
+PATIENCE_S = 120.0
+"""A candidate that has not answered by then hangs."""
 TOLERANCE = {16: 5e-2, 32: 1e-4}
 """Largest error of outputs and gradients of order one, by bits of the type."""
 
 
 def candidates(case: Case, shared_limit: int) -> Iterator[Tiles]:
     """Every cut worth a try that fits by count."""
-    heights = (16, 32, 64, 128) if case.bits == 32 else (64, 128)
-    products = ("ieee", "tf32x3") if case.bits == 32 else ("ieee",)
-    choices = itertools.product(
-        heights, (16, 32, 64, 128), (4, 8), (2, 3, 4, 5), (False, True), products
-    )
+    if case.bits == 16:
+        choices = itertools.product(
+            (64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 5), (False, True), ("ieee",)
+        )
+    else:
+        choices = itertools.product(
+            (32, 64, 128), (16, 32, 64), (4, 8), (1, 2), (False,), ("ieee", "tf32x3")
+        )
     for kept, walked, warps, stages, descriptors, product in choices:
         tiles = Tiles(
             kept=kept,
@@ -57,12 +61,25 @@ def candidates(case: Case, shared_limit: int) -> Iterator[Tiles]:
         )
         if _is_sensible(case, tiles) and shared_bytes(case, tiles) <= shared_limit:
             yield tiles
+    if case.architecture == "hopper" and case.bits == 16:
+        yield from (t for t in _specialised(case) if shared_bytes(case, t) <= shared_limit)
+
+
+def _specialised(case: Case) -> Iterator[Tiles]:
+    """Cuts for the kernels whose warps are specialised, as far as their registers suffice."""
+    forward, wide = case.direction == "forward", case.head_dim > 128
+    if wide and not forward:
+        return
+    heights = [128, 192] if forward and case.head_dim <= 64 else [128]
+    walks = [64] if wide else [64, 128] if forward else [32, 64]
+    for kept, walked, stages in itertools.product(heights, walks, (2, 3, 4)):
+        yield Tiles(
+            kept=kept, walked=walked, warps=8, stages=stages, descriptors=True, specialised=True
+        )
 
 
 def _is_sensible(case: Case, tiles: Tiles) -> bool:
-    if case.bits == 16 and tiles.walked < 32:
-        return False
-    if tiles.walked > tiles.kept or tiles.kept < 16 * tiles.warps:
+    if tiles.walked > tiles.kept or (case.bits == 16 and tiles.kept < 16 * tiles.warps):
         return False
     has_engine = case.architecture in ("hopper", "blackwell")
     return has_engine or not tiles.descriptors
@@ -160,24 +177,37 @@ def tune(trial: Trial, jobs: int) -> str:
     """The line of the table for one problem, and a comment with what was reached."""
     case = trial.problem.case(trial.direction).bucket()
     tried = list(candidates(case, processor(trial.problem.device).shared_limit))
-    print(f"{case}: {len(tried)} candidates", file=sys.stderr, flush=True)
-    compile_all(trial, tried, jobs)
-    winner, ms = fastest(trial, [tiles for tiles in tried if is_right(trial, tiles)])
+    usable = compile_and_check(trial, tried, jobs)
+    print(f"{case}: {len(usable)} of {len(tried)} usable", file=sys.stderr, flush=True)
+    winner, ms = fastest(trial, usable)
     rate = trial.flops() / ms / 1e9
     return f"{line_of(case, winner)}\n# ^ {ms:.3f} ms, {rate:.0f} TFLOP/s"
 
 
-def compile_all(trial: Trial, tried: Sequence[Tiles], jobs: int) -> None:
-    """Fill Triton's cache on disk; tiles that do not fit are found out later."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_compile, itertools.repeat(trial), tried))
+def compile_and_check(trial: Trial, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
+    """The tiles that fit and are right; what was compiled stays in Triton's cache on disk.
+
+    Each is run in another process, so that one that hangs is given up and not waited for.
+    """
+    with get_context("spawn").Pool(jobs) as pool:
+        answers = [pool.apply_async(is_usable, (trial, tiles)) for tiles in tried]
+        return [tiles for tiles, answer in zip(tried, answers, strict=True) if _is_yes(answer)]
 
 
-def _compile(trial: Trial, tiles: Tiles) -> None:
-    # Few heads: what is compiled depends on the tiles and on which sizes divide by 16.
-    one = Trial(replace(trial.problem, batch=1, heads=1, kv_heads=1), trial.direction)
-    with contextlib.suppress(launch.TilesTooLarge):
-        one.run(one.inputs(), tiles)
+def _is_yes(answer: AsyncResult[bool]) -> bool:
+    try:
+        return answer.get(PATIENCE_S)
+    except TimeoutError:
+        return False
+
+
+def is_usable(trial: Trial, tiles: Tiles) -> bool:
+    """Run the problem itself and the check once."""
+    try:
+        trial.run(trial.inputs(), tiles)
+    except launch.TilesTooLarge:
+        return False
+    return is_right(trial, tiles)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

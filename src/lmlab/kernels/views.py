@@ -41,19 +41,24 @@ def empty_by_heads(like: Tensor) -> Tensor:
 
 
 def has_descriptor(tensor: Tensor) -> bool:
-    """Whether the copy engine can read the tensor."""
+    """Whether the copy engine can read the tensor; its last dimension is dense."""
     unit = COPY_ENGINE_ALIGNMENT // tensor.dtype.itemsize
     aligned = tensor.data_ptr() % COPY_ENGINE_ALIGNMENT == 0
-    strides = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
-    return aligned and all(size == 1 or (step > 0 and step % unit == 0) for size, step in strides)
+    outer = engine_strides(tensor)[:-1]
+    return aligned and all(step > 0 and step % unit == 0 for step in outer)
 
 
 def descriptor(tensor: Tensor, rows: int, columns: int) -> Any:
     """The tensor as the copy engine sees it, in tiles of rows x columns of one head."""
-    # A dimension of size one is never stepped along, but its stride is checked all the same.
+    strides = engine_strides(tensor)
+    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, rows, columns])
+
+
+def engine_strides(tensor: Tensor) -> list[int]:
+    """Strides as the copy engine wants them.
+
+    A dimension of size one is never stepped along, but its stride is checked all the same.
+    """
     unit = COPY_ENGINE_ALIGNMENT // tensor.dtype.itemsize
-    strides = [
-        unit if size == 1 else step
-        for size, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
-    ]
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, rows, columns])
+    outer = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    return [*(unit if size == 1 else step for size, step in outer), 1]

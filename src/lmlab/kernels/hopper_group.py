@@ -1,0 +1,28 @@
+"""One group of warps on Hopper: four warps that multiply 64 rows together, and what they write.
+
+An instruction of the tensor cores there belongs to four neighbouring warps. It takes 64 rows of the
+left operand, from registers or shared memory, and the right operand from shared memory.
+"""
+
+# Parameters of a kernel are typed by Triton at every call, not by Python.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+ROWS = gl.constexpr(64)
+"""Rows of one group."""
+
+
+@gluon.jit
+def write(
+    tile, target, strides, batch, head, start, length,
+    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Write 64 rows of a result, except what lies beyond the tensor."""
+    rows = start + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
+    base = target + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    pointers = base + rows.to(gl.int64)[:, None] * strides[2] + columns[None, :]
+    inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
+    gl.store(pointers, tile.to(target.dtype.element_ty), mask=inside)
