@@ -115,7 +115,7 @@ class Unit:
         """Add the mean, if one is under way, to the shard's gradient."""
         if self._reducing is None:
             return
-        mean = self._reducing.wait(self.shard.dtype)[: self.shard.shape[0]]
+        mean = self._reducing.wait()[: self.shard.shape[0]].to(self.shard.dtype)
         self._reducing = None
         if self.shard.grad is None:
             self.shard.grad = mean

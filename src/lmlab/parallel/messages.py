@@ -19,11 +19,11 @@ from torch import Tensor
 
 from lmlab.parallel.collectives import Group, start_broadcast
 
-MESSAGE_BYTES = 64 * 2**20
+MESSAGE_BYTES = 256 * 2**20
 """A message is closed before it grows past this: far above where latency counts on any link."""
 
-UNDER_WAY = 4
-"""Messages sent and not yet waited for: enough to keep the link busy while others unpack."""
+UNDER_WAY = 2
+"""Messages sent and not yet waited for: one that travels while the one before is unpacked."""
 
 
 T = TypeVar("T", bound=Tensor)
