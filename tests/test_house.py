@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "parallel": {"model"},
     "measure": set(),
     "study": set(),
-    "experiments": {"attention", "model", "measure", "study"},
+    "experiments": {"attention", "model", "parallel", "measure", "study"},
     "writeup": {"study"},
 }
 FOUNDATION = {"import_path"}  # a module at the root that every room may use
@@ -34,6 +34,7 @@ WITHOUT_TORCH = [
     "lmlab.measure.statistics",
     "lmlab.measure.warm_start",
     "lmlab.model.cost",
+    "lmlab.parallel",
     "lmlab.study.chapters",
     "lmlab.study.results",
     "lmlab.writeup.build",
