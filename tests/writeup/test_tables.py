@@ -127,7 +127,7 @@ def test_what_was_measured_twice_stands_by_who_is_the_limit(
     assert (largest, beyond) == ("8.0 %", "8.0 %")
     assert where.startswith(("forward of ", "backward of "))
     (only,) = cpu["repeats"].rows
-    assert (only[0], only[-1]) == ("no GPU", "2.0 %")
+    assert (only[0], only[-1]) == ("CPU", "2.0 %")
     assert "in a cold start and in a warm start" in gpu["repeats"].caption
 
 

@@ -31,7 +31,7 @@ def repeats(collected: Collected, data: pd.DataFrame) -> dict[str, Table]:
     table = Table(
         title="The same pass in two processes: by how much the longer median exceeds the shorter",
         columns=[
-            Column("GPU busy", "left"),
+            Column("Device" if collected.device == "cpu" else "GPU busy", "left"),
             Column("Pairs"),
             Column("Median pair"),
             Column("Largest"),
@@ -52,7 +52,7 @@ def _repeated(row: Row, found: pd.DataFrame) -> bool:
 
 
 def _rows(collected: Collected, data: pd.DataFrame, found: pd.DataFrame) -> list[list[str]]:
-    names = {**BUSY, "unknown": "no GPU"} if collected.device == "cpu" else BUSY
+    names = {**BUSY, "unknown": "CPU"} if collected.device == "cpu" else BUSY
     return [
         _row(names[limit], frames.of(found, limit=limit), tolerance)
         for limit, tolerance in twice.tolerances(data).items()
