@@ -36,7 +36,7 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 test: setup lint ## every check and every test
 	pytest
 
-test-fast: setup ## the tests that take no time
+test-fast: setup ## the two-minute part, for work in progress
 	pytest -m "not slow"
 
 lint: setup ## style, types and workflow

@@ -16,6 +16,8 @@ from lmlab.attention import FlashAttention, flash_attention
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.reference import Shape, assert_right, attend
 
+pytestmark = pytest.mark.slow
+
 CAUSAL = partial(flash_attention, is_causal=True)
 
 

@@ -10,6 +10,8 @@ from lmlab.attention import FlashAttention, flash_attention
 from lmlab.attention.flash_op import flash_backward, flash_forward
 from tests.attention.reference import Shape, output_and_gradients
 
+pytestmark = pytest.mark.slow
+
 CAUSAL = partial(flash_attention, is_causal=True)
 SHAPE = Shape(keys=20, head_dim=16, heads=2, batch=2)
 

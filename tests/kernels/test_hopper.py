@@ -22,6 +22,8 @@ from tests.kernels import warp_emulator
 from tests.kernels.warp_emulator import Emulator, Pointer
 from tests.kernels.warp_emulator import Tensor as Descriptor
 
+pytestmark = pytest.mark.slow
+
 
 class Emulated:
     """A kernel that launches on the emulator."""

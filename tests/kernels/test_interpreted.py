@@ -12,6 +12,8 @@ from lmlab.attention import flash_attention
 from lmlab.kernels.flash_forward import flash_forward_kernel
 from lmlab.kernels.interpreted import interpreted, kernel_for
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import torch, triton
 from lmlab.attention import flash_attention, naive

@@ -13,6 +13,8 @@ from lmlab.kernels.configs import Tiles
 from lmlab.kernels.problem import Problem
 from tests.attention.reference import Shape, attend, output_and_gradients
 
+pytestmark = pytest.mark.slow
+
 PLAIN = {"kept": 32, "walked": 16, "warps": 4, "stages": 2}
 
 

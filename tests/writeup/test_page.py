@@ -107,6 +107,7 @@ def html(page: str) -> str:
     return MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(page)
 
 
+@pytest.mark.slow
 def test_rendered_in_other_processes_every_byte_is_the_same(root: Path, tmp_path: Path) -> None:
     make_page_by_scripts(root / "results", tmp_path / "elsewhere" / "report")
     again = digests(tmp_path / "elsewhere" / "report")

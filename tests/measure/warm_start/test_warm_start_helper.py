@@ -18,6 +18,8 @@ from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable, private
 from lmlab.measure.warm_start.starting import WarmStartSettingError
 from tests.measure.warm_start.conftest import Lab, gone, wait_until
 
+pytestmark = pytest.mark.slow
+
 TRIVIAL = "import torch\ndef main(argv):\n    print(torch.__version__)\n"
 PLAIN_LINE = "; a fresh process is used instead\n"
 

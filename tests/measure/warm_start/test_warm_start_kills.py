@@ -9,6 +9,8 @@ import pytest
 
 from tests.measure.warm_start.conftest import Lab, gone, wait_until
 
+pytestmark = pytest.mark.slow
+
 # Writes down itself and two it has started: one in its session, one that opened its own.
 FAMILY = """
 import os, pathlib, subprocess, sys, time

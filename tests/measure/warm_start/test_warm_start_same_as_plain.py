@@ -10,6 +10,8 @@ import pytest
 
 from tests.measure.warm_start.conftest import Lab, wait_until
 
+pytestmark = pytest.mark.slow
+
 both_ways = pytest.mark.parametrize("mode", ["warm", "plain"])
 
 
