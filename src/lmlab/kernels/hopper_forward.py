@@ -14,8 +14,8 @@ spelled out.
   flips each time round the ring.
 
 The compiler's report on it (sm_90a, head dimension 128, two groups, blocks of 128): no spills, no
-products serialised, 160 KiB of shared memory. Expected over the plain kernel from published kernels
-of this kind: a tenth to a fifth at head dimension 64, a quarter at 128. To try, in order: blocks of
+products serialised, 160 KiB of shared memory. It has not run on a GPU yet, so what it gains over
+the plain kernel is not known, and it stays off until it is. To try, in order: blocks of
 128 in two slots against 64 in three or four; three groups (192 queries) at head dimension 64; then
 letting the groups take turns by barrier, so that their softmaxes never coincide.
 """

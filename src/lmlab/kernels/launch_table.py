@@ -1,4 +1,6 @@
-"""The cuts that measured fastest, one line a case; the first line that covers a case is taken.
+"""How the work is cut, one line a case; the first line that covers a case is taken.
+
+None of these lines has been timed by this project yet.
 
 Columns: architecture (several with commas), direction, bits of the type, head dimension (up to),
 mask (causal, full, any), longer sequence (up to), batch x heads x queries (up to); then the choice:
@@ -9,9 +11,8 @@ rows kept, rows walked, warps, stages, and words for what is not the plain way (
 This is Python and not a data file so that a changed cut changes the fingerprint of what was
 measured with it.
 
-Lines that were not measured, for want of the GPU, are chosen so that no register spills and two
-programs share a processor where they can: the compiler tells both without a GPU. In fp32 plain
-products (`ieee`) run outside the tensor cores, which only small tiles and head dimensions stand; at
+Until a line is measured it is chosen so that no register spills and two programs share a processor
+where they can: the compiler tells both without a GPU. In fp32 plain products (`ieee`) run outside the tensor cores, which only small tiles and head dimensions stand; at
 64 and 128 three TF32 products are taken instead, whose sum differs from the plain one in the last
 two of its 24 bits.
 """
