@@ -12,9 +12,9 @@ This is Python and not a data file so that a changed cut changes the fingerprint
 measured with it.
 
 Until a line is measured it is chosen so that no register spills and two programs share a processor
-where they can: the compiler tells both without a GPU. In fp32 plain products (`ieee`) run outside the tensor cores, which only small tiles and head dimensions stand; at
-64 and 128 three TF32 products are taken instead, whose sum differs from the plain one in the last
-two of its 24 bits.
+where they can: the compiler tells both without a GPU. In fp32 plain products (`ieee`) run outside
+the tensor cores, which only small tiles and head dimensions stand; at 64 and 128 three TF32
+products are taken instead, whose sum differs from the plain one in the last two of its 24 bits.
 """
 
 TABLE = """
