@@ -4,6 +4,7 @@ On a CPU their groups of warps run as threads against real barriers (`warp_emula
 same host code that launches them on a GPU.
 """
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -56,13 +57,13 @@ def as_seen(argument: Any) -> Any:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Emulated]:
-    """The three kernels, emulated, on a CPU that takes itself for an H200 of one processor."""
+    """The kernels, emulated, on a CPU that takes itself for an H200 of one processor."""
     h200 = Processor("hopper", 1, 227 * 1024, 60 * 2**20)
     monkeypatch.setattr(problem_module, "processor", lambda device: h200)
     monkeypatch.setattr(hopper, "processor", lambda device: h200)
     forward_plan.cache_clear()
     backward_plan.cache_clear()
-    names = ("hopper_forward_kernel", "hopper_keys_kernel", "hopper_queries_kernel")
+    names = [f"hopper_{part}_kernel" for part in ("forward", "keys", "queries", "once")]
     emulated = {name: Emulated(getattr(hopper, name)) for name in names}
     for name, kernel in emulated.items():
         monkeypatch.setattr(hopper, name, kernel)
@@ -111,6 +112,32 @@ def test_backward(shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -
     )  # fmt: skip
 
     assert [kernels[f"hopper_{part}_kernel"].launches for part in ("keys", "queries")] == [1, 1]
+    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
+    for grad, correct in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad.double(), correct, rtol=0, atol=TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape(keys=384, head_dim=64), id="whole tiles"),
+        pytest.param(Shape(keys=300, queries=172, head_dim=40, heads=2, batch=2), id="ragged"),
+        pytest.param(Shape(keys=4, head_dim=64), id="shorter than a tile"),
+    ],
+)
+def test_backward_in_one_walk(shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -> None:
+    q, k, v, grad_o = shape.inputs(torch.float16)
+    wide = tuple(x.double() for x in (q, k, v, grad_o))
+    right, right_lse = attend(*wide[:3], is_causal)
+
+    grads = launch.backward(
+        grad_o, q, k, v, right.half(), right_lse.float(),
+        is_causal=is_causal, scale=shape.head_dim**-0.5,
+        tiles=replace(tiles_of(walked=64), once=True),
+    )  # fmt: skip
+
+    assert kernels["hopper_once_kernel"].launches == 1
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
     for grad, correct in zip(grads, expected, strict=True):
         torch.testing.assert_close(grad.double(), correct, rtol=0, atol=TOLERANCE[torch.float16])
@@ -205,6 +232,8 @@ def test_forward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
         pytest.param(64, tiles_of(128, 64, 3), id="64"),
         pytest.param(128, tiles_of(128, 64, 2), id="128"),
         pytest.param(128, tiles_of(128, 32, 3), id="128, blocks of 32"),
+        pytest.param(64, replace(tiles_of(128, 64, 2), once=True), id="64, one walk"),
+        pytest.param(64, replace(tiles_of(128, 64, 3), once=True), id="64, one walk, three slots"),
     ],
 )
 def test_backward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:

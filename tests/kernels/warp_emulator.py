@@ -44,6 +44,9 @@ class Pointer:
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.memory, self.offset + offset)
 
+    def __sub__(self, offset: Any) -> Pointer:
+        return self + -offset
+
 
 class Tensor:
     """A tensor in memory that is read block by block: a tensor descriptor."""
@@ -87,6 +90,10 @@ class Shared:
     def load(self, layout: Any) -> Array:
         dawdle()
         return wrap(self.memory.copy())
+
+    def store(self, value: Array) -> None:
+        dawdle()
+        self.memory[...] = value
 
 
 class Barrier:
@@ -213,12 +220,23 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
         raise failures[0]
 
 
-def store(pointer: Pointer, value: Any, mask: Any) -> None:
+def atomic_add(pointer: Pointer, value: Any, sem: str) -> Array:
+    """Programs run one after the other here, so nobody adds in between."""
+    before = wrap(pointer.memory[pointer.offset])
+    pointer.memory[pointer.offset] += value
+    return before
+
+
+def atomic_xchg(pointer: Pointer, value: Any, sem: str) -> None:
+    pointer.memory[pointer.offset] = value
+
+
+def store(pointer: Pointer, value: Any, mask: Any = True) -> None:
     offset, value, mask = np.broadcast_arrays(pointer.offset, value, mask)
     pointer.memory[offset[mask]] = value[mask]
 
 
-def load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Array:
+def load(pointer: Pointer, mask: Any = True, other: float = 0.0, cache_modifier: str = "") -> Array:
     offset, mask = np.broadcast_arrays(pointer.offset, mask)
     safe = np.where(mask, offset, 0)
     return wrap(np.where(mask, pointer.memory[safe], other))
@@ -273,11 +291,14 @@ class Emulator:
             convert_layout=lambda x, layout: x,
             store=store,
             load=load,
+            atomic_add=atomic_add,
+            atomic_xchg=atomic_xchg,
             allocate_shared_memory=allocate,
             warp_specialize=specialize,
             SliceLayout=lambda *_: None,
             DotOperandLayout=lambda *_: None,
             NVMMADistributedLayout=lambda *_: None,
+            NVMMASharedLayout=lambda **_: None,
             BlockedLayout=lambda *_: None,
         )
         barriers = SimpleNamespace(
@@ -295,4 +316,5 @@ class Emulator:
             "warpgroup_mma": warpgroup_mma,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             "fence_async_shared": lambda: None,
+            "group_barrier": lambda: None,
         }

@@ -54,8 +54,15 @@ class Tiles:
     """Forward: programs that share the keys of one tile; 0 means as many as fill the GPU."""
     specialised: bool = False
     """Hopper, 16 bit: kernels whose warps load or compute, 64 kept rows for each that computes."""
+    once: bool = False
+    """Specialised backward at head dimension 64: one walk for all gradients, dQ added in order."""
     products: Literal["ieee", "tf32x3"] = "ieee"
     """fp32 only: plain fp32 products, or three TF32 products that add up to the same digits."""
+
+    def plain(self) -> Tiles:
+        """For the kernels that run where the specialised ones cannot: powers of two."""
+        kept = 1 << (self.kept.bit_length() - 1)
+        return replace(self, kept=kept, descriptors=True, specialised=False, once=False)
 
     def __str__(self) -> str:
         return f"{self.kept} x {self.walked}, {self.warps} warps, {self.stages} stages"
@@ -110,6 +117,8 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     copies = 2 if case.bits == 32 and tiles.products == "tf32x3" else 1
     total = kept_tensors * copies * tiles.kept * row
     total += tiles.stages * tiles.walked * (2 * row + row_sums)
+    if tiles.once:
+        total += 3 * tiles.kept * tiles.walked * case.bits // 8  # dS of three turns
     if case.architecture == "blackwell":
         # Weights reach its tensor cores through shared memory, and results come back through it.
         total += kept_tensors * tiles.kept * max(tiles.walked * case.bits // 8, row)
@@ -134,11 +143,13 @@ def smaller_and_smaller(tiles: Tiles) -> Iterator[Tiles]:
         yield tiles
         if tiles.stages > 2:
             tiles = replace(tiles, stages=tiles.stages - 1)
+        elif tiles.specialised:
+            tiles = tiles.plain()
         elif tiles.walked > SMALLEST_TILE and tiles.walked >= tiles.kept // 2:
             tiles = replace(tiles, walked=tiles.walked // 2)
         elif tiles.kept > SMALLEST_TILE:
             warps = 4 if tiles.kept <= 64 else tiles.warps
-            tiles = replace(tiles, kept=tiles.kept // 2, warps=warps, specialised=False)
+            tiles = replace(tiles, kept=tiles.kept // 2, warps=warps)
         elif tiles.stages > 1:
             tiles = replace(tiles, stages=1)
         elif tiles.products == "tf32x3":
@@ -209,6 +220,7 @@ def _row(line: str) -> Row:
             paired="apart" not in words,
             persistent="persistent" in words,
             specialised="specialised" in words,
+            once="once" in words,
             products="tf32x3" if "tf32x3" in words else "ieee",
         ),
     )
@@ -223,6 +235,7 @@ def line_of(case: Case, tiles: Tiles) -> str:
             ("apart", not tiles.paired),
             ("persistent", tiles.persistent),
             ("specialised", tiles.specialised),
+            ("once", tiles.once),
             ("tf32x3", tiles.products == "tf32x3"),
         )
         if holds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -15,13 +16,17 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from lmlab.kernels.configs import Tiles
 from lmlab.kernels.hopper_forward import hopper_forward_kernel
 from lmlab.kernels.hopper_keys import hopper_keys_kernel
+from lmlab.kernels.hopper_once import hopper_once_kernel
 from lmlab.kernels.hopper_queries import hopper_queries_kernel
 from lmlab.kernels.problem import Plan, Problem, processor
+from lmlab.kernels.sharing import counters
 from lmlab.kernels.views import engine_strides, has_descriptor, row_strides
 
 ROWS = 64
 """Kept rows of one group of four warps."""
 LOG2E = 1.4426950408889634
+ABREAST = 16
+"""Heads side by side in one walk: enough that no program waits long for the one before."""
 
 
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, tensors: tuple[Tensor, ...]) -> bool:
@@ -85,6 +90,8 @@ def launch_backward(
 ) -> Any:
     """Two launches, for keys and values and for queries; returns the first one's kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
+    if tiles.once and width == walked == ROWS:
+        return launch_once(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan)
     grad_q, grad_k, grad_v = grads
     constants = _constants(tiles, plan)
     key_tiles = -(-problem.keys // tiles.kept)
@@ -101,6 +108,33 @@ def launch_backward(
         problem.pairs, problem.heads, 1, plan.abreast, problem.queries, problem.keys, **constants,
     )  # fmt: skip
     return compiled
+
+
+def launch_once(
+    problem: Problem,
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    grads: tuple[Tensor, Tensor, Tensor],
+    scale: float,
+    tiles: Tiles,
+    plan: Plan,
+) -> Any:
+    """One launch for all three gradients; returns the compiled kernel."""
+    width, walked = plan.constants["BLOCK_D"], tiles.walked
+    rows = -(-problem.queries // ROWS) * ROWS
+    sums = q.new_empty(problem.pairs * rows * width, dtype=torch.float32)
+    programs = -(-problem.keys // tiles.kept) * problem.pairs
+    return hopper_once_kernel[(programs,)](
+        _tile(q, walked, width), _tile(k, ROWS, width), _tile(v, ROWS, width),
+        _tile(grad_o, walked, width), _row(lse, walked), _row(delta, walked),
+        sums, counters(programs, q.device), *grads, *map(row_strides, grads), scale,
+        problem.pairs, problem.heads, min(problem.pairs, ABREAST), problem.queries, problem.keys,
+        **_constants(tiles, plan),
+    )  # fmt: skip
 
 
 def _constants(tiles: Tiles, plan: Plan) -> dict[str, Any]:

@@ -13,11 +13,11 @@ spelled out.
 - Barriers: a slot is `ready` when its bytes have come, `free` when every group has read it. A phase
   flips each time round the ring.
 
-The compiler's report on it (sm_90a, head dimension 128, two groups, blocks of 128): no spills, no
-products serialised, 160 KiB of shared memory. It has not run on a GPU yet, so what it gains over
-the plain kernel is not known, and it stays off until it is. To try, in order: blocks of
-128 in two slots against 64 in three or four; three groups (192 queries) at head dimension 64; then
-letting the groups take turns by barrier, so that their softmaxes never coincide.
+On an H200 (bf16, causal, 16 heads, sequence 16384) in milliseconds: head dimension 64, two groups
+with blocks of 64 keys 1.40, of 128 1.27; three groups (192 queries) 1.25 and 1.12 with three slots,
+1.19 with two; cuDNN 1.21 in the same process. Head dimension 128, two groups: blocks of 64 1.93, of
+128 1.80 with three slots, 1.84 with two; the plain kernel 2.19; cuDNN 2.00. Not tried: letting the
+groups take turns by barrier, so that their softmaxes never coincide.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.

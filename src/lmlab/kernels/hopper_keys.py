@@ -131,5 +131,5 @@ def hopper_keys_kernel(
         (consume_queries, (tiles, barriers, targets, where, sizes, scale,
                            1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
         (produce, ((k, v), (q, grad_o), (lse, delta), tiles, barriers, where, first, last,
-                   CONSUMERS, WALKED, STAGES, True)),
+                   CONSUMERS, WALKED, STAGES, True, False)),
     ], [4, 1], [240, 24])  # fmt: skip

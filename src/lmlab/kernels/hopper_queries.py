@@ -120,5 +120,5 @@ def hopper_queries_kernel(
         (consume_keys, (tiles, barriers, targets, where, sizes, scale,
                         1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
         (produce, ((q, grad_o), (k, v), (k, v), tiles, barriers, where, 0, last,
-                   CONSUMERS, WALKED, STAGES, False)),
+                   CONSUMERS, WALKED, STAGES, False, False)),
     ], [4, 1], [240, 24])  # fmt: skip

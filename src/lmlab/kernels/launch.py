@@ -34,7 +34,7 @@ from lmlab.kernels.problem import (
     forward_plan,
     processor,
 )
-from lmlab.kernels.sharing import arrivals, parts
+from lmlab.kernels.sharing import counters, parts
 from lmlab.kernels.views import (
     addressable,
     descriptor,
@@ -161,6 +161,8 @@ def launch_forward(
 
         if hopper.can_forward(problem, tiles, plan, (q, k, v)):
             return hopper.launch_forward(problem, q, k, v, o, lse, scale, tiles, plan)
+        tiles = tiles.plain()
+        plan = forward_plan(problem, tiles)
     block_d = plan.constants["BLOCK_D"]
     strides = row_strides(q), row_strides(k), row_strides(v), row_strides(o)
     by_engine = tiles.descriptors and all(map(has_descriptor, (q, k, v)))
@@ -173,7 +175,10 @@ def launch_forward(
         )
     shared: tuple[Tensor, Tensor] = (lse, lse)  # never touched by a program that shares nothing
     if plan.splits > 1:
-        shared = parts(plan, tiles.kept, block_d, q.device), arrivals(plan, q.device)
+        shared = (
+            parts(plan, tiles.kept, block_d, q.device),
+            counters(plan.programs // plan.splits, q.device),
+        )
     group = problem.heads // problem.kv_heads
     return kernel_for(flash_forward_kernel, q.device)[(plan.grid,)](
         *sources, o, lse, *shared, *strides,
@@ -214,6 +219,8 @@ def launch_backward(
             return hopper.launch_backward(
                 problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan
             )
+        tiles = tiles.plain()
+        plan = backward_plan(problem, tiles)
     by_engine = tiles.descriptors and all(map(has_descriptor, sources))
     walked: tuple[Any, ...] = sources
     if by_engine:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lmlab.kernels.problem import Plan
 
-_COUNTERS = 4096
-"""More than there are tiles in any problem small enough to be split."""
+_COUNTERS = 65536
+"""Enough for any problem small enough to be split, and for 256 heads of 16384 queries."""
 
 _counters: dict[tuple[torch.device, int], Tensor] = {}
 
@@ -25,11 +25,10 @@ def parts(plan: Plan, kept: int, block_d: int, device: torch.device) -> Tensor:
     return torch.empty(plan.programs * kept * (block_d + 2), device=device)
 
 
-def arrivals(plan: Plan, device: torch.device) -> Tensor:
+def counters(count: int, device: torch.device) -> Tensor:
     """Counters at zero, one for each tile of queries."""
-    tiles = plan.programs // plan.splits
-    if device.type != "cuda" or tiles > _COUNTERS or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(tiles, dtype=torch.int32, device=device)
+    if device.type != "cuda" or count > _COUNTERS or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(count, dtype=torch.int32, device=device)
     key = device, torch.cuda.current_stream(device).cuda_stream
     if key not in _counters:
         _counters[key] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)

@@ -73,9 +73,10 @@ def _specialised(case: Case) -> Iterator[Tiles]:
     heights = [128, 192] if forward and case.head_dim <= 64 else [128]
     walks = [64] if wide else [64, 128] if forward else [32, 64]
     for kept, walked, stages in itertools.product(heights, walks, (2, 3, 4)):
-        yield Tiles(
-            kept=kept, walked=walked, warps=8, stages=stages, descriptors=True, specialised=True
-        )
+        tiles = Tiles(kept=kept, walked=walked, warps=8, stages=stages, specialised=True)
+        yield tiles
+        if not forward and case.head_dim == walked == 64:
+            yield replace(tiles, once=True)
 
 
 def _is_sensible(case: Case, tiles: Tiles) -> bool:
