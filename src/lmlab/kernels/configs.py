@@ -144,7 +144,7 @@ def smaller_and_smaller(tiles: Tiles) -> Iterator[Tiles]:
         if tiles.stages > 2:
             tiles = replace(tiles, stages=tiles.stages - 1)
         elif tiles.specialised:
-            tiles = tiles.plain()
+            tiles = replace(tiles.plain(), walked=tiles.walked // 2)
         elif tiles.walked > SMALLEST_TILE and tiles.walked >= tiles.kept // 2:
             tiles = replace(tiles, walked=tiles.walked // 2)
         elif tiles.kept > SMALLEST_TILE:
