@@ -73,7 +73,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 def _with_mode(point: Point, mode: str) -> Point:
     """The point as the end-to-end chapter would ask for it."""
-    return Point(point.chapter, {**point.settings, **point.parameters, "mode": mode}, point.settings)
+    return Point(
+        point.chapter, {**point.settings, **point.parameters, "mode": mode}, point.settings
+    )
 
 
 def _why_not(workload: Workload, point: Point, device: torch.device) -> str | None:

@@ -60,9 +60,7 @@ def section(trace: Trace, name: str) -> Trace:
     """What was launched, called and opened within the range of that name."""
     own = trace.ranges[trace.ranges["name"] == name]
     if own.empty:
-        return Trace(
-            trace.kernels.iloc[:0], trace.host.iloc[:0], trace.ranges.iloc[:0], trace.tool
-        )
+        return Trace(trace.kernels.iloc[:0], trace.host.iloc[:0], trace.ranges.iloc[:0], trace.tool)
     start = int(own["start_ns"].min())
     end = int((own["start_ns"] + own["duration_ns"]).max())
     inside = trace.ranges["start_ns"].ge(start) & trace.ranges["start_ns"].lt(end)

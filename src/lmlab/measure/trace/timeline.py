@@ -99,9 +99,7 @@ def _device_phases(run: Trace, phases: Sequence[str], origin: int) -> list[dict[
         if len(rows):
             start = int(rows["start_ns"].min())
             last = int((rows["start_ns"] + rows["duration_ns"]).max())
-            found.append(
-                {"phase": phase, "start_ns": start - origin, "duration_ns": last - start}
-            )
+            found.append({"phase": phase, "start_ns": start - origin, "duration_ns": last - start})
     return found
 
 
