@@ -1,4 +1,4 @@
-"""The rule that profiles, for real, around a stand-in for nsys in three versions and with faults."""
+"""The rule that profiles, for real, around a stand-in for nsys: three versions, and faults."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 One point runs three modes in one process: a forward pass without gradient, a forward and backward
 pass, a whole train step. First the forward pass is timed by the host's clock with no profiler near,
 so that timeline and clock can be held against each other within one process. Then all modes are
-warmed, and one run of each is recorded in one capture, told apart by ranges. A profiled run is never
-a timing: a profiler stretches the gaps between kernels, and leaves the kernels as they are.
+warmed, and one run of each is recorded in one capture, told apart by ranges. A profiled run is
+never a timing: a profiler stretches the gaps between kernels, and leaves the kernels as they are.
 
 Who records is not this process's choice alone. PyTorch's profiler runs inside it. Nsight Systems
 must have been started around it; then this process only opens the capture, and `nsys_result` adds

@@ -1,13 +1,13 @@
 """What the parts of naive attention cost in arithmetic and in memory traffic. No torch.
 
-Softmax is where intuition fails. It does five operations on each score (maximum, subtract, exp, sum,
-divide) and there are batch x heads x T x T scores: 5 B H T^2 in all, against 2 B H T^2 d for each of
-the two products around it. A factor of d / 2.5 (26 at d = 64) less arithmetic, yet each of its
-operators reads and writes the whole T x T tensor, as each product does once. Time follows the bytes.
+Softmax is where intuition fails. It does five operations on each score (maximum, subtract, exp,
+sum, divide) and there are batch x heads x T x T scores: 5 B H T^2 in all, against 2 B H T^2 d for
+each of the two products around it. That is d / 2.5 times less arithmetic (26 times at d = 64), yet
+each of its operators reads and writes the whole T x T tensor. Time follows the bytes.
 
 Bytes are the least that an operator running by itself must move: every operand once from memory and
-every result once to it. A cache can save some of it, a poor kernel can move more; the mask is shared
-by all heads and counted once.
+every result once to it. A cache can save some of it, a poor kernel can move more; the mask is
+shared by all heads and counted once.
 """
 
 from dataclasses import dataclass

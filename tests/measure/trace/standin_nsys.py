@@ -74,7 +74,8 @@ command, *rest = sys.argv[1:]
 if command == "--version":
     if FAULT == "broken":
         refuse("error while loading shared libraries: libnsys.so")
-    print("silence" if FAULT == "silent" else "NVIDIA Nsight Systems version " + VERSION + ".97-31v0")
+    version = "NVIDIA Nsight Systems version " + VERSION + ".97-31v0"
+    print("silence" if FAULT == "silent" else version)
 else:
     {{"profile": profile, "export": export}}[command](rest)
 '''

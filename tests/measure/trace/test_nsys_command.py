@@ -1,4 +1,4 @@
-"""nsys is found, asked for its version and spoken to in that version's words, or said to be amiss."""
+"""nsys is found, asked for its version and spoken to in its words, or said to be amiss."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The timeline in bins: all time of all families, phases where they ran, one layer kernel by kernel."""
+"""The timeline in bins: all time of all families, phases where they ran, one layer's kernels."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_phases_follow_each_other_on_the_device(drawn: dict[str, Any]) -> None:
     rows = drawn["device_phases"]
     assert [row["phase"] for row in rows] == ["forward", "backward", "optimizer"]
     assert [row["duration_ns"] / US for row in rows] == [FORWARD_US, BACKWARD_US, OPTIMIZER_US]
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in pairwise(rows):
         assert before["start_ns"] + before["duration_ns"] == after["start_ns"]
 
 

@@ -4,9 +4,9 @@
     softmax   all that lies between the two: scale, mask, softmax itself
     output    weights times V, the second product
 
-The function itself carries no marks, so it is watched from outside: a `TorchFunctionMode` sees every
-call into torch that it makes, and the products cut its run into parts. The ranges are contiguous,
-three an attention, so that views and Python between two operations belong to a part as well.
+The function itself carries no marks, so it is watched from outside: a `TorchFunctionMode` sees
+every call into torch that it makes, and the products cut its run into parts. The ranges are
+contiguous, three an attention, so that views and Python between two operations have a part too.
 
 Outside a recording, and while `torch.compile` traces, the function runs as if nothing were here. A
 mode around a compiled function would be one of its guards and compile it once more; such functions

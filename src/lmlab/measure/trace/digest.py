@@ -156,14 +156,15 @@ def _wait(row: pd.Series) -> dict[str, Any]:
 
 def _longest_gaps(kernels: pd.DataFrame, gaps: pd.DataFrame) -> list[dict[str, Any]]:
     longest = gaps[gaps["gap_ns"] > 0].nlargest(MOST_GAPS, "gap_ns")
+    rows = longest.join(kernels[["short_name", "ranges"]])
     return [
         {
             "gap_ns": int(row["gap_ns"]),
             "host_late": bool(row["host_late"]),
-            "before": str(kernels.at[index, "short_name"]),
-            "ranges": list(kernels.at[index, "ranges"]),
+            "before": str(row["short_name"]),
+            "ranges": list(row["ranges"]),
         }
-        for index, row in longest.iterrows()
+        for _, row in rows.iterrows()
     ]
 
 

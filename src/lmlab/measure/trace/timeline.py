@@ -1,8 +1,8 @@
 """A run's timeline in few numbers: what a picture of it needs, and a screenshot would show.
 
-A train step has ten thousand kernels and a picture a thousand columns. So time is cut into bins, and
-of each family is kept which share of each bin it ran for, in thousandths: nothing is left out, a
-short kernel between long ones shows as a thin mark. Of one layer in the middle of the model every
+A train step has ten thousand kernels and a picture a thousand columns. So time is cut into bins,
+and of each family is kept which share of each bin it ran for, in thousandths: nothing is left out,
+a short kernel between long ones shows as a thin mark. Of one layer in the middle of the model every
 kernel is kept as it was, for a picture in which single kernels can be seen.
 
 All times count from the opening of the run's range on the host.
