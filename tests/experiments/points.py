@@ -44,3 +44,13 @@ def precision_point(topic: str, **more: Any) -> Point:
     """A point of the precision chapter; `dtype` is a parameter, the rest are settings."""
     parameters = {"topic": topic, **({"dtype": more.pop("dtype")} if "dtype" in more else {})}
     return Point("precision", parameters, {"seed": 0, **more})
+
+
+def profile_point(**changes: Any) -> Point:
+    """A profile of the same small model."""
+    asked = {**SETTINGS, **PARAMETERS, "profiler": "torch", "keep_traces": False, **changes}
+    parameters = ("size", "context", "batch", "precision", "attention")
+    settings = (*SETTINGS, "warmup", "profiler", "keep_traces")
+    return Point(
+        "profile", {key: asked[key] for key in parameters}, {key: asked[key] for key in settings}
+    )

@@ -18,12 +18,13 @@ from lmlab.study.config import load as load_study
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import UnknownModule
 from lmlab.study.points import Point
-from tests.experiments.points import end_to_end_point, precision_point
+from tests.experiments.points import end_to_end_point, precision_point, profile_point
 
 Edit = Callable[[Path], None]
 
 POINTS = {
     "end_to_end": end_to_end_point(),
+    "profile": profile_point(),
     "precision": precision_point("layernorm"),
     "machine": Point("machine", {}, {"quick": True, "seed": 0}),
     "own_model": end_to_end_point(model="mine:Model"),
@@ -52,20 +53,25 @@ CODE = "\nADDED = 1\n"
 EDITS: dict[str, tuple[Edit, set[str]]] = {
     "the attention variant": (
         append("lmlab/attention/naive.py", CODE),
-        {"end_to_end", "own_model"},
+        {"end_to_end", "own_model", "profile"},
     ),
     "the list of attention variants": (append("lmlab/attention/registry.py", CODE), set()),
     "the names a room gives away": (append("lmlab/attention/__init__.py", CODE), set()),
     "the version number": (append("lmlab/__init__.py", CODE), set()),
     "how results are written": (append("lmlab/study/results.py", CODE), set()),
     "an attention variant that no point names": (append("lmlab/attention/other.py", CODE), set()),
-    "the model": (append("lmlab/model/transformer.py", CODE), {"end_to_end"}),
-    "the optimizer": (append("lmlab/model/adamw.py", CODE), {"end_to_end", "own_model"}),
+    "the model": (append("lmlab/model/transformer.py", CODE), {"end_to_end", "profile"}),
+    "the optimizer": (
+        append("lmlab/model/adamw.py", CODE),
+        {"end_to_end", "own_model", "profile"},
+    ),
+    "how a trace is read": (append("lmlab/measure/trace/families.py", CODE), {"profile"}),
+    "how nsys's export is read": (append("lmlab/measure/trace/nsys.py", CODE), {"profile"}),
     "the user's model": (append("mine.py", CODE), {"own_model"}),
     "the ceilings": (append("lmlab/measure/ceilings.py", CODE), {"machine"}),
     "the clock": (
         append("lmlab/measure/clock.py", CODE),
-        {"end_to_end", "own_model", "machine"},
+        {"end_to_end", "own_model", "machine", "profile"},
     ),
     "the runner": (append("lmlab/experiments/run.py", CODE), set(POINTS)),
     "another chapter": (append("lmlab/experiments/memory.py", CODE), set()),

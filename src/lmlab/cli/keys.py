@@ -94,6 +94,8 @@ KINDS: dict[str, Kind] = {
     "steps": integer(1),
     "time_cap_s": positive_number(),
     "skip_if_too_large": boolean(),
+    "profiler": choice("auto", "nsys", "torch"),
+    "keep_traces": boolean(),
     "topic": choice("accumulation", "autocast", "layernorm"),
     "dtype": choice("fp16", "bf16"),
     "terms": integer(1),

@@ -40,11 +40,6 @@ def model() -> TransformerLM:
     return TransformerLM(16, 8, 8, 2, 2, 16)
 
 
-def in_parts(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-    with annotate.named("all of it"):
-        return naive.attention(q, k, v, is_causal=is_causal)
-
-
 def test_layers_are_named_as_the_model_names_them(model: TransformerLM, opened: list[str]) -> None:
     with annotated(model):
         model(TOKENS)
@@ -52,22 +47,23 @@ def test_layers_are_named_as_the_model_names_them(model: TransformerLM, opened: 
     assert opened == ["layers.0", *layer, "/layers.0", "layers.1", *layer, "/layers.1"]
 
 
-def test_a_twin_replaces_the_attention_that_has_parts(
+def test_the_parts_of_attention_are_marked_where_they_are_asked_for(
     model: TransformerLM, opened: list[str]
 ) -> None:
-    with annotated(model, twins={naive.attention: in_parts}):
+    with annotated(model, attention_in_parts=True), recording():
         model(TOKENS)
-    assert opened[:5] == ["layers.0", "attention", "all of it", "/all of it", "/attention"]
+    parts = [name for part in ("scores", "softmax", "output") for name in (part, f"/{part}")]
+    assert opened[:9] == ["layers.0", "attention", *parts, "/attention"]
 
 
 def test_an_annotated_model_computes_the_same(model: TransformerLM) -> None:
     plain = model(TOKENS)
-    with annotated(model, twins={naive.attention: in_parts}), recording():
+    with annotated(model, attention_in_parts=True), recording():
         assert torch.equal(model(TOKENS), plain)
 
 
 def test_afterwards_the_model_is_as_it_was(model: TransformerLM, opened: list[str]) -> None:
-    with annotated(model, twins={naive.attention: in_parts}):
+    with annotated(model, attention_in_parts=True):
         pass
     model(TOKENS)
     assert opened == []

@@ -2,12 +2,13 @@
 
 The model's code carries no marks. For the time of a block, hooks open a range around each member of
 the model's module lists, named as the module is (`layers.3`), and the attention functions that its
-modules hold are replaced by twins that open ranges. `attention` is around all of it; the parts
-inside (scores, softmax, output) can only be marked by a function that runs them one by one, so the
-caller gives a twin for each attention function that has parts:
+modules hold are replaced by ones that open a range called `attention`:
 
-    with annotated(model, twins={naive.attention: naive_in_parts}):
+    with annotated(model, attention_in_parts=True):
         profile(step, device=device)
+
+Attention that runs its formula operation by operation has parts inside (`attention_parts`); a fused
+or compiled one does not, and must not be asked for them.
 
 Nothing is known here of which models and attention functions there are. A hook is Python and costs
 microseconds, so an annotated model is for profiling and never for timing. What is compiled is left
@@ -17,13 +18,14 @@ the middle of the profile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from lmlab.measure.trace.attention_parts import in_parts
 from lmlab.measure.trace.ranges import marked, named
 
 AttentionFunction = Callable[..., torch.Tensor]
@@ -33,30 +35,23 @@ ATTENTION = "attention"
 
 
 @contextmanager
-def annotated(
-    model: nn.Module, twins: Mapping[AttentionFunction, AttentionFunction] | None = None
-) -> Iterator[None]:
+def annotated(model: nn.Module, *, attention_in_parts: bool = False) -> Iterator[None]:
     """Mark the layers and the attention of `model` while the block runs, then leave no trace."""
     with ExitStack() as undo:
-        _mark("", model, twins or {}, undo)
+        _mark("", model, attention_in_parts, undo)
         yield
 
 
-def _mark(
-    name: str,
-    module: nn.Module,
-    twins: Mapping[AttentionFunction, AttentionFunction],
-    undo: ExitStack,
-) -> None:
+def _mark(name: str, module: nn.Module, parts: bool, undo: ExitStack) -> None:
     """Mark a module and all below it that is not compiled; `undo` takes everything back."""
     if _is_compiled(module):
         return
-    _mark_attention(module, twins, undo)
+    _mark_attention(module, parts, undo)
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}".lstrip(".")
         if isinstance(module, nn.ModuleList) and not _is_compiled(child):
             _mark_layer(path, child, undo)
-        _mark(path, child, twins, undo)
+        _mark(path, child, parts, undo)
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -84,11 +79,9 @@ def _mark_layer(name: str, layer: nn.Module, undo: ExitStack) -> None:
     undo.callback(layer.register_forward_hook(after, always_call=True).remove)
 
 
-def _mark_attention(
-    module: nn.Module, twins: Mapping[AttentionFunction, AttentionFunction], undo: ExitStack
-) -> None:
+def _mark_attention(module: nn.Module, parts: bool, undo: ExitStack) -> None:
     """Replace a function that the module holds as `attention`; a submodule has hooks instead."""
-    function = vars(module).get(ATTENTION)
+    function: AttentionFunction | None = vars(module).get(ATTENTION)
     if callable(function):
-        setattr(module, ATTENTION, marked(ATTENTION, twins.get(function, function)))
+        setattr(module, ATTENTION, marked(ATTENTION, in_parts(function) if parts else function))
         undo.callback(setattr, module, ATTENTION, function)

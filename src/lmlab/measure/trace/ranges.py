@@ -55,11 +55,14 @@ class _Range(AbstractContextManager[None]):
             torch.cuda.nvtx.range_end(self._handle)
 
 
+def recorded() -> bool:
+    """Whether a range that is opened now would be recorded."""
+    return not torch.compiler.is_compiling() and _Switch.recording
+
+
 def named(name: str) -> AbstractContextManager[None]:
     """A range of that name around a block, if ranges are being recorded."""
-    if torch.compiler.is_compiling() or not _Switch.recording:
-        return _NOTHING
-    return _Range(name)
+    return _Range(name) if recorded() else _NOTHING
 
 
 def marked(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

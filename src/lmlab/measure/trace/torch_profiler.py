@@ -29,9 +29,12 @@ def profile(function: Callable[[], object], *, device: torch.device) -> Trace:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profile_to(file, function, device=device)
-        return chrome_trace.read(
-            file, on_cpu=device.type == "cpu", tool=f"torch profiler {torch.__version__}"
-        )
+        return chrome_trace.read(file, on_cpu=device.type == "cpu", tool=tool_name())
+
+
+def tool_name() -> str:
+    """The profiler and its version, for captions."""
+    return f"torch profiler {torch.__version__}"
 
 
 def profile_to(file: Path, function: Callable[[], object], *, device: torch.device) -> None:

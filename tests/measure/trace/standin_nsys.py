@@ -1,0 +1,101 @@
+"""A stand-in for nsys on the PATH: a program that knows one version's options and no others.
+
+It runs what it is told to record and writes a report; exporting the report writes the database that
+`three_modes` builds. What a version does not know it rejects, as nsys does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lmlab.study.files import ROOT
+
+COMMON = ("--trace", "--sample", "--cpuctxsw", "--capture-range", "--kill", "--force-overwrite")
+STOPPING = {
+    "2020.4.1": ("--stop-on-range-end",),
+    "2023.4.1": ("--stop-on-range-end", "--capture-range-end"),
+    "2026.3.1": ("--capture-range-end",),
+}
+VERSIONS = tuple(STOPPING)
+SUFFIX = {"2020.4.1": ".qdrep", "2023.4.1": ".nsys-rep", "2026.3.1": ".nsys-rep"}
+
+PROGRAM = '''#!{python}
+"""NVIDIA Nsight Systems, as far as a test needs it."""
+import os, subprocess, sys
+
+sys.path.insert(0, {root!r})
+VERSION, SUFFIX, FAULT = {version!r}, {suffix!r}, {fault!r}
+KNOWN = {{"profile": {profile!r}, "export": ("--type", "--output", "--force-overwrite")}}
+
+
+def refuse(text):
+    print(text, file=sys.stderr)
+    sys.exit(1)
+
+
+def options(command, words):
+    found = {{}}
+    while words and words[0].startswith("-"):
+        name, _, value = words.pop(0).partition("=")
+        if name not in KNOWN[command]:
+            refuse("unrecognised option '" + name + "'")
+        found[name] = value
+    return found
+
+
+def profile(words):
+    asked = options("profile", words)
+    if asked["--capture-range"] != "cudaProfilerApi" or asked[{stopping!r}] not in ("stop", "true"):
+        refuse("nothing would be captured")
+    if FAULT == "cannot record":
+        refuse("The target application could not be launched.")
+    status = subprocess.run(words).returncode
+    with open(asked["--output"] + SUFFIX, "w") as report:
+        report.write("a report of " + VERSION)
+    sys.exit(status)
+
+
+def export(words):
+    asked = options("export", words)
+    if not words[0].endswith(SUFFIX) or not os.path.exists(words[0]):
+        refuse("no such report: " + words[0])
+    from pathlib import Path
+    from tests.measure.trace.export_builder import ExportBuilder
+    from tests.measure.trace.three_modes import write_export
+
+    if FAULT == "records nothing":
+        with ExportBuilder(Path(asked["--output"])):
+            return
+    write_export(Path(asked["--output"]))
+
+
+command, *rest = sys.argv[1:]
+if command == "--version":
+    if FAULT == "broken":
+        refuse("error while loading shared libraries: libnsys.so")
+    version = "NVIDIA Nsight Systems version " + VERSION + ".97-31v0"
+    print("silence" if FAULT == "silent" else version)
+else:
+    {{"profile": profile, "export": export}}[command](rest)
+'''
+
+
+def install(folder: Path, version: str = "2026.3.1", fault: str = "") -> Path:
+    """Put a stand-in of that version, perhaps with a fault, into a folder of the PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stopping = STOPPING.get(version, ("--stop-on-range-end",))
+    file = folder / "nsys"
+    file.write_text(
+        PROGRAM.format(
+            python=sys.executable,
+            root=str(ROOT),
+            version=version,
+            suffix=SUFFIX.get(version, ".qdrep"),
+            fault=fault,
+            profile=(*COMMON, *stopping, "--output"),
+            stopping=stopping[-1],
+        )
+    )
+    file.chmod(0o755)
+    return file
