@@ -19,6 +19,7 @@ configfile: "config.yaml" if Path("config.yaml").exists() else f"{workflow.based
 include: "rules/common.smk"
 include: "rules/machine.smk"
 include: "rules/end_to_end.smk"
+include: "rules/memory.smk"
 include: "rules/precision.smk"
 include: "rules/writeup.smk"
 

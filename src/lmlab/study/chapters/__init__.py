@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lmlab.study.chapters import end_to_end, machine, precision
+from lmlab.study.chapters import end_to_end, machine, memory, precision
 from lmlab.study.config import Study
 from lmlab.study.points import Point
 
@@ -15,6 +15,7 @@ Grid = Callable[[Study, Mapping[str, Any]], list[Point]]
 GRIDS: dict[str, Grid] = {
     "machine": machine.points,
     "end_to_end": end_to_end.points,
+    "memory": memory.points,
     "precision": precision.points,
 }
 
