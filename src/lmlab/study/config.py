@@ -156,12 +156,20 @@ def _divisors(number: int) -> Iterator[int]:
 
 def _check_sizes_exist(study: str, blocks: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
     for chapter, block in blocks.items():
-        for size in block.get("sizes", ()):
+        for key, size in _sizes_named(block):
             if size not in sizes:
                 raise ConfigError(
-                    f"config: studies.{study}.{chapter}.sizes names {size!r}; "
+                    f"config: studies.{study}.{chapter}.{key} names {size!r}; "
                     f"allowed: {', '.join(sizes)}"
                 )
+
+
+def _sizes_named(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every size that a block names: in its list, or as the one size of a part of it."""
+    yield from (("sizes", size) for size in block.get("sizes", ()))
+    for key, part in block.items():
+        if isinstance(part, Mapping) and "size" in part:
+            yield f"{key}.size", part["size"]
 
 
 def _describe(error: jsonschema.ValidationError) -> str:

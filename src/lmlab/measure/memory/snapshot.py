@@ -1,0 +1,98 @@
+"""torch's CUDA memory snapshot as a history, and its pickles read without trusting them.
+
+A snapshot is a dictionary of plain values: `segments` with their blocks as they are now, and
+`device_traces`, one list of events a device, oldest first. Its pickle is what torch's own viewer
+opens. Pickles can call anything when loaded, and snapshots are files that people send each other;
+one that is made of plain values names no class at all, so the reader here refuses every name.
+
+Events come as `alloc`, `free_requested`, `free_completed` and a few about segments. Memory is in
+use until its free is completed; between the two it waits for another stream. An `oom` event has the
+size that could not be had. Keys that a version of torch does not write are simply absent.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from lmlab.measure.memory.history import Block, Event, History, Kind
+
+# The allocator's own grain, on every GPU.
+BLOCK_BYTES = 512
+KINDS: dict[str, Kind] = {"alloc": "alloc", "free_completed": "free", "oom": "oom"}
+ACTIVE_STATES = {"active_allocated", "active_awaiting_free", "active_pending_free"}
+
+
+class SnapshotError(ValueError):
+    """A file or dictionary that is no memory snapshot, in one line."""
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads lists, dictionaries, texts and numbers; anything that has a name is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise SnapshotError(f"the pickle names {module}.{name}; a snapshot holds plain values only")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A snapshot from a pickle that may come from anywhere."""
+    with path.open("rb") as file:
+        return read(file)
+
+
+def read(file: BinaryIO) -> dict[str, Any]:
+    """The snapshot in an open file."""
+    try:
+        found = PlainUnpickler(file).load()
+    except SnapshotError:
+        raise
+    except Exception as error:  # a broken pickle fails in as many ways as there are bytes
+        raise SnapshotError(f"not a readable pickle ({type(error).__name__}: {error})") from error
+    if not isinstance(found, dict) or not {"segments", "device_traces"} <= found.keys():
+        raise SnapshotError("the pickle holds no segments and device_traces")
+    return found
+
+
+def history_of(snapshot: Mapping[str, Any], device_index: int, *, max_entries: int) -> History:
+    """What one device's allocator did and holds."""
+    traces = snapshot["device_traces"]
+    trace = traces[device_index] if device_index < len(traces) else []
+    return History(
+        events=list(_events(trace)),
+        live_at_end=list(_active_blocks(snapshot["segments"], device_index)),
+        granularity=BLOCK_BYTES,
+        dropped=len(trace) >= max_entries,
+    )
+
+
+def _events(trace: list[dict[str, Any]]) -> Iterator[Event]:
+    start_us = trace[0].get("time_us", 0) if trace else 0
+    for entry in trace:
+        kind = KINDS.get(entry["action"])
+        if kind is not None:
+            yield Event(
+                kind=kind,
+                address=0 if kind == "oom" else entry["addr"],
+                size=entry["size"],
+                time_us=entry.get("time_us", start_us) - start_us,
+                frames=entry.get("frames", ()),
+            )
+
+
+def _active_blocks(segments: list[dict[str, Any]], device_index: int) -> Iterator[Block]:
+    for segment in segments:
+        if segment.get("device", device_index) != device_index:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            start = block.get("address", address)
+            address = start + block["size"]
+            if block["state"] in ACTIVE_STATES:
+                yield Block(
+                    address=start,
+                    size=block.get("requested_size", block["size"]),
+                    block_bytes=block["size"],
+                    frames=block.get("frames", ()),
+                )
