@@ -16,6 +16,7 @@ PARAMETERS: dict[str, Any] = {
     "warmup": 1,
     "start": "warm",
 }
+MEMORY_PARAMETERS = ("size", "context", "batch", "attention", "precision")
 SETTINGS: dict[str, Any] = {
     "model": "lmlab.model.transformer:TransformerLM",
     "vocab_size": 17,
@@ -44,3 +45,14 @@ def precision_point(topic: str, **more: Any) -> Point:
     """A point of the precision chapter; `dtype` is a parameter, the rest are settings."""
     parameters = {"topic": topic, **({"dtype": more.pop("dtype")} if "dtype" in more else {})}
     return Point("precision", parameters, {"seed": 0, **more})
+
+
+def memory_point(topic: str = "timeline", **changes: Any) -> Point:
+    """A point of the memory chapter; what is not in its identity is a setting."""
+    parameters = {"topic": topic, **{key: PARAMETERS[key] for key in MEMORY_PARAMETERS}}
+    settings = {**SETTINGS, "keep_snapshots": False, "rounds": 1, "strategies": "none"}
+    return Point(
+        "memory",
+        {key: changes.get(key, value) for key, value in parameters.items()},
+        {key: changes.get(key, value) for key, value in settings.items()},
+    )

@@ -57,6 +57,7 @@ def test_a_dry_run_of_the_full_study_takes_under_5_s(fresh: Project) -> None:
     jobs = fresh.would_run("--config study=full")
     assert cpu_seconds() - before < 5
     assert len(jobs["end_to_end"]) == 140
+    assert len(jobs["memory"]) == 41
 
 
 def test_a_rerun_with_nothing_to_do_takes_under_5_s(measured: Project) -> None:
@@ -127,7 +128,7 @@ def test_a_model_of_the_users_own_is_measured_and_counted_as_code(measured: Proj
     assert {json.loads(f.read_text())["settings"]["model"] for f in files} == {"mine.net:Net"}
     assert measured.measures(options) == []
     measured.edit("mine/net.py", "    pass\n", "    depth = 1\n")
-    assert {Path(out).parts[2] for out in measured.measures(options)} == {"end_to_end"}
+    assert {Path(out).parts[2] for out in measured.measures(options)} == {"end_to_end", "memory"}
 
 
 def test_the_workflow_passes_snakemakes_lint() -> None:
