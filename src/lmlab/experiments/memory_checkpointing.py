@@ -26,6 +26,7 @@ from lmlab.experiments.memory_modes import (
     GIB,
     STREAM_ELEMENT_BYTES,
     empty_allocator,
+    forget_graph,
     known_tensors,
     workload_for,
 )
@@ -146,7 +147,7 @@ def _out_of_memory_kept(arm: Arm, step: Step, device: torch.device) -> Iterator[
         held_words = "" if held is None else f" with up to {held / GIB:.2f} GiB live"
         reason = f"did not fit{held_words}"
     if reason is not None:  # and the error is gone, with all that its traceback held
-        vars(step)["_loss"] = None
+        forget_graph(step)
         arm.fail("oom", reason)
 
 

@@ -165,9 +165,15 @@ def _warm_up(step: Step, mode: Mode, device: torch.device) -> int | None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        forget_graph(step)
         return None
     synchronize(device)
     return peak_memory_bytes(device)
+
+
+def forget_graph(step: Step) -> None:
+    """Drop what a forward pass left for a backward pass that did not come to its end."""
+    vars(step)["_loss"] = None
 
 
 def known_tensors(model: nn.Module, step: Step) -> dict[int, Known]:
