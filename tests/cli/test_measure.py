@@ -121,6 +121,12 @@ def test_keys_choose_the_experiment_that_has_them(
     assert point_from_words(nano, "precision", words).parameters == parameters
 
 
+def test_strategies_of_checkpointing_are_names_separated_by_commas(nano: Study) -> None:
+    point = point_from_words(nano, "memory", ["strategies=every-1,nested"])
+    assert point.parameters["topic"] == "checkpointing"
+    assert point.settings["strategies"] == "every-1,nested"
+
+
 WRONG = {
     "unknown key": ("end_to_end", "contxt=128", "contxt = '128': no such key; allowed: size, con"),
     "a key of another chapter": ("precision", "context=128", "context = '128': no such key"),
@@ -135,6 +141,7 @@ WRONG = {
     "no import path": ("end_to_end", "model=Mine", "model = 'Mine'; allowed: an import path"),
     "model nowhere": ("end_to_end", "model=nowhere:M", "'nowhere' is not on the Python path"),
     "not a boolean": ("machine", "quick=maybe", "quick = 'maybe'; allowed: true, false"),
+    "no strategy": ("memory", "strategies=none,sqrt", "allowed: none, nested, every-K; several of"),
     "heads that do not divide": ("end_to_end", "num_heads=3", "num_heads: 3 does not divide d_mo"),
 }
 

@@ -16,6 +16,7 @@ PARAMETERS: dict[str, Any] = {
     "warmup": 1,
     "start": "warm",
 }
+MEMORY_PARAMETERS = ("size", "context", "batch", "attention", "precision")
 SETTINGS: dict[str, Any] = {
     "model": "lmlab.model.transformer:TransformerLM",
     "vocab_size": 17,
@@ -53,4 +54,15 @@ def profile_point(**changes: Any) -> Point:
     settings = (*SETTINGS, "warmup", "profiler", "keep_traces")
     return Point(
         "profile", {key: asked[key] for key in parameters}, {key: asked[key] for key in settings}
+    )
+
+
+def memory_point(topic: str = "timeline", **changes: Any) -> Point:
+    """A point of the memory chapter; what is not in its identity is a setting."""
+    parameters = {"topic": topic, **{key: PARAMETERS[key] for key in MEMORY_PARAMETERS}}
+    settings = {**SETTINGS, "keep_snapshots": False, "rounds": 1, "strategies": "none"}
+    return Point(
+        "memory",
+        {key: changes.get(key, value) for key, value in parameters.items()},
+        {key: changes.get(key, value) for key, value in settings.items()},
     )

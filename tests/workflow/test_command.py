@@ -58,6 +58,7 @@ def test_a_dry_run_of_the_full_study_takes_under_5_s(fresh: Project) -> None:
     assert cpu_seconds() - before < 5
     assert len(jobs["end_to_end"]) == 140
     assert len(jobs["profile"]) == 20
+    assert len(jobs["memory"]) == 41
 
 
 def test_a_rerun_with_nothing_to_do_takes_under_5_s(measured: Project) -> None:
@@ -129,7 +130,7 @@ def test_a_model_of_the_users_own_is_measured_and_counted_as_code(measured: Proj
     assert measured.measures(options) == []
     measured.edit("mine/net.py", "    pass\n", "    depth = 1\n")
     stale = {Path(out).parts[2] for out in measured.measures(options)}
-    assert stale == {"end_to_end", "profile"}
+    assert stale == {"end_to_end", "profile", "memory"}
 
 
 def test_the_workflow_passes_snakemakes_lint() -> None:

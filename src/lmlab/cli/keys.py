@@ -5,6 +5,7 @@ The same limits as in config.yaml's schema, said for single values: there a grid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -58,6 +59,17 @@ def choice(*names: str) -> Kind:
     return Kind(", ".join(names), read)
 
 
+def many(pattern: str, names: str) -> Kind:
+    """Some names, separated by commas."""
+
+    def read(text: str) -> str:
+        if not all(re.fullmatch(pattern, name) for name in text.split(",")):
+            raise ValueError
+        return text
+
+    return Kind(f"{names}; several of them separated by commas", read)
+
+
 def boolean() -> Kind:
     """true or false, as YAML writes them."""
     return Kind("true, false", lambda text: {"true": True, "false": False}[text])
@@ -99,6 +111,7 @@ KINDS: dict[str, Kind] = {
     "topic": choice("accumulation", "autocast", "layernorm", "timeline", "checkpointing"),
     "keep_snapshots": boolean(),
     "rounds": integer(1),
+    "strategies": many(r"none|nested|every-[1-9]\d*", "none, nested, every-K"),
     "dtype": choice("fp16", "bf16"),
     "terms": integer(1),
     "term": positive_number(),

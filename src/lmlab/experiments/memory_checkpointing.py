@@ -22,7 +22,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmlab.experiments.memory_modes import GIB, empty_allocator, known_tensors, workload_for
+from lmlab.experiments.memory_modes import (
+    GIB,
+    STREAM_ELEMENT_BYTES,
+    empty_allocator,
+    forget_graph,
+    known_tensors,
+    workload_for,
+)
 from lmlab.experiments.outcome import Outcome, Unsupported
 from lmlab.experiments.workload import OWN_ATTENTION, Step, Workload
 from lmlab.measure.clock import collector_paused, synchronize
@@ -63,8 +70,10 @@ class Arm:
 def measure_strategies(point: Point, device: torch.device) -> Outcome:
     """Peak and step time of every strategy that the point names."""
     workload = workload_for(point)
-    arms = [Arm(name=n, strategy=strategy_named(n)) for n in point.settings["strategies"]]
+    names = str(point.settings["strategies"]).split(",")
+    arms = [Arm(name=name, strategy=strategy_named(name)) for name in names]
     with tf32_allowed(workload.precision.tf32), collector_paused():
+        tf32 = torch.get_float32_matmul_precision() != "highest"
         model = workload.build(device)
         try:
             with checkpointed(model, arms[0].strategy):
@@ -79,7 +88,10 @@ def measure_strategies(point: Point, device: torch.device) -> Outcome:
     data = {
         "arms": [_described(arm, workload, device) for arm in arms],
         "num_layers": workload.shape.num_layers,
+        "input_bytes": STREAM_ELEMENT_BYTES * workload.shape.tokens * workload.shape.d_model,
         "best_predicted": _best_predicted(workload, device),
+        "tf32": tf32,
+        "threads": torch.get_num_threads(),
     }
     return _outcome(arms, data)
 
@@ -135,7 +147,7 @@ def _out_of_memory_kept(arm: Arm, step: Step, device: torch.device) -> Iterator[
         held_words = "" if held is None else f" with up to {held / GIB:.2f} GiB live"
         reason = f"did not fit{held_words}"
     if reason is not None:  # and the error is gone, with all that its traceback held
-        vars(step)["_loss"] = None
+        forget_graph(step)
         arm.fail("oom", reason)
 
 

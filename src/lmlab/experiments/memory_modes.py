@@ -70,6 +70,7 @@ def measure_modes(point: Point, device: torch.device) -> Outcome:
     with tf32_allowed(workload.precision.tf32), collector_paused():
         torch.empty(1, device=device)  # wakes the device, so that its context is there
         empty_allocator(device)
+        tf32 = torch.get_float32_matmul_precision() != "highest"
         before = account(device)
         model = workload.build(device)
         empty_allocator(device)
@@ -80,6 +81,8 @@ def measure_modes(point: Point, device: torch.device) -> Outcome:
         "before": before,
         "stream_bytes": STREAM_ELEMENT_BYTES * shape.tokens * shape.d_model,
         "parameters_total": sum(parameter.numel() for parameter in model.parameters()),
+        "tf32": tf32,
+        "threads": torch.get_num_threads(),
         "recorded_with": "allocator history" if device.type == "cuda" else "profiler events",
     }
     return _outcome(modes, data)
@@ -162,9 +165,15 @@ def _warm_up(step: Step, mode: Mode, device: torch.device) -> int | None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        forget_graph(step)
         return None
     synchronize(device)
     return peak_memory_bytes(device)
+
+
+def forget_graph(step: Step) -> None:
+    """Drop what a forward pass left for a backward pass that did not come to its end."""
+    vars(step)["_loss"] = None
 
 
 def known_tensors(model: nn.Module, step: Step) -> dict[int, Known]:

@@ -37,7 +37,7 @@ def _timeline(
 def _checkpointing(study: Study, block: Mapping[str, Any]) -> Point:
     settings = {
         **study.size_settings(block["size"]),
-        "strategies": list(block["strategies"]),
+        "strategies": ",".join(block["strategies"]),
         "rounds": block["rounds"],
         "steps": block["steps"],
         "time_cap_s": study.common["time_cap_s"],
