@@ -49,10 +49,10 @@ def test_an_address_used_twice_is_two_pieces() -> None:
 
 
 def test_a_block_that_is_live_at_the_end_tells_how_large_it_is() -> None:
-    """Three of 6.5 MB fill a segment of 20 MiB, and the rest of it is not worth splitting."""
-    result = replayed(alloc(0, 6_553_600) + free(10**8, 1000), block(0, 7_864_320, 6_553_600))
-    assert [piece.block_bytes for piece in result.pieces] == [1024, 7_864_320]
-    assert [piece.size for piece in result.pieces] == [1000, 6_553_600]
+    """Three of 6.5 MiB fill a segment of 20 MiB, and the rest of it is not worth splitting."""
+    result = replayed(alloc(0, 6_815_744) + free(10**8, 1000), block(0, 7_340_032, 6_815_744))
+    assert [piece.block_bytes for piece in result.pieces] == [1024, 7_340_032]
+    assert [piece.size for piece in result.pieces] == [1000, 6_815_744]
 
 
 @given(

@@ -102,8 +102,3 @@ def test_another_device_is_another_history() -> None:
 def test_a_full_buffer_has_lost_its_oldest_events(entries: int, dropped: bool) -> None:
     trace = alloc(512, 1) + alloc(1024, 1)
     assert history_of(snapshot(trace), 0, max_entries=entries).dropped is dropped
-
-
-def test_blocks_round_up_to_512_bytes() -> None:
-    history = history_of(snapshot([]), 0, max_entries=9)
-    assert [history.rounded(size) for size in (1, 512, 513)] == [512, 512, 1024]

@@ -2,6 +2,7 @@
 
 recorder    records one step with marks between its phases, on a GPU or on a CPU
 snapshot    torch's memory snapshot as a history; pickles are read without trusting them
+blocks      how many bytes the allocator gave, where only those asked for are written down
 cpu_events  the same history from the profiler's memory events
 history     what both become: allocations, frees, what was live at the end
 replay      lifetimes, active bytes over time, the peak and who was live there

@@ -6,9 +6,9 @@ A GPU's snapshot and a CPU's profiler tell the same story in different words. Bo
 Two sizes are kept of a piece of memory. `size` is what was asked for: events carry it, and a tensor
 is recognised by it. The allocator hands out whole blocks: multiples of 512 bytes on a GPU, and up
 to 1 MiB more where the rest of a segment is not worth splitting. `max_memory_allocated` counts
-blocks, so a curve of sizes alone stays a few percent below it (3 % for weights of 6.5 MB, three of
-which fill a segment of 20 MiB). Blocks that are live at the end tell how large they really are, and
-those are nearly all that lasts: weights, gradients, optimizer state.
+blocks, so a curve of sizes alone stays a few percent below it (2.5 % for weights of 6.5 MiB, three of
+which fill a segment of 20 MiB). Blocks that are live at the end tell how large they really are;
+`blocks` works it out for the others.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Event:
     """0 where memory could not be had."""
     size: int
     """Bytes asked for."""
+    block_bytes: int = 0
+    """Bytes that the allocator gave; 0 where only those asked for are known."""
     time_us: float = 0.0
     frames: Frames = ()
     operation: str = ""
@@ -55,11 +57,5 @@ class History:
 
     events: Sequence[Event]
     live_at_end: Sequence[Block]
-    granularity: int = 1
-    """Blocks are multiples of this."""
     dropped: bool = False
     """True when the recorder's buffer was full and its oldest events are missing."""
-
-    def rounded(self, size: int) -> int:
-        """The smallest block that holds so many bytes."""
-        return -(-size // self.granularity) * self.granularity

@@ -90,16 +90,16 @@ def replay(history: History) -> Replay:
 
 
 def _pieces(history: History, *, blocks_bytes: dict[int, int]) -> Iterator[Piece]:
-    """Pieces that an event tells of; the dead know no block, so theirs is the smallest possible."""
+    """Pieces that an event tells of."""
     born: dict[int, tuple[int, Event]] = {}
     for position, event in enumerate(history.events):
         if event.kind == "alloc":
             born[event.address] = position, event
         elif event.kind == "free":
             start, made = born.pop(event.address, (BEFORE, event))
-            yield _piece(made, start, position, history.rounded(made.size))
+            yield _piece(made, start, position, made.block_bytes or made.size)
     for address, (start, made) in born.items():
-        block_bytes = blocks_bytes.get(address, history.rounded(made.size))
+        block_bytes = blocks_bytes.get(address, made.block_bytes or made.size)
         yield _piece(made, start, len(history.events), block_bytes)
 
 

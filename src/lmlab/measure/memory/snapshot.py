@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from lmlab.measure.memory.blocks import given_bytes, rounded
 from lmlab.measure.memory.history import Block, Event, History, Kind
 
-# The allocator's own grain, on every GPU.
-BLOCK_BYTES = 512
 KINDS: dict[str, Kind] = {"alloc": "alloc", "free_completed": "free", "oom": "oom"}
 ACTIVE_STATES = {"active_allocated", "active_awaiting_free", "active_pending_free"}
 
@@ -59,15 +58,22 @@ def history_of(snapshot: Mapping[str, Any], device_index: int, *, max_entries: i
     """What one device's allocator did and holds."""
     traces = snapshot["device_traces"]
     trace = traces[device_index] if device_index < len(traces) else []
+    segments = [
+        segment
+        for segment in snapshot["segments"]
+        if segment.get("device", device_index) == device_index
+    ]
+    live_at_end = list(_active_blocks(segments))
+    sizes = {segment["address"]: segment["total_size"] for segment in segments}
+    given = given_bytes(trace, sizes, (block.address for block in live_at_end))
     return History(
-        events=list(_events(trace)),
-        live_at_end=list(_active_blocks(snapshot["segments"], device_index)),
-        granularity=BLOCK_BYTES,
+        events=list(_events(trace, iter(given))),
+        live_at_end=live_at_end,
         dropped=len(trace) >= max_entries,
     )
 
 
-def _events(trace: list[dict[str, Any]]) -> Iterator[Event]:
+def _events(trace: list[dict[str, Any]], given: Iterator[int]) -> Iterator[Event]:
     start_us = trace[0].get("time_us", 0) if trace else 0
     for entry in trace:
         kind = KINDS.get(entry["action"])
@@ -76,15 +82,15 @@ def _events(trace: list[dict[str, Any]]) -> Iterator[Event]:
                 kind=kind,
                 address=0 if kind == "oom" else entry["addr"],
                 size=entry["size"],
+                # A block that is older than the trace shows only when it goes.
+                block_bytes=next(given) if kind == "alloc" else rounded(entry["size"]),
                 time_us=entry.get("time_us", start_us) - start_us,
                 frames=entry.get("frames", ()),
             )
 
 
-def _active_blocks(segments: list[dict[str, Any]], device_index: int) -> Iterator[Block]:
+def _active_blocks(segments: list[dict[str, Any]]) -> Iterator[Block]:
     for segment in segments:
-        if segment.get("device", device_index) != device_index:
-            continue
         address = segment["address"]
         for block in segment["blocks"]:
             start = block.get("address", address)
