@@ -6,8 +6,8 @@ A GPU's snapshot and a CPU's profiler tell the same story in different words. Bo
 Two sizes are kept of a piece of memory. `size` is what was asked for: events carry it, and a tensor
 is recognised by it. The allocator hands out whole blocks: multiples of 512 bytes on a GPU, and up
 to 1 MiB more where the rest of a segment is not worth splitting. `max_memory_allocated` counts
-blocks, so a curve of sizes alone stays a few percent below it (2.5 % for weights of 6.5 MiB, three of
-which fill a segment of 20 MiB). Blocks that are live at the end tell how large they really are;
+blocks, so a curve of sizes alone stays a few percent below it (2.5 % for weights of 6.5 MiB, three
+of which fill a segment of 20 MiB). Blocks that are live at the end tell how large they really are;
 `blocks` works it out for the others.
 """
 
