@@ -72,6 +72,13 @@ def percent(share: float, digits: int = 3) -> str:
     return f"{significant(100 * share, digits)} %"
 
 
+def deviation(share: float) -> str:
+    """An error of a share to a tenth of a percent, with its direction: `+1.2 %`, `0.0 %`."""
+    tenths = round(1000 * share)
+    sign = "+" if tenths > 0 else ""
+    return f"{sign}{fixed(tenths / 10, 1)} %"
+
+
 def factor(ratio: float, digits: int = 3) -> str:
     """A ratio as a multiple: `2.31×`."""
     return f"{significant(ratio, digits)}×"

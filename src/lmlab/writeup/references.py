@@ -35,6 +35,15 @@ def published_times(folder: Path, *, precision: str, warmup: int) -> pd.DataFram
     ]
 
 
+def published_peaks(folder: Path) -> pd.DataFrame:
+    """Peak memory of forward passes and train steps; empty cells are empty text."""
+    file = folder / "memory.csv"
+    if not file.exists():
+        columns = ["source", "gpu", "size", "context", "precision", "mode", "peak_gib"]
+        return pd.DataFrame(columns=columns)
+    return pd.read_csv(file, dtype=str, keep_default_na=False)
+
+
 def stated(value: str) -> str:
     """A cell as its author gives it, or that he does not."""
     return NOT_STATED if value in UNSTATED else value

@@ -1,0 +1,137 @@
+"""What checkpointing buys and costs: which strategy fits, which is best, what nesting adds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from lmlab.writeup.collect import Collected
+from lmlab.writeup.comparison import timed, verdict
+from lmlab.writeup.frames import memory as frames
+from lmlab.writeup.numbers import binary_bytes, counted, factor, listed, percent
+from lmlab.writeup.places import extreme
+
+NOT_MEASURED = "Activation checkpointing was not measured."
+# Peaks this near to the lowest are as good as it.
+AS_LOW_WITHIN = 0.01
+
+
+def fits(arms: pd.DataFrame) -> str:
+    """Which strategies fit on this machine."""
+    if not len(arms):
+        return NOT_MEASURED
+    ran, not_ran = frames.measured(arms), arms[arms["status"] != "ok"]
+    plain = frames.of(arms, kind="none")
+    if not len(not_ran):
+        return "Every strategy fits here."
+    told = listed(f"{row['name']} ({row['reason']})" for _, row in not_ran.iterrows())
+    start = f"{len(ran)} of {len(arms)} strategies ran; not: {told}."
+    if not (len(plain) and plain.iloc[0]["status"] == "oom" and len(ran)):
+        return start
+    predicted = plain.iloc[0]["predicted_bytes"]
+    need = "" if math.isnan(predicted) else f", which would need {binary_bytes(predicted)},"
+    return f"Keeping everything{need} does not fit here; with checkpointing the step runs. {start}"
+
+
+def best(collected: Collected, arms: pd.DataFrame) -> str:
+    """The best segment without nesting: by measurement, and by the model."""
+    every_k = frames.measured(frames.of(arms, kind="every")) if len(arms) else arms
+    if not len(every_k):
+        return "No segment length was measured." if len(arms) else NOT_MEASURED
+    lowest = extreme(every_k, "peak_bytes", largest=False)
+    text = (
+        "The lowest peak of the segment lengths measured is that of "
+        f"{_blocks(lowest['blocks'])}, {binary_bytes(lowest['peak_bytes'])}"
+    )
+    predicted = _data(collected)["best_predicted"]
+    if predicted is None:
+        return f"{text}; the cost model does not describe this model."
+    verdict = (
+        "as the cost model predicts"
+        if int(predicted["blocks"]) == int(lowest["blocks"])
+        else f"while the cost model chooses {_blocks(predicted['blocks'])}"
+    )
+    height = binary_bytes(predicted["bytes"])
+    return f"{text}, {verdict} ({height}). {_rule(collected)}".strip()
+
+
+def _rule(collected: Collected) -> str:
+    """Why it is not the square root of the number of blocks."""
+    data = _data(collected)
+    plain = next((arm for arm in data["arms"] if arm["kind"] == "none" and arm["predicted"]), None)
+    if plain is None:
+        return ""
+    layers = data["num_layers"]
+    block = plain["predicted"]["categories_bytes"]["activations"] / layers
+    ratio = block / data["input_bytes"]
+    root = math.sqrt(layers)
+    ideal = math.sqrt(layers / ratio)
+    return (
+        f"A block's activations are about {ratio:.0f} times its input, so the sum of "
+        f"{layers} / k inputs and k blocks' activations is smallest near k = {ideal:.1f}, not near "
+        f"√{layers} = {root:.1f}."
+    )
+
+
+def price(arms: pd.DataFrame) -> str:
+    """What the lowest peak costs in time."""
+    ran = frames.measured(arms) if len(arms) else arms
+    if not len(ran):
+        return NOT_MEASURED if not len(arms) else "No strategy has a time."
+    fastest = extreme(ran, "median_ms", largest=False)
+    lowest = extreme(ran, "peak_bytes", largest=False)
+    near = ran[ran["peak_bytes"] <= (1 + AS_LOW_WITHIN) * lowest["peak_bytes"]]
+    chosen = extreme(near, "median_ms", largest=False)
+    if chosen["name"] == fastest["name"]:
+        return f"The lowest peak costs no time here: {chosen['name']} is the fastest strategy too."
+    plain = frames.of(ran, kind="none")
+    base = plain.iloc[0] if len(plain) else fastest
+    saved = percent(1 - chosen["peak_bytes"] / base["peak_bytes"], 2)
+    start = f"Against {base['name']}, {chosen['name']} lowers the peak by {saved}"
+    if verdict(timed(chosen), timed(base), margin=0.0) == "same":
+        return f"{start}; the times of their steps are the same within noise."
+    ratio = factor(chosen["median_ms"] / base["median_ms"])
+    return f"{start} and makes a step {ratio} as long."
+
+
+def nesting(collected: Collected, arms: pd.DataFrame) -> str:
+    """What halves within halves add."""
+    nested = frames.measured(frames.of(arms, kind="nested")) if len(arms) else arms
+    if not len(nested):
+        return "The nested strategy was not measured."
+    row = nested.iloc[0]
+    layers = _data(collected)["num_layers"]
+    levels = math.ceil(math.log2(layers)) if layers > 1 else 1
+    text = (
+        f"Nested, {counted(layers, 'block')} are halved {counted(levels, 'time')}: forward leaves "
+        f"{binary_bytes(row['kept_bytes'])} and the peak is {binary_bytes(row['peak_bytes'])}"
+    )
+    single = frames.measured(frames.of(arms, name="every-1"))
+    if not len(single):
+        return f"{text}."
+    one = single.iloc[0]
+    ratio = row["peak_bytes"] / one["peak_bytes"]
+    if abs(ratio - 1) <= AS_LOW_WITHIN:
+        height = "the same peak, since that lies where hardly any input is left"
+    else:
+        height = f"{percent(abs(ratio - 1), 2)} {'below' if ratio < 1 else 'above'} its peak"
+    same = verdict(timed(row), timed(one), margin=0.0) == "same"
+    longer = factor(row["median_ms"] / one["median_ms"])
+    time = "in the same time within noise" if same else f"in a step {longer} as long"
+    return (
+        f"{text}. Against a checkpoint at every block, which leaves "
+        f"{binary_bytes(one['kept_bytes'])}, that is {height}, {time}."
+    )
+
+
+def _blocks(count: float) -> str:
+    return counted(int(count), "block")
+
+
+def _data(collected: Collected) -> dict[str, Any]:
+    for row in frames.rows_of(collected, frames.CHECKPOINTING):
+        if row.result is not None and "arms" in row.result.data:
+            return dict(row.result.data)
+    return {}
