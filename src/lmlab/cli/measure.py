@@ -33,7 +33,9 @@ def command(arguments: argparse.Namespace) -> int:
     machine = find_machine()
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_words(study, arguments.chapter, arguments.settings)
-    result = measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
+    result = (
+        measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
+    )
     if arguments.out:
         try:
             result.write(arguments.out)

@@ -115,8 +115,8 @@ def join(backend: str, device: torch.device, timeout: timedelta) -> None:
     """Initialise the default process group, and wait until all have."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    bound = {"device_id": device} if backend == "nccl" else {}
-    dist.init_process_group(backend, timeout=timeout, **bound)
+    bound = device if backend == "nccl" else None
+    dist.init_process_group(backend, timeout=timeout, device_id=bound)
     dist.barrier()
 
 
