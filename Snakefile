@@ -21,6 +21,7 @@ include: "rules/machine.smk"
 include: "rules/end_to_end.smk"
 include: "rules/precision.smk"
 include: "rules/collectives.smk"
+include: "rules/calculations.smk"
 include: "rules/writeup.smk"
 
 

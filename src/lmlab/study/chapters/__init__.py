@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lmlab.study.chapters import collectives, end_to_end, machine, precision
+from lmlab.study.chapters import calculations, collectives, end_to_end, machine, precision
 from lmlab.study.config import Study
 from lmlab.study.points import Point
 
@@ -17,6 +17,7 @@ GRIDS: dict[str, Grid] = {
     "end_to_end": end_to_end.points,
     "precision": precision.points,
     "collectives": collectives.points,
+    "calculations": calculations.points,
 }
 
 
