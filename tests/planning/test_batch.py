@@ -92,3 +92,9 @@ def test_the_best_split_hides_both_messages_exactly() -> None:
     times = block_times(V5P, mesh, d_model=D_MODEL, d_ff=D_FF, tokens=tokens)
     assert times.weights == pytest.approx(times.compute)
     assert times.activations == pytest.approx(times.compute)
+
+
+def test_where_activations_never_hide_the_best_split_is_fsdp_alone() -> None:
+    # 10 operations a byte, F = 4: not even one device's worth of tensor parallelism.
+    assert fewest_tokens_a_device(SMALL, d_ff=4) == 10
+    assert fewest_tokens_a_device(SMALL, d_ff=40) == 2.5

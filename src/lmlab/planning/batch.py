@@ -114,8 +114,9 @@ def most_tensor_parallel(network: Network, *, d_ff: int, axes: int = 1) -> float
 def fewest_tokens_a_device(
     network: Network, *, d_ff: int, fsdp_axes: int = 1, tp_axes: int = 1
 ) -> float:
-    """Tokens for each device at the best split between FSDP and tensor parallelism."""
-    return network.intensity**2 / (fsdp_axes * tp_axes * d_ff)
+    """Tokens for each device at the best split; FSDP alone where tensor parallelism never hides."""
+    alone = network.intensity / fsdp_axes
+    return alone * min(1.0, network.intensity / (tp_axes * d_ff))
 
 
 def best_fsdp(

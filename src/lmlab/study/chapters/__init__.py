@@ -20,6 +20,9 @@ GRIDS: dict[str, Grid] = {
     "calculations": calculations.points,
 }
 
+# Chapters whose pages also read the results of others; every page reads the machine card.
+READS: dict[str, tuple[str, ...]] = {"calculations": ("collectives",)}
+
 
 def points_of(study: Study, chapter: str) -> list[Point]:
     """The points of one chapter; none if the study has it switched off."""
