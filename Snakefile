@@ -22,6 +22,8 @@ include: "rules/end_to_end.smk"
 include: "rules/profile.smk"
 include: "rules/memory.smk"
 include: "rules/precision.smk"
+include: "rules/collectives.smk"
+include: "rules/calculations.smk"
 include: "rules/writeup.smk"
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 MACHINE = find_machine().id
 POINT = f"results/{MACHINE}/end_to_end"
 RUN_THE_MODEL = {"end_to_end", "profile", "memory"}
-MEASURE = {"machine", "precision", *RUN_THE_MODEL}
+MEASURE = {"machine", "precision", "collectives", "calculations", *RUN_THE_MODEL}
 
 
 def chapters(outputs: list[str]) -> set[str]:

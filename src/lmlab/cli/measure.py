@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from lmlab.cli.configuration import read_config, split
-from lmlab.cli.keys import KINDS, KeyValueError, choice, read_value
-from lmlab.measure.identity import find_machine
+from lmlab.cli.keys import KINDS, KeyValueError, Value, choice, read_value
+from lmlab.experiments.launch import run_ranks, torchrun_words
+from lmlab.experiments.registry import has_ranks
+from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.chapters import points_of
 from lmlab.study.config import Study, load
-from lmlab.study.points import Point, Scalar
-from lmlab.study.results import Result
+from lmlab.study.points import Point
+from lmlab.study.results import Result, read
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 CUSTOM = "custom"
@@ -29,9 +34,9 @@ def command(arguments: argparse.Namespace) -> int:
     machine = find_machine()
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_words(study, arguments.chapter, arguments.settings)
-    from lmlab.experiments.run import measure_point  # torch, seconds: not before all is checked
-
-    result = measure_point(point, machine)
+    result = (
+        measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
+    )
     if arguments.out:
         try:
             result.write(arguments.out)
@@ -42,6 +47,23 @@ def command(arguments: argparse.Namespace) -> int:
     return 1 if result.status == "failed" else 0
 
 
+def alone(point: Point, machine: Machine) -> Result:
+    """The result of a point that this process measures itself."""
+    from lmlab.experiments.run import measure_point  # torch, seconds: not before all is checked
+
+    return measure_point(point, machine)
+
+
+def measure_with_ranks(point: Point, machine: Machine, study: Study) -> Result:
+    """The result of a point that takes several processes."""
+    torchrun = torchrun_words(int(point.parameters["world_size"]), study.ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "point.json")
+        if status := run_ranks(point, machine.id, out, torchrun):
+            raise SystemExit(status)
+        return read(out)
+
+
 def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
     """The point that `key=value` words ask for, with the study's defaults for the rest."""
     points = points_of(study, chapter)
@@ -49,7 +71,8 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
         raise KeyValueError(f"{chapter} is switched off in the study {study.name!r}")
     given = read_words(words, points, study)
     template = _first_that_fits(points, given)
-    parameters, settings = dict(template.parameters), dict(template.settings)
+    parameters: dict[str, Any] = dict(template.parameters)
+    settings = dict(template.settings)
     if "size" in given:
         settings.update(study.size_settings(str(given["size"])))
     if any(key in given for key in SHAPE):
@@ -61,13 +84,13 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
     return Point(chapter, parameters, settings)
 
 
-def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Scalar]:
+def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Value]:
     """Keys and values, each checked against what the chapter's points know."""
     known = dict.fromkeys(
         key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, "size"}
     )
     kinds = {**KINDS, "size": choice(*study.sizes)}
-    given: dict[str, Scalar] = {}
+    given: dict[str, Value] = {}
     for key, text in map(split, words):
         if key not in known:
             raise KeyValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
@@ -75,7 +98,7 @@ def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> d
     return given
 
 
-def _first_that_fits(points: Sequence[Point], given: Mapping[str, Scalar]) -> Point:
+def _first_that_fits(points: Sequence[Point], given: Mapping[str, Value]) -> Point:
     """The first point with every key given; a topic is another experiment, so it must agree."""
     for point in points:
         topic = point.parameters.get("topic")

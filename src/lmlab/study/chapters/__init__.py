@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lmlab.study.chapters import end_to_end, machine, memory, precision, profile
+from lmlab.study.chapters import (
+    calculations,
+    collectives,
+    end_to_end,
+    machine,
+    memory,
+    precision,
+    profile,
+)
 from lmlab.study.config import Study
 from lmlab.study.points import Point
 
@@ -18,7 +26,12 @@ GRIDS: dict[str, Grid] = {
     "profile": profile.points,
     "memory": memory.points,
     "precision": precision.points,
+    "collectives": collectives.points,
+    "calculations": calculations.points,
 }
+
+# Chapters whose pages also read the results of others; every page reads the machine card.
+READS: dict[str, tuple[str, ...]] = {"calculations": ("collectives",)}
 
 
 def points_of(study: Study, chapter: str) -> list[Point]:

@@ -1,0 +1,22 @@
+"""Calculations: a model too large for any machine at hand, worked out on paper. One point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmlab.study.config import Study
+from lmlab.study.points import Point
+
+
+def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
+    """The block is the question, its groups of keys laid flat."""
+    settings = {
+        **block["blocks"],
+        "gpu_memory_gb": block["gpu_memory_gb"],
+        "tokens": block["tokens"],
+        **{f"device_{key}": value for key, value in block["device"].items()},
+        **block["mesh"],
+        "ranks": block["ranks"],
+    }
+    return [Point("calculations", {}, settings)]
