@@ -26,7 +26,7 @@ from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.fingerprint import UnknownModule
 from lmlab.study.selection import select
-from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
+from lmlab.writeup.registry import ALSO_READS, chapter_fingerprint, page_fingerprint
 
 RESULTS = "results"
 PEAKS = ROOT / "src" / "lmlab" / "measure" / "peaks.yaml"

@@ -205,3 +205,5 @@ def test_choices_are_those_of_the_schema() -> None:
     assert KINDS["precision"].allowed == ", ".join(definitions["precision"]["enum"])
     assert KINDS["mode"].allowed == ", ".join(definitions["mode"]["enum"])
     assert KINDS["dtype"].allowed == ", ".join(dtypes)
+    profilers = definitions["profile"]["properties"]["profiler"]["enum"]
+    assert KINDS["profiler"].allowed == ", ".join(profilers)

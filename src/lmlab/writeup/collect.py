@@ -8,7 +8,7 @@ says why. Nothing here stops the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from lmlab.study.chapters import points_of
 from lmlab.study.config import Study
 from lmlab.study.points import SEPARATOR, Point
 from lmlab.study.results import Result, ResultError, read
+from lmlab.writeup.registry import ALSO_READS
 
 RowStatus = Literal["ok", "oom", "unsupported", "failed", "missing", "unreadable"]
 
@@ -64,6 +65,8 @@ class Collected:
     card: Result | None = None
     """The machine card: ceilings and peaks that times are held against."""
     references: Path = field(default=Path())
+    others: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    """Rows of other chapters that this one refers to, by chapter."""
 
     @cached_property
     def results(self) -> list[Result]:
@@ -92,7 +95,11 @@ def collect(
     rows = [_row(point, results, machine) for point in points_of(study, chapter)]
     cards = [_row(point, results, machine) for point in points_of(study, "machine")]
     card = next((row.result for row in cards if row.status == "ok"), None)
-    return Collected(chapter, machine, device, study, rows, card, references)
+    others = {
+        other: [_row(point, results, machine) for point in points_of(study, other)]
+        for other in ALSO_READS.get(chapter, ())
+    }
+    return Collected(chapter, machine, device, study, rows, card, references, others)
 
 
 def pattern_of(paths: Iterable[str]) -> str:

@@ -16,6 +16,9 @@ from lmlab.study.fingerprint import code_fingerprint
 
 PARTS = ("tables", "figures", "findings", "checks")
 
+ALSO_READS: dict[str, tuple[str, ...]] = {"profile": ("end_to_end",)}
+"""Chapters whose results a chapter refers to besides its own."""
+
 
 def part(kind: str, chapter: str) -> Any:
     """The function `tables`, `figures`, `findings` or `checks` of one chapter."""
