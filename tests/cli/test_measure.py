@@ -212,6 +212,8 @@ def test_choices_are_those_of_the_schema() -> None:
     assert KINDS["precision"].allowed == ", ".join(definitions["precision"]["enum"])
     assert KINDS["mode"].allowed == ", ".join(definitions["mode"]["enum"])
     assert KINDS["dtype"].allowed == ", ".join(dtypes)
+    profilers = definitions["profile"]["properties"]["profiler"]["enum"]
+    assert KINDS["profiler"].allowed == ", ".join(profilers)
 
 
 def test_a_point_with_ranks_is_started_by_torchrun(

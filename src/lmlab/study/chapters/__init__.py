@@ -31,7 +31,10 @@ GRIDS: dict[str, Grid] = {
 }
 
 # Chapters whose pages also read the results of others; every page reads the machine card.
-READS: dict[str, tuple[str, ...]] = {"calculations": ("collectives",)}
+READS: dict[str, tuple[str, ...]] = {
+    "profile": ("end_to_end",),
+    "calculations": ("collectives",),
+}
 
 
 def points_of(study: Study, chapter: str) -> list[Point]:

@@ -1,0 +1,280 @@
+"""Profiles as tidy frames: one row a point, a mode, a phase, a family, a kernel, a part.
+
+Every frame has the place of its point (size, context, batch, precision) in front, so that they can
+be put beside each other. Times are milliseconds, those of single kernels microseconds. Points that
+were not measured have a row in `points` with their status, and none in the other frames.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from lmlab.study.results import Result
+from lmlab.writeup.collect import Collected, Row
+
+PLACE = ["size", "context", "batch", "precision"]
+MODES = ("forward", "forward_backward", "train_step")
+MODE_NAMES = {
+    "forward": "forward",
+    "forward_backward": "forward and backward",
+    "train_step": "train step",
+}
+MATMULS = ("matmul_tensor_core", "matmul_simt", "matmul")
+FAMILIES = (
+    *MATMULS, "softmax", "elementwise", "reduction", "copy", "communication", "optimizer", "other",
+)  # fmt: skip
+FAMILY_NAMES = {
+    "matmul_tensor_core": "matmul, tensor cores",
+    "matmul_simt": "matmul, SIMT cores",
+}
+PARTS = ("scores", "scale_and_mask", "softmax", "output")
+PART_NAMES = {
+    "scores": "scores QKᵀ",
+    "scale_and_mask": "scale and mask",
+    "softmax": "softmax",
+    "output": "output PV",
+}
+
+CLOCK = ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
+POINT_COLUMNS = [*PLACE, "attention", "status", "tool", "tool_note", "tf32", *CLOCK]
+MODE_COLUMNS = [
+    *PLACE, "mode", "kernels", "total_ms", "busy_ms", "span_ms", "table_ms", "copies_ms",
+    "wait_ms", "wait_call", "wait_after", "delay_ms", "gap_ms", "late_gap_ms", "gaps", "host_ms",
+]  # fmt: skip
+PHASE_COLUMNS = [*PLACE, "mode", "phase", "kernels", "total_ms", "busy_ms", "span_ms", "host_ms"]
+FAMILY_COLUMNS = [*PLACE, "mode", "family", "total_ms", "instances", "share"]
+KERNEL_COLUMNS = [
+    *PLACE, "mode", "name", "short_name", "family", "share", "total_ms", "instances",
+    "avg_us", "med_us", "min_us", "max_us", "sd_us",
+]  # fmt: skip
+PART_COLUMNS = [
+    *PLACE, "part", "kernels", "total_ms", "product_ms", "share",
+    "flops", "bytes", "tflops", "gb_per_s",
+]  # fmt: skip
+SLOW_COLUMNS = [*PLACE, "run", "range", "duration_ms", "times", "instances", "kernel", "call"]
+
+
+def points(collected: Collected) -> pd.DataFrame:
+    """Every point of the study, with the host's clock where it was measured."""
+    return pd.DataFrame([_point(row) for row in collected.rows], columns=POINT_COLUMNS)
+
+
+def modes(collected: Collected) -> pd.DataFrame:
+    """Every recorded run as a whole, and what the host did meanwhile."""
+    rows = [
+        {**place, "mode": mode, **_run(run)}
+        for place, data in _recorded(collected)
+        for mode, run in data["modes"].items()
+    ]
+    return pd.DataFrame(rows, columns=MODE_COLUMNS)
+
+
+def phases(collected: Collected) -> pd.DataFrame:
+    """Every phase of every run."""
+    rows = [
+        {**place, "mode": mode, "phase": phase["phase"], **_in_ms(phase)}
+        for place, data in _recorded(collected)
+        for mode, run in data["modes"].items()
+        for phase in run["phases"]
+    ]
+    return pd.DataFrame(rows, columns=PHASE_COLUMNS)
+
+
+def families(collected: Collected) -> pd.DataFrame:
+    """Every family of every run; shares are of the run's work on the device."""
+    rows = [
+        {
+            **place,
+            "mode": mode,
+            "family": family,
+            "total_ms": total["total_ns"] / 1e6,
+            "instances": total["instances"],
+            "share": total["total_ns"] / max(run["total_ns"], 1),
+        }
+        for place, data in _recorded(collected)
+        for mode, run in data["modes"].items()
+        for family, total in run["families"].items()
+    ]
+    return pd.DataFrame(rows, columns=FAMILY_COLUMNS)
+
+
+def kernels(collected: Collected) -> pd.DataFrame:
+    """The kernel tables, largest total first; shares are of all kernels, copies left out."""
+    rows = [
+        {**place, "mode": mode, **row}
+        for place, data in _recorded(collected)
+        for mode, run in data["modes"].items()
+        for row in _kernels(run, data["names"])
+    ]
+    return pd.DataFrame(rows, columns=KERNEL_COLUMNS)
+
+
+def parts(collected: Collected) -> pd.DataFrame:
+    """Attention's parts in a forward pass, with the rates at which they ran."""
+    rows = [
+        {**place, **_part(part, data)}
+        for place, data in _recorded(collected)
+        for part in data["attention_parts"] or ()
+    ]
+    return pd.DataFrame(rows, columns=PART_COLUMNS)
+
+
+def slow_ranges(collected: Collected) -> pd.DataFrame:
+    """Ranges that took many times their name's median, and what ran in them."""
+    rows = [
+        {
+            **place,
+            "run": str(row["run"] or "").removeprefix("mode "),
+            "range": row["range"],
+            "duration_ms": row["duration_ns"] / 1e6,
+            "times": row["duration_ns"] / max(row["median_ns"], 1),
+            "instances": row["instances"],
+            "kernel": row["kernel"],
+            "call": row["call"],
+        }
+        for place, data in _recorded(collected)
+        for row in data["slow_ranges"]
+    ]
+    return pd.DataFrame(rows, columns=SLOW_COLUMNS)
+
+
+def end_to_end_forward(collected: Collected) -> pd.DataFrame:
+    """The forward pass as the end-to-end chapter timed it, in processes of its own."""
+    rows = [
+        {
+            **{key: row.result.parameters[key] for key in PLACE},
+            "other_median_ms": row.result.measurements["forward"]["median_ms"],
+        }
+        for row in collected.beside.get("end_to_end", ())
+        if row.result is not None and row.status == "ok" and _is_warm_forward(row.result)
+    ]
+    return pd.DataFrame(rows, columns=[*PLACE, "other_median_ms"])
+
+
+def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """Rows with these values; a set means any of its values."""
+    for column, value in wanted.items():
+        values = data[column]
+        data = data[values.isin(value) if isinstance(value, set) else values == value]
+    return data
+
+
+def order(data: pd.DataFrame, column: str) -> list[Any]:
+    """A column's values in the study's order."""
+    return list(dict.fromkeys(data[column]))
+
+
+def part_title(part: str) -> str:
+    """A part's name with a capital, its formula as it is."""
+    name = PART_NAMES[part]
+    return name[0].upper() + name[1:]
+
+
+def largest_context(data: pd.DataFrame) -> pd.DataFrame:
+    """Of each size, the rows at the largest context that it was recorded at."""
+    if data.empty:
+        return data
+    return data[data["context"] == data.groupby("size", sort=False)["context"].transform("max")]
+
+
+def results_at_largest_context(collected: Collected) -> dict[str, Result]:
+    """Of each size, the recorded result at the largest context; the first batch and precision."""
+    found: dict[str, Result] = {}
+    for result in _ok(collected):
+        size = str(result.parameters["size"])
+        kept = found.get(size)
+        if kept is None or result.parameters["context"] > kept.parameters["context"]:
+            found[size] = result
+    return found
+
+
+def _is_warm_forward(result: Result) -> bool:
+    return result.parameters["mode"] == "forward" and result.parameters["start"] == "warm"
+
+
+def _ok(collected: Collected) -> list[Result]:
+    return [result for result in collected.results if result.status == "ok"]
+
+
+def _recorded(collected: Collected) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
+    for result in _ok(collected):
+        yield {key: result.parameters[key] for key in PLACE}, result.data
+
+
+def _point(row: Row) -> dict[str, Any]:
+    shared = {**row.point.parameters, "status": row.status}
+    if row.result is None or row.status != "ok":
+        return shared
+    data, clock = row.result.data, row.result.measurements["forward"]
+    said = {key: data[key] for key in ("tool", "tool_note", "tf32")}
+    return {**shared, **said, **{name: _number(clock[name]) for name in CLOCK}}
+
+
+def _run(run: Mapping[str, Any]) -> dict[str, Any]:
+    host = run["host"]
+    longest = host["waits"][0] if host["waits"] else {"name": None, "after": None}
+    in_tables = sum(run["table"]["total_ns"]) + run["rest"]["total_ns"]
+    return {
+        **_in_ms(run),
+        "table_ms": in_tables / 1e6,
+        "copies_ms": run["copies"]["total_ns"] / 1e6,
+        "wait_ms": host["wait_ns"] / 1e6,
+        "wait_call": longest["name"],
+        "wait_after": longest["after"],
+        "delay_ms": _number(host["delay_median_ns"]) / 1e6,
+        "gap_ms": host["gap_ns"] / 1e6,
+        "late_gap_ms": host["host_late_gap_ns"] / 1e6,
+        "gaps": host["gaps"],
+        "host_ms": sum(phase["host_ns"] for phase in run["phases"]) / 1e6,
+    }
+
+
+def _in_ms(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts as they are, times in milliseconds."""
+    names = [name for name in ("total", "busy", "span", "host") if f"{name}_ns" in times]
+    return {
+        "kernels": times["kernels"],
+        **{f"{name}_ms": times[f"{name}_ns"] / 1e6 for name in names},
+    }
+
+
+def _kernels(run: Mapping[str, Any], names: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    table = run["table"]
+    whole = max(sum(table["total_ns"]) + run["rest"]["total_ns"], 1)
+    for row, name in enumerate(table["name"]):
+        yield {
+            **names[name],
+            "share": table["total_ns"][row] / whole,
+            "total_ms": table["total_ns"][row] / 1e6,
+            "instances": table["instances"][row],
+            **{
+                f"{key}_us": table[f"{key}_ns"][row] / 1e3
+                for key in ("avg", "med", "min", "max", "sd")
+            },
+        }
+
+
+def _part(part: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    cost = (data["attention_cost"] or {}).get(part["part"], {})
+    flops, moved = (_number(cost.get(key)) for key in ("flops", "bytes"))
+    whole = max(sum(each["total_ns"] for each in data["attention_parts"]), 1)
+    seconds = part["total_ns"] / 1e9 or math.nan
+    return {
+        "part": part["part"],
+        "kernels": part["kernels"],
+        "total_ms": part["total_ns"] / 1e6,
+        "product_ms": part["product_ns"] / 1e6,
+        "share": part["total_ns"] / whole,
+        "flops": flops,
+        "bytes": moved,
+        "tflops": flops / seconds / 1e12,
+        "gb_per_s": moved / seconds / 1e9,
+    }
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
