@@ -37,7 +37,7 @@ def write_results(root: Path) -> Path:
     for chapter, make in synthetic.MAKERS.items():
         for point in points_of(factory.study("cuda", **SMALL), chapter):
             p, result = point.parameters, make(point, "cuda")
-            if p.get("size") == "2.7b" and p["context"] == 1024 and p["mode"] == "train_step":
+            if p.get("size") == "2.7b" and p["context"] == 1024 and p.get("mode") == "train_step":
                 if p["precision"] == "fp32":
                     result = factory.failed(point, "oom", "tried to allocate 20.5 GiB")
                 else:
