@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.writeup.numbers import listed
+from lmlab.writeup.numbers import listed, percent
 
 
 def place(row: pd.Series) -> str:
@@ -19,6 +19,15 @@ def extreme(rows: pd.DataFrame, column: str, *, largest: bool) -> pd.Series:
     """The row with the smallest or largest value."""
     position = rows[column].argmax() if largest else rows[column].argmin()
     return rows.iloc[int(position)]
+
+
+def shares(rows: pd.DataFrame, column: str, digits: int = 2) -> str:
+    """From the smallest to the largest share and where they are; the one where all print alike."""
+    low, high = (extreme(rows, column, largest=largest) for largest in (False, True))
+    ends = [percent(row[column], digits) for row in (low, high)]
+    if ends[0] == ends[1]:
+        return ends[0]
+    return f"{ends[0]} ({place(low)}) to {ends[1]} ({place(high)})"
 
 
 def where(rows: pd.DataFrame, every: pd.DataFrame) -> str:

@@ -21,7 +21,7 @@ from lmlab.writeup import style
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.frames import profile as frames
-from lmlab.writeup.tables.profile_rows import recorded
+from lmlab.writeup.tables.profile_rows import kernel_word, recorded
 
 Looks = Mapping[str, tuple[str, str]]
 
@@ -54,13 +54,14 @@ def timelines(collected: Collected, looks: Looks) -> dict[str, Drawing]:
 def _timeline(collected: Collected, result: Result, looks: Looks) -> Drawing:
     context = result.parameters["context"]
     size = result.parameters["size"]
-    one = "kernel" if collected.device == "cuda" else "operator"
+    one = kernel_word(collected)
+    some = "a kernel" if collected.device == "cuda" else "an operator"
     note = recorded([result], collected)
     return Drawing(
         alt=f"Timeline of one train step of {size} at context {context}: phases over {one} "
         "families, and one layer of its forward pass",
         caption=f"One train step of {size} at context {context}. A lane is as high as the share of "
-        f"the moment in which a {one} of the family ran. Below, one layer of the forward pass, "
+        f"the moment in which {some} of the family ran. Below, one layer of the forward pass, "
         f"{one} by {one}. {note}",
         draw=lambda: _draw(result.data, looks, str(size), int(context), collected.device),
     )

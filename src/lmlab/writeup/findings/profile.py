@@ -7,8 +7,8 @@ from collections import Counter
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.findings import profile_attention, profile_kernels, profile_timeline
 from lmlab.writeup.frames import profile as frames
-from lmlab.writeup.numbers import counted, listed, percent, span
-from lmlab.writeup.places import extreme, place
+from lmlab.writeup.numbers import counted, listed, span
+from lmlab.writeup.places import shares
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -32,18 +32,12 @@ def findings(collected: Collected) -> dict[str, str]:
 
 def summary(collected: Collected) -> str:
     """The chapter in two sentences, for the abstract."""
-    shares = frames.of(frames.families(collected), family=set(frames.MATMULS), mode="forward")
-    if shares.empty:
+    products = frames.of(frames.families(collected), family=set(frames.MATMULS), mode="forward")
+    if products.empty:
         return "No profile was recorded."
-    totals = shares.groupby(frames.PLACE, sort=False)["share"].sum().reset_index()
-    low, high = (extreme(totals, "share", largest=largest) for largest in (False, True))
+    totals = products.groupby(frames.PLACE, sort=False)["share"].sum().reset_index()
     device = "the GPU's time" if collected.device == "cuda" else "the operators' time"
-    text = f"Matrix products take {percent(high['share'], 2)} of {device} in a forward pass"
-    if len(totals) > 1:
-        text = (
-            f"Matrix products take {percent(low['share'], 2)} ({place(low)}) to "
-            f"{percent(high['share'], 2)} ({place(high)}) of {device} in a forward pass"
-        )
+    text = f"Matrix products take {shares(totals, 'share')} of {device} in a forward pass"
     ratios = profile_attention.ratios(collected)
     known = ratios[ratios["flops_ratio"].notna()]
     if known.empty:
@@ -63,6 +57,6 @@ def recorded(collected: Collected) -> str:
     tools = Counter(ok["tool"])
     each = listed(f"{tool} ({counted(count, 'point')})" for tool, count in tools.items())
     by = next(iter(tools)) if len(tools) == 1 else each
-    notes = dict.fromkeys(note for note in ok["tool_note"] if note)
+    notes = dict.fromkeys(ok["tool_note"].dropna())
     reason = f" Nsight Systems did not record because {listed(notes)}." if notes else ""
     return f"The recordings are by {by}.{reason}"

@@ -7,7 +7,7 @@ import pandas as pd
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import counted, percent, significant, span
-from lmlab.writeup.places import extreme, place
+from lmlab.writeup.places import extreme, place, shares
 
 NO_PARTS = (
     "Attention's parts were not recorded: only an attention that runs operation by operation has "
@@ -33,11 +33,14 @@ def attention(collected: Collected) -> str:
         )
     flops = f"{span(counted_['flops_ratio'])} times their FLOPs"
     parts = frames.parts(collected)
-    softmax = frames.of(parts, part="softmax")["tflops"]
-    products = frames.of(parts, part=PRODUCTS)["tflops"]
+    rate = frames.prefix(1e12 * parts["tflops"])
+    rates = parts.assign(rate=1e12 * parts["tflops"] / frames.PREFIXES[rate])
+    softmax = frames.of(rates, part="softmax")["rate"]
+    products = frames.of(rates, part=PRODUCTS)["rate"]
     return (
-        f"Against the two products softmax has {flops} (5 a score against 4 times the head dimension) and takes {time}: "
-        f"{_verdict(counted_)} It runs at {span(softmax)} TFLOP/s, the products at "
+        f"Against the two products softmax has {flops} (5 a score against 4 times the head "
+        f"dimension) and takes {time}: "
+        f"{_verdict(counted_)} It runs at {span(softmax)} {rate}FLOP/s, the products at "
         f"{span(products)}. {_bandwidth(collected, parts)}"
     )
 
@@ -98,24 +101,17 @@ def consequence(collected: Collected) -> str:
     both = ratios(collected)
     if both.empty:
         return ""
-    most, least = (extreme(both, "outside", largest=largest) for largest in (True, False))
-    shares = (
-        f"Scaling, masking and softmax together take {percent(least['outside'], 2)} "
-        f"({place(least)}) to {percent(most['outside'], 2)} ({place(most)}) of attention's time."
+    text = (
+        f"Scaling, masking and softmax together take {shares(both, 'outside')} of attention's time."
     )
-    if len(both) == 1:
-        shares = (
-            f"Scaling, masking and softmax together take {percent(most['outside'], 2)} of "
-            "attention's time."
-        )
     above = both[both["outside"] > MOST_OF_ATTENTION]
     if above.empty:
         return (
-            f"{shares} The products take more everywhere, so a faster product helps attention more "
+            f"{text} The products take more everywhere, so a faster product helps attention more "
             "than a fused softmax would."
         )
     return (
-        f"{shares} In {len(above)} of {counted(len(both), 'point')} that is more than the products "
+        f"{text} In {len(above)} of {counted(len(both), 'point')} that is more than the products "
         "take, for hardly any arithmetic: what helps there is not a faster product but moving the "
         "scores less often, as attention in one kernel does."
     )

@@ -14,7 +14,7 @@ import pandas as pd
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import counted, every, listed, percent, span
-from lmlab.writeup.places import extreme, place, where
+from lmlab.writeup.places import extreme, place, shares
 
 NOTHING = "Nothing was recorded, so there is no kernel to name."
 # A kernel below this share changes nothing that anybody would notice.
@@ -70,15 +70,15 @@ def top_in_other_modes(collected: Collected) -> str:
 
 
 def _leads(mode: str, same: pd.DataFrame, other: pd.DataFrame, leaders: str, whole: int) -> str:
-    name = frames.MODE_NAMES[mode]
+    run = frames.RUN_NAMES[mode]
     if other.empty:
-        return f"In {name} the same one leads in {every(whole, 'point')}."
-    shares = f"({span(100 * other['share_there'])} %)"
+        return f"In {run} the same one leads in {every(whole, 'point')}."
+    there = f"({span(100 * other['share_there'])} %)"
     if same.empty:
-        return f"In {name} another one leads in {every(whole, 'point')}: {leaders} {shares}."
+        return f"In {run} another one leads in {every(whole, 'point')}: {leaders} {there}."
     return (
-        f"In {name} the same one leads in {len(same)} of {counted(whole, 'point')}, in the others "
-        f"{leaders} {shares}."
+        f"In {run} the same one leads in {len(same)} of {counted(whole, 'point')}, in the others "
+        f"{leaders} {there}."
     )
 
 
@@ -96,27 +96,24 @@ def others(collected: Collected) -> str:
     totals = rest.groupby(frames.PLACE, sort=False)["share"].sum().reset_index()
     if totals.empty:
         return "Forward consists of matrix products alone."
-    low, high = (extreme(totals, "share", largest=largest) for largest in (False, True))
-    text = (
-        f"Outside its matrix products forward spends {percent(low['share'])} ({place(low)}) to "
-        f"{percent(high['share'])} ({place(high)}) of its time."
-    )
+    high = extreme(totals, "share", largest=True)
+    text = f"Outside its matrix products forward spends {shares(totals, 'share', 3)} of its time."
     here = frames.of(rest, size=high["size"], context=high["context"])
     named = here[here["share"] >= MATTERS_FROM].head(NAMES_LISTED)
     if named.empty:
-        return f"{text} No single one of these kernels reaches {percent(MATTERS_FROM, 1)}."
+        return f"{text} No single one of what else runs reaches {percent(MATTERS_FROM, 1)}."
     listed_ = listed(
         f"{row['short_name']} ({percent(row['share'], 2)})" for _, row in named.iterrows()
     )
-    return f"{text} At {place(high)} those that matter are {listed_}."
+    return f"{text} Of {place(high)} those that matter are {listed_}."
 
 
 def families(collected: Collected) -> str:
     """How the share of the products changes from forward to train step, and the optimizer's."""
-    shares = frames.families(collected)
-    if shares.empty:
+    every_family = frames.families(collected)
+    if every_family.empty:
         return "Nothing was recorded, so there are no shares."
-    products = frames.of(shares, family=set(frames.MATMULS))
+    products = frames.of(every_family, family=set(frames.MATMULS))
     by_mode = products.groupby([*frames.PLACE, "mode"], sort=False)["share"].sum().unstack("mode")
     change = by_mode["train_step"] - by_mode["forward"]
     ranges = (
@@ -131,27 +128,23 @@ def families(collected: Collected) -> str:
         f"less of the train step than of forward in {int((change < 0).sum())} of "
         f"{counted(len(change), 'point')}",
     )
-    return f"Matrix products take {ranges}: {direction}. {_optimizer(shares)}"
+    return f"Matrix products take {ranges}: {direction}. {_optimizer(every_family)}"
 
 
-def _optimizer(shares: pd.DataFrame) -> str:
-    rows = frames.of(shares, family="optimizer", mode="train_step")
+def _optimizer(every_family: pd.DataFrame) -> str:
+    rows = frames.of(every_family, family="optimizer", mode="train_step")
     if rows.empty:
         return "No kernel of the optimizer was found."
-    most, least = (extreme(rows, "share", largest=largest) for largest in (True, False))
-    if len(rows) == 1:
-        return f"The optimizer takes {percent(most['share'], 2)} of the train step."
     return (
-        "The optimizer's work depends on the parameters and not on the tokens: it takes "
-        f"{percent(most['share'], 2)} of the train step of {place(most)} and "
-        f"{percent(least['share'], 2)} of that of {place(least)}."
+        f"The optimizer, whose work depends on the parameters and not on the tokens, takes "
+        f"{shares(rows, 'share')} of the train step."
     )
 
 
 def cores(collected: Collected) -> str:
     """On which cores the products ran, and why."""
-    shares = frames.of(frames.families(collected), family=set(frames.MATMULS))
-    if shares.empty:
+    products = frames.of(frames.families(collected), family=set(frames.MATMULS))
+    if products.empty:
         return "No matrix product was recorded."
     if collected.device == "cpu":
         return "A CPU has no tensor cores to choose; its products are one family."
@@ -161,15 +154,15 @@ def cores(collected: Collected) -> str:
         _cores_in(
             collected,
             precision,
-            frames.of(shares, precision=precision),
+            frames.of(products, precision=precision),
             bool(frames.of(points, status="ok", precision=precision)["tf32"].any()),
         )
         for precision in precisions
     )
 
 
-def _cores_in(collected: Collected, precision: str, shares: pd.DataFrame, tf32: bool) -> str:
-    totals = shares.groupby("family")["total_ms"].sum() / shares["total_ms"].sum()
+def _cores_in(collected: Collected, precision: str, products: pd.DataFrame, tf32: bool) -> str:
+    totals = products.groupby("family")["total_ms"].sum() / products["total_ms"].sum()
     tensor, simt, untold = (float(totals.get(family, 0.0)) for family in frames.MATMULS)
     if untold >= ALL_OF_IT:
         return f"The names of the products in {precision} do not tell on which cores they ran."

@@ -23,6 +23,11 @@ MODE_NAMES = {
     "forward_backward": "forward and backward",
     "train_step": "train step",
 }
+RUN_NAMES = {
+    "forward": "a forward pass",
+    "forward_backward": "a forward and backward pass",
+    "train_step": "a train step",
+}
 MATMULS = ("matmul_tensor_core", "matmul_simt", "matmul")
 FAMILIES = (
     *MATMULS, "softmax", "elementwise", "reduction", "copy", "communication", "optimizer", "other",
@@ -38,6 +43,8 @@ PART_NAMES = {
     "softmax": "softmax",
     "output": "output PV",
 }
+
+PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
 
 CLOCK = ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
 POINT_COLUMNS = [*PLACE, "attention", "status", "tool", "tool_note", "tf32", *CLOCK]
@@ -166,6 +173,12 @@ def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 def order(data: pd.DataFrame, column: str) -> list[Any]:
     """A column's values in the study's order."""
     return list(dict.fromkeys(data[column]))
+
+
+def prefix(values: pd.Series) -> str:
+    """The prefix in which the largest of some numbers is at least one."""
+    most = values.max()
+    return next((name for name, one in PREFIXES.items() if most >= one), "k")
 
 
 def part_title(part: str) -> str:

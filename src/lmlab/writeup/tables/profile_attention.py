@@ -63,29 +63,31 @@ def details(collected: Collected) -> dict[str, Table]:
 
 def _details(collected: Collected, parts: pd.DataFrame, size: str) -> Table:
     rows = [row for row in collected.rows if row.point.parameters["size"] == size]
+    work, moved = frames.prefix(parts["flops"]), frames.prefix(parts["bytes"])
+    rate = frames.prefix(1e12 * parts["tflops"])
     titles = [
-        *("Context", "Part", "Time (ms)", "Of attention", "GFLOPs", "GB moved"),
-        *("TFLOP/s", "GB/s", "FLOPs a byte"),
+        *("Context", "Part", "Time (ms)", "Of attention", f"{work}FLOPs", f"{moved}B moved"),
+        *(f"{rate}FLOP/s", "GB/s", "FLOPs a byte"),
     ]
     return Table(
         title=f"Attention's parts in one forward pass of {size}",
         columns=[Column(title, "left" if title == "Part" else "right") for title in titles],
-        rows=[_detail(row) for _, row in parts.iterrows()],
+        rows=[_detail(row, work, moved, rate) for _, row in parts.iterrows()],
         caption=f"{recorded([row.result for row in rows if row.result], collected)} FLOPs and "
         "bytes are the cost model's: bytes the least that each operator by itself must move.",
         sources=sources_of(rows),
     )
 
 
-def _detail(row: pd.Series) -> list[str]:
+def _detail(row: pd.Series, work: str, moved: str, rate: str) -> list[str]:
     return [
         str(row["context"]),
         frames.PART_NAMES[row["part"]],
         significant(row["total_ms"]),
         percent(row["share"], 2),
-        _counted(row["flops"] / 1e9),
-        _counted(row["bytes"] / 1e9),
-        _counted(row["tflops"]),
+        _counted(row["flops"] / frames.PREFIXES[work]),
+        _counted(row["bytes"] / frames.PREFIXES[moved]),
+        _counted(1e12 * row["tflops"] / frames.PREFIXES[rate]),
         _counted(row["gb_per_s"]),
         _counted(row["flops"] / row["bytes"]),
     ]

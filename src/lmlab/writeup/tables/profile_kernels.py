@@ -91,7 +91,7 @@ def _full(
         share = f"{100 * rest['total_ns'] / 1e6 / whole:.1f}"
         body.append([share, *cells, *[NOTHING] * len(STATISTICS), more])
     return Table(
-        title=f"All {word}s of the {frames.MODE_NAMES[mode]}: "
+        title=f"All {word}s of {frames.RUN_NAMES[mode]}: "
         f"{place['size']} at context {place['context']}",
         columns=[
             *(Column(title) for title in ("Time (%)", "Total (ms)", "Instances")),
@@ -151,6 +151,7 @@ def others(collected: Collected) -> Table:
 
 def families(collected: Collected) -> Table:
     """Shares of products, elementwise kernels, reductions and the optimizer in every mode."""
+    word = kernel_word(collected)
     points, shares = frames.points(collected), frames.families(collected)
     wanted = {
         "Matmul": (frames.MATMULS, frames.MODES),
@@ -176,7 +177,7 @@ def families(collected: Collected) -> Table:
         ],
         rows=by_point(points, len(columns), cells),
         caption=f"{recorded(collected.results, collected)} Shares of the run's work on the device; "
-        "elementwise kernels within the optimizer count as optimizer. The families that are left "
+        f"elementwise {word}s within the optimizer count as optimizer. The families that are left "
         "out (copies and others) make up the rest.",
         sources=sources_of(collected.rows),
     )

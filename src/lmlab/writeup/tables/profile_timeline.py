@@ -14,6 +14,7 @@ from lmlab.writeup.tables.profile_rows import (
     Key,
     at,
     by_point,
+    kernel_word,
     place_columns,
     place_names,
     recorded,
@@ -56,15 +57,23 @@ def clock(collected: Collected) -> Table:
         title="A forward pass by the host's clock and by the timeline",
         columns=[*place_columns(points), *(Column(title) for title in titles)],
         rows=by_point(points, len(titles), cells),
-        caption=f"{describe(collected.results)} Clock: mean ± standard deviation (median) before "
-        "any profiler ran, in the same process; ratios use the median. Timeline: from the start of "
-        f"the first kernel to the end of the last, recorded by {tools_of(collected.results)}. "
-        "Clock / end to end is a ratio across points: that chapter's forward pass ran in a process "
-        "of its own.",
+        caption=_clock_caption(collected),
         sources=[
             *sources_of(collected.rows),
             *sources_of(_forward_rows(collected)),
         ],
+    )
+
+
+def _clock_caption(collected: Collected) -> str:
+    said, tools = describe(collected.results), tools_of(collected.results)
+    if not tools:
+        return said
+    return (
+        f"{said} Clock: mean ± standard deviation (median) before any profiler ran, in the same "
+        "process; ratios use the median. Timeline: from the start of the first "
+        f"{kernel_word(collected)} to the end of the last, recorded by {tools}. Clock / end to end "
+        "is a ratio across points: that chapter's forward pass ran in a process of its own."
     )
 
 
