@@ -19,6 +19,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
 from tests.writeup import factory
+from tests.writeup.synthetic_memory import memory
 
 RATES_TFLOPS = {
     "cuda": {"fp32": 48.0, "tf32": 380.0, "fp16": 640.0, "bf16": 620.0},
@@ -201,6 +202,7 @@ def layernorm(point: Point, device: str) -> dict[str, Any]:
 MAKERS: Mapping[str, Callable[[Point, str], Result]] = {
     "machine": card,
     "end_to_end": end_to_end,
+    "memory": memory,
     "precision": precision,
 }
 

@@ -20,7 +20,7 @@ from lmlab.writeup.page import PageError, render, write_page
 from lmlab.writeup.registry import chapter_fingerprint, module_of, page_fingerprint
 from tests.writeup import factory, synthetic
 
-CHAPTERS = ["machine", "end_to_end", "precision"]
+CHAPTERS = ["machine", "end_to_end", "memory", "precision"]
 SMALL = {"sizes": ["small", "2.7b"], "contexts": [128, 1024], "modes": ["forward", "train_step"]}
 KERNEL = "void f<float, 4>(T*, __half|int) `x` $y$ failed at size~small/context~128"
 
@@ -37,7 +37,7 @@ def write_results(root: Path) -> Path:
     for chapter, make in synthetic.MAKERS.items():
         for point in points_of(factory.study("cuda", **SMALL), chapter):
             p, result = point.parameters, make(point, "cuda")
-            if p.get("size") == "2.7b" and p["context"] == 1024 and p["mode"] == "train_step":
+            if p.get("size") == "2.7b" and p["context"] == 1024 and p.get("mode") == "train_step":
                 if p["precision"] == "fp32":
                     result = factory.failed(point, "oom", "tried to allocate 20.5 GiB")
                 else:
@@ -119,7 +119,7 @@ def test_rendered_in_other_processes_every_byte_is_the_same(root: Path, tmp_path
 
 def test_every_picture_exists_and_every_anchor_leads_somewhere(page: str, root: Path) -> None:
     pictures = re.findall(r"\((figures/[^)]+)\)", page)
-    assert len(pictures) == 16
+    assert len(pictures) == 28
     assert all((root / "report" / picture).stat().st_size > 1000 for picture in pictures)
     headings = {
         re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
