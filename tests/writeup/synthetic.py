@@ -19,6 +19,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
 from tests.writeup import factory, synthetic_ranks
+from tests.writeup.synthetic_memory import memory
 from tests.writeup.synthetic_profile import profile
 
 RATES_TFLOPS = {
@@ -203,6 +204,7 @@ MAKERS: Mapping[str, Callable[[Point, str], Result]] = {
     "machine": card,
     "end_to_end": end_to_end,
     "profile": profile,
+    "memory": memory,
     "precision": precision,
     "collectives": synthetic_ranks.collectives,
     "calculations": synthetic_ranks.calculations,

@@ -12,7 +12,14 @@ from matplotlib.colors import to_rgb
 
 from lmlab.writeup import style
 from lmlab.writeup.figure import Drawing, save
-from lmlab.writeup.figures import calculations, collectives, end_to_end, machine, precision
+from lmlab.writeup.figures import (
+    calculations,
+    collectives,
+    end_to_end,
+    machine,
+    memory,
+    precision,
+)
 from lmlab.writeup.frames.cold_start import early_median, settled_median, settling_step
 from tests.writeup import factory, synthetic
 
@@ -22,6 +29,7 @@ MODULES = {
     "precision": precision,
     "collectives": collectives,
     "calculations": calculations,
+    "memory": memory,
 }
 
 

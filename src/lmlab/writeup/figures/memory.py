@@ -171,27 +171,38 @@ def _composition(collected: Collected, data: pd.DataFrame) -> Drawing:
 
 
 def _draw_composition(steps: pd.DataFrame) -> Figure:
-    precisions, sizes = frames.order(steps, "precision"), frames.order(steps, "size")
-    figure, axes = style.panels(len(precisions), len(sizes), height=2.3, sharex=False, sharey=True)
-    panels = [(precision, size) for precision in precisions for size in sizes]
-    for axis, (precision, size) in zip(axes, panels, strict=True):
-        rows = frames.of(steps, precision=precision, size=size).sort_values("context")
-        totals = sum(rows[f"live_{name}"] for name in CATEGORIES)
-        below = np.zeros(len(rows))
-        for name in CATEGORIES:
-            share = (100 * rows[f"live_{name}"] / totals).to_numpy()
-            axis.bar(range(len(rows)), share, bottom=below, color=COLOURS[name], width=0.85)
-            below = below + share
-        axis.set_xticks(range(len(rows)), [str(c) for c in rows["context"]], fontsize=7)
-        axis.set_title(f"{size}, {precision}")
-        axis.grid(axis="x", visible=False)
-        axis.set_ylim(0, 100)
-    for axis in axes[:: len(sizes)]:
+    """A panel a precision; bars in groups, a group a size and a bar a context."""
+    precisions = frames.order(steps, "precision")
+    figure, axes = style.panels(len(precisions), 1, height=2.2, sharey=True)
+    for axis, precision in zip(axes, precisions, strict=True):
+        rows = frames.of(steps, precision=precision)
+        _bars(axis, rows, _bar_positions(rows))
+        axis.set_title(precision, loc="left")
         axis.set_ylabel("Share of the peak (%)")
-    for axis in axes[-len(sizes) :]:
-        axis.set_xlabel("Context")
+    axes[-1].set_xlabel("Context (tokens), by size")
     _legend(figure, [name for name in CATEGORIES if steps[f"live_{name}"].sum() > 0])
     return figure
+
+
+def _bar_positions(rows: pd.DataFrame) -> list[float]:
+    """One step a bar, and a gap of one between sizes."""
+    groups = {size: number for number, size in enumerate(frames.order(rows, "size"))}
+    return [number + groups[size] for number, size in enumerate(rows["size"])]
+
+
+def _bars(axis: Axes, rows: pd.DataFrame, places: Sequence[float]) -> None:
+    totals = sum(rows[f"live_{name}"] for name in CATEGORIES)
+    below = np.zeros(len(rows))
+    for name in CATEGORIES:
+        share = (100 * rows[f"live_{name}"] / totals).to_numpy()
+        axis.bar(places, share, bottom=below, color=COLOURS[name], width=0.88)
+        below = below + share
+    for size in frames.order(rows, "size"):
+        here = [x for x, name in zip(places, rows["size"], strict=True) if name == size]
+        axis.text(sum(here) / len(here), 102, str(size), ha="center", va="bottom", fontsize=8)
+    axis.set_xticks(places, [str(context) for context in rows["context"]], fontsize=7)
+    axis.set_ylim(0, 100)
+    axis.grid(axis="x", visible=False)
 
 
 def _peaks(collected: Collected, data: pd.DataFrame) -> Drawing:

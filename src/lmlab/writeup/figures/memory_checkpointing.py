@@ -82,5 +82,5 @@ def _across(axis: Axes, arms: pd.DataFrame, column: str, size: int) -> None:
 
 
 def across(index: int) -> dict[str, Any]:
-    """The look of a line without markers."""
-    return {**look(index), "marker": ""}
+    """The look of a line from edge to edge, its markers on the edges."""
+    return {**look(index), "clip_on": False}

@@ -94,7 +94,8 @@ def _draw(panels: Sequence[tuple[str, Sequence[Curve]]]) -> Figure:
             x, totals = stretched(recorded)
             colour = style.COLOURS[index]
             peak = f"{label}: peak {significant(recorded['replayed_bytes'] / size, 4)} {unit}"
-            axis.step(x, totals / size, where="post", color=colour, label=peak)
+            look = {"color": colour, "linestyle": style.LINES[index]}
+            axis.step(x, totals / size, where="post", label=peak, **look)
             axis.fill_between(x, totals / size, step="post", color=colour, alpha=0.12)
             top = int(np.argmax(totals))
             axis.plot([x[top]], [totals[top] / size], marker="v", color=colour)
