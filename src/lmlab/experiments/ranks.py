@@ -100,7 +100,7 @@ def take_part(point: Point, me: Rank, timeout: timedelta, notes: Path) -> Result
         dist.barrier()
     dist.destroy_process_group()
     flags = [*watch_flags(watch, placement), *(["noisy"] if outcome.noisy else [])]
-    return record and record.close(outcome.flagged(*flags))
+    return None if record is None else record.close(outcome.flagged(*flags))
 
 
 def device_of(placement: str, me: Rank) -> torch.device:
