@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         timeout = timedelta(seconds=arguments.timeout_s)
         result = take_part(point_from_json(arguments.point), me, timeout, arguments.notes)
-        if me.rank == 0:
+        if result is not None:
             result.write(arguments.out)
     except Exception as error:
         traceback.print_exc()
@@ -82,13 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def take_part(point: Point, me: Rank, timeout: timedelta, notes: Path) -> Result:
-    """Join the group, measure, and leave it together; what this rank would write."""
+def take_part(point: Point, me: Rank, timeout: timedelta, notes: Path) -> Result | None:
+    """Join the group, measure, and leave it together; what rank 0 writes."""
     if os.getcwd() not in sys.path:  # where a user's own model is looked for
         sys.path.insert(0, os.getcwd())
     placement = str(point.parameters["placement"])
     device = device_of(placement, me)
-    record = open_record(point, find_machine())
+    record = open_record(point, find_machine()) if me.rank == 0 else None
     torch.set_num_threads(max(1, usable_cores() // me.local_world_size))
     with GpuWatch(device) as watch:
         join(BACKENDS[placement], device, timeout)
@@ -100,7 +100,7 @@ def take_part(point: Point, me: Rank, timeout: timedelta, notes: Path) -> Result
         dist.barrier()
     dist.destroy_process_group()
     flags = [*watch_flags(watch, placement), *(["noisy"] if outcome.noisy else [])]
-    return record.close(outcome.flagged(*flags))
+    return None if record is None else record.close(outcome.flagged(*flags))
 
 
 def device_of(placement: str, me: Rank) -> torch.device:

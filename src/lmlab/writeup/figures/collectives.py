@@ -101,7 +101,7 @@ def _size_axis(axes: list[Axes], data: pd.DataFrame) -> None:
     """Sizes as asked for, those that would touch on a logarithmic axis left out."""
     shown: list[int] = []
     for size in sorted({frames.nominal_mib(size) for size in data["size_bytes"]}):
-        if not shown or size >= 2 * shown[-1]:
+        if not shown or size >= 1.5 * shown[-1]:
             shown.append(size)
     for axis in axes:
         style.log_axis(axis, "x", ticks=shown)
