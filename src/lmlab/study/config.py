@@ -28,7 +28,7 @@ TYPES = {
     "string": "a text",
 }
 OUR_MODEL = "lmlab.model.transformer:TransformerLM"
-FLOATS = {"rope_theta", "term", "time_cap_s"}
+FLOATS = {"rope_theta", "term", "time_cap_s", "step_limit_s", "bucket_mb", "torch_bucket_mb"}
 STUDY_FOR_DEVICE = {"cuda": "full", "cpu": "tiny"}
 
 
