@@ -18,7 +18,8 @@ if not (ROOT / "src").is_dir():  # included by workflow/Snakefile
     ROOT = ROOT.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from lmlab.experiments.registry import code_modules, fingerprint_of
+from lmlab.experiments.launch import ranks_here, torchrun_words
+from lmlab.experiments.registry import code_modules, fingerprint_of, has_ranks
 from lmlab.experiments.standing import UNREADABLE, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, all_points, points_of
@@ -46,6 +47,8 @@ try:
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring
     POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
+    for point in filter(has_ranks, POINTS.values()):
+        ranks_here(point)  # a world that its nodes cannot share evenly shows here
     for modules in {tuple(code_modules(point)) for point in POINTS.values()}:
         code_of(modules)  # a model or an attention that is not there shows here
 except UnknownModule as error:
@@ -150,3 +153,29 @@ MEASURE = (
     "{params.script} --point {params.point:q} --machine {wildcards.machine} "
     "--out {output:q} > {log:q} 2>&1"
 )
+
+
+# A measurement with several processes, each a rank of one torchrun. How nodes find each other moves
+# no number, so torchrun takes the output, as a script does; the number of nodes is in the point.
+ON_EACH_NODE = config["ranks"]["on_each_node"]
+RANKS = (
+    "{params.on_each_node} {params.script} --point {params.point:q} --machine {wildcards.machine} "
+    "--out {output:q} -- {params.torchrun} > {log:q} 2>&1"
+)
+
+
+def torchrun(chapter):
+    """The torchrun command of a job of the chapter; the script adds what each rank runs."""
+    return lambda wildcards, output: " ".join(
+        torchrun_words(point_at(chapter, wildcards).parameters["world_size"], STUDY.ranks)
+    )
+
+
+def gpus_of(chapter):
+    """GPUs that a job of the chapter asks a cluster for on one node; on this machine it is alone."""
+
+    def gpus(wildcards):
+        point = point_at(chapter, wildcards)
+        return ranks_here(point) if point.parameters["placement"] == "own_gpu" else 1
+
+    return gpus

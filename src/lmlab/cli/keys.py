@@ -99,6 +99,9 @@ KINDS: dict[str, Kind] = {
     "terms": integer(1),
     "term": positive_number(),
     "quick": boolean(),
+    "placement": choice("own_gpu", "shared_gpu", "cpu"),
+    "world_size": integer(1),
+    "nnodes": integer(1),
 }
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from lmlab.cli.configuration import read_config, split
 from lmlab.cli.keys import KINDS, KeyValueError, choice, read_value
-from lmlab.measure.identity import find_machine
+from lmlab.experiments.launch import run_ranks, torchrun_words
+from lmlab.experiments.registry import has_ranks
+from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.chapters import points_of
 from lmlab.study.config import Study, load
 from lmlab.study.points import Point, Scalar
-from lmlab.study.results import Result
+from lmlab.study.results import Result, read
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 CUSTOM = "custom"
@@ -29,9 +33,9 @@ def command(arguments: argparse.Namespace) -> int:
     machine = find_machine()
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_words(study, arguments.chapter, arguments.settings)
-    from lmlab.experiments.run import measure_point  # torch, seconds: not before all is checked
-
-    result = measure_point(point, machine)
+    result = (
+        measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
+    )
     if arguments.out:
         try:
             result.write(arguments.out)
@@ -40,6 +44,23 @@ def command(arguments: argparse.Namespace) -> int:
     print(table(point, result))
     print(result.to_json())
     return 1 if result.status == "failed" else 0
+
+
+def alone(point: Point, machine: Machine) -> Result:
+    """The result of a point that this process measures itself."""
+    from lmlab.experiments.run import measure_point  # torch, seconds: not before all is checked
+
+    return measure_point(point, machine)
+
+
+def measure_with_ranks(point: Point, machine: Machine, study: Study) -> Result:
+    """The result of a point that takes several processes."""
+    torchrun = torchrun_words(int(point.parameters["world_size"]), study.ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "point.json")
+        if status := run_ranks(point, machine.id, out, torchrun):
+            raise SystemExit(status)
+        return read(out)
 
 
 def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:

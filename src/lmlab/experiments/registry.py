@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lmlab.experiments.outcome import Chapter
 
 RUNNER = "lmlab.experiments.run"
+RANK_RUNNER = "lmlab.experiments.ranks"
 # What names, lists and files a measurement without moving its number: a variant more, another
 # label in a result or a new version of the package must not send anybody back to the machine.
 NOT_COUNTED = (
@@ -54,12 +55,18 @@ def load(chapter: str) -> Chapter:
 def code_modules(point: Point) -> list[str]:
     """The modules that a point starts from; what they import follows from their files."""
     asked = {**point.settings, **point.parameters}
-    modules = [RUNNER, import_path.split(path_of(point.chapter))[0]]
+    runner = RANK_RUNNER if has_ranks(point) else RUNNER
+    modules = [runner, import_path.split(path_of(point.chapter))[0]]
     if "attention" in asked:
         modules.append(attention.module_of(asked["attention"]))
     if "model" in asked:
         modules.append(import_path.split(asked["model"])[0])
     return modules
+
+
+def has_ranks(point: Point) -> bool:
+    """Whether the point is measured by several processes, which torchrun starts."""
+    return "world_size" in point.parameters
 
 
 def fingerprint(point: Point) -> str:

@@ -55,6 +55,11 @@ class Study:
     sizes: Mapping[str, Size]
     common: Mapping[str, Any]
     chapters: Mapping[str, Mapping[str, Any]]
+    ranks: Mapping[str, Any]
+
+    def rank_settings(self) -> dict[str, Any]:
+        """The settings that every point with several processes shares."""
+        return {"nnodes": self.ranks["nnodes"], "time_cap_s": self.common["time_cap_s"]}
 
     def own_model(self) -> dict[str, str]:
         """A parameter that keeps the results of a user's own model apart from ours."""
@@ -94,6 +99,7 @@ def load(config: Mapping[str, Any], device: str) -> Study:
         chapters={
             key: _with_floats(block) for key, block in blocks.items() if block.get("enabled", True)
         },
+        ranks=config["ranks"],
     )
 
 

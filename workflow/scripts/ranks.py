@@ -1,0 +1,30 @@
+"""Measure one point of the study with several ranks: `ranks.py --point ... -- torchrun ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from lmlab.experiments.launch import run_ranks
+from lmlab.study.points import point_from_json
+
+
+def main() -> int:
+    """Arguments in, one call; what a user can get wrong is one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--point", required=True, help="the point as JSON")
+    parser.add_argument("--machine", required=True, help="id of the machine this must be")
+    parser.add_argument("--out", required=True, type=Path, help="file that the result goes to")
+    parser.add_argument("torchrun", nargs="+", help="torchrun with its options, after --")
+    arguments = parser.parse_args()
+    try:
+        point = point_from_json(arguments.point)
+        return run_ranks(point, arguments.machine, arguments.out, arguments.torchrun)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
