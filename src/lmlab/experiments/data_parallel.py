@@ -6,8 +6,7 @@ arm that is off gets no time; then rounds, in which arms take turns; then the ph
 talks to nobody, since how long backward takes is how much there is to hide behind; and at last one
 step of each arm under the profiler, which slows down what it watches.
 
-`data`: `group` (backend, ranks, devices, as the process group has them), `choice` of the size with
-what was left out, `parameters_total`, `gradient_bytes`, `tokens_per_rank`, `arms` by name: `status`
+`data`: `choice` of the size with what was left out, `parameters_total`, `gradient_bytes`, `tokens_per_rank`, `arms` by name: `status`
 and `reason`, `ranks_ms` (a list of step times a rank), `gradient_error`, number and bytes of
 messages, and `trace` (sums, shares, reduced intervals of rank 0); `phases_ms` of a step without
 communication, slowest rank; `torch_bucket_mb`, `tf32`, `threads`.
@@ -37,7 +36,7 @@ from lmlab.experiments.data_parallel_arms import (
 from lmlab.experiments.outcome import Outcome
 from lmlab.experiments.rank_work import Candidate, RankWork, candidates, parameter_bytes
 from lmlab.experiments.size_choice import Choice, choose
-from lmlab.measure import ranks
+from lmlab.measure import together
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.precision import tf32_allowed
@@ -113,7 +112,7 @@ def check(arms: Mapping[str, Arm], work: RankWork, model: nn.Module) -> dict[str
     for name, arm in arms.items():
         loss_error = abs(arm.backward() - expected_loss) / abs(expected_loss)
         own_error = 0.0 if name == ALONE else gradient_error(arm.gradients(), expected)
-        error = ranks.largest(max(loss_error, own_error))
+        error = together.largest(max(loss_error, own_error))
         found[name] = {"gradient_error": None if name == ALONE else error}
         if not error <= tolerance:  # a NaN is no agreement either
             found[name] = describe_failure(error, tolerance)
@@ -155,7 +154,7 @@ def trace_arms(arms: Mapping[str, Arm], device: torch.device) -> dict[str, dict[
         overlap = profile_overlap(arm.step, device)
         traces[name] = {
             **overlap.to_json(),
-            "overlapped_share_by_rank": ranks.from_all_ranks(overlap.overlapped_share),
+            "overlapped_share_by_rank": together.from_all_ranks(overlap.overlapped_share),
         }
     return traces
 
@@ -163,7 +162,6 @@ def trace_arms(arms: Mapping[str, Arm], device: torch.device) -> dict[str, dict[
 def describe(point: Point, choice: Choice, work: RankWork, model: nn.Module) -> dict[str, Any]:
     """What was measured, on whom."""
     return {
-        "group": ranks.describe_group(work.device),
         "choice": choice.to_json(),
         "step_limit_s": point.settings["step_limit_s"],
         "parameters_total": sum(p.numel() for p in model.parameters()),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -148,9 +149,11 @@ def _bucketed(size_mb: float) -> Callable[[nn.Module], nn.Module]:
 
 
 def _torch(module: nn.Module, bucket_mb: float) -> nn.Module:
-    return DistributedDataParallel(
-        module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, broadcast_buffers=False
-    )
+    known = signature(DistributedDataParallel).parameters
+    # Torch 2.13 has a new name for the setting and warns at the old one; 2.11 knows only that.
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    settings: dict[str, Any] = {"bucket_cap_mb": bucket_mb, buffers: False}
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **settings)
 
 
 def twin(model: nn.Module) -> nn.Module:

@@ -13,7 +13,6 @@ where the device counts them.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +62,7 @@ def first_step(training: Training, work: RankWork) -> dict[str, Any]:
     device = work.device
     moments = {"initialised": read_memory(device, training.parts())}
     reset_peak_memory(device)
-    saved = Saved()
+    saved = Saved([*training.model.buffers(), work.tokens, work.targets])
     with saved.counting():
         loss = work.loss(training.model)
     moments["after_forward"] = read_memory(device, training.parts(), activations=saved.nbytes)
@@ -78,11 +77,3 @@ def first_step(training: Training, work: RankWork) -> dict[str, Any]:
     moments["after_step"] = read_memory(device, training.parts())
     peaks["optimizer"] = peak_memory_bytes(device)
     return {"moments": moments, "peaks_bytes": peaks, "loss": value}
-
-
-def release(device: torch.device) -> None:
-    """Give back what a torn-down arm has left with the allocator."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()

@@ -8,6 +8,7 @@ own optimizers.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class RankWork:
         self.workload = workload
         self.device = device
         seed = workload.seed + (SEEDS_APART * (1 + dist.get_rank()) if own_tokens else 0)
-        self._tokens, self._targets = replace(workload, seed=seed).batch(device)
+        self.tokens, self.targets = replace(workload, seed=seed).batch(device)
 
     def model(self) -> nn.Module:
         """The model with the weights that its seed gives, the same on every rank."""
@@ -70,7 +71,7 @@ class RankWork:
     def loss(self, model: nn.Module) -> Tensor:
         """Loss of this rank's tokens."""
         with self._autocast():
-            return cross_entropy(model(self._tokens), self._targets)
+            return cross_entropy(model(self.tokens), self.targets)
 
     def adamw(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of every arm that has a plain one."""
@@ -81,6 +82,14 @@ class RankWork:
         if not precision.autocast:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=precision.dtype)
+
+
+def release(device: torch.device) -> None:
+    """Give back what was torn down: to the allocator, and from there to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def parameter_bytes(model: nn.Module) -> int:

@@ -21,9 +21,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from lmlab.experiments.rank_work import Candidate
+from lmlab.experiments.rank_work import Candidate, release
 from lmlab.experiments.workload import OWN_ATTENTION
-from lmlab.measure import ranks
+from lmlab.measure import together
 from lmlab.measure.clock import synchronize
 from lmlab.model import cost, footprint
 
@@ -85,7 +85,8 @@ def choose(
         if reason is None and not last:
             reason = why_too_slow(candidate, rate, messages=messages, limit_s=limit_s)
         if reason is None:
-            step_s = ranks.largest(try_step(candidate))
+            step_s = together.largest(try_step(candidate))
+            release(device)
             if step_s <= limit_s or last:
                 return Choice(
                     candidate=candidate,
@@ -109,7 +110,7 @@ def bandwidth(device: torch.device) -> float:
         dist.all_reduce(buffer)
         synchronize(device)
         seconds.append(time.perf_counter() - began)
-    return PROBE_BYTES / ranks.largest(min(seconds))
+    return PROBE_BYTES / together.largest(min(seconds))
 
 
 def why_too_slow(
@@ -133,8 +134,8 @@ def why_too_large(candidate: Candidate, device: torch.device, *, copies: float) 
     needed = needed_bytes(candidate, device, copies=copies)
     if needed is None:
         return None
-    sharing = ranks.describe_group(device)["ranks_per_device"]
-    free = ranks.smallest(free_bytes(device))
+    sharing = together.ranks_on_one_device(device)
+    free = together.smallest(free_bytes(device))
     if needed * sharing <= USABLE * free:
         return None
     whom = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"

@@ -32,12 +32,13 @@ Parts = Mapping[str, Iterable[Tensor]]
 """Tensors by what they are for."""
 
 
-def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes behind some tensors, those that share memory counted once."""
+def storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Bytes behind some tensors on a kind of device, those that share memory counted once."""
     storages = {}
-    for tensor in tensors:
-        storage = _local(tensor).untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
+    for tensor in map(_local, tensors):
+        if tensor.device.type == device.type:  # an optimizer counts its steps on the host
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 
@@ -61,10 +62,11 @@ def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 class Saved:
-    """Bytes that autograd keeps for backward; parameters and whole numbers are not counted."""
+    """Bytes that autograd keeps for backward, without parameters and what is counted elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, counted_elsewhere: Iterable[Tensor]) -> None:
         self._storages: dict[int, int] = {}
+        self._elsewhere = {tensor.untyped_storage().data_ptr() for tensor in counted_elsewhere}
 
     @property
     def nbytes(self) -> int:
@@ -78,9 +80,9 @@ class Saved:
 
     def _note(self, tensor: Tensor) -> Tensor:
         base = tensor if tensor._base is None else tensor._base
+        storage = tensor.untyped_storage()
         is_parameter = base.is_leaf and base.requires_grad
-        if not is_parameter and tensor.is_floating_point():
-            storage = tensor.untyped_storage()
+        if not is_parameter and storage.data_ptr() not in self._elsewhere:
             self._storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -88,7 +90,7 @@ class Saved:
 def read_memory(device: torch.device, parts: Parts, *, activations: int = 0) -> dict[str, Any]:
     """Bytes of this rank now: by part, allocated, reserved, and as the device reports it."""
     synchronize(device)
-    counted = {name: storage_bytes(tensors) for name, tensors in parts.items()}
+    counted = {name: storage_bytes(tensors, device) for name, tensors in parts.items()}
     counted["activations"] = activations
     known = sum(counted.values())
     allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else known

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lmlab.measure import ranks
+from lmlab.measure import together
 from lmlab.measure.clock import PhaseClock, collector_paused
 from lmlab.measure.statistics import Measurement
 from lmlab.measure.stop_rule import count_samples
@@ -81,7 +81,7 @@ def interleave(
 
 
 def _time_is_up(began: float, time_cap_s: float) -> bool:
-    return ranks.largest(time.perf_counter() - began) >= time_cap_s
+    return together.largest(time.perf_counter() - began) >= time_cap_s
 
 
 def _why(measured: int, rounds: int, time_cap_s: float) -> str:
@@ -96,7 +96,7 @@ def _by_phase(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def _of_all_ranks(own: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[list[float]]]]:
     """What each rank measured, put side by side."""
-    everyone = ranks.from_all_ranks(own)
+    everyone = together.from_all_ranks(own)
     return {
         name: {phase: [theirs[name][phase] for theirs in everyone] for phase in phases}
         for name, phases in own.items()

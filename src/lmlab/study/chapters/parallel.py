@@ -1,6 +1,7 @@
 """Three chapters that train on several ranks: data parallel, sharded optimizer, FSDP.
 
-A point is one job on so many ranks. Which size it takes is found where it runs, because what a link
+A point is one job on so many ranks, placed on GPUs of their own, on one GPU that they share, or on
+the cores of a CPU. Which size it takes is found where it runs, because what a link
 can carry differs between machines by a factor of a thousand; so all sizes that may be taken are
 settings, largest first, each with what stands behind its name.
 """
@@ -38,16 +39,21 @@ def _points(
     shared = ("step_limit_s", "warmup", "rounds", "time_cap_s")
     settings = {
         **_model(study, block["sizes"]),
+        **study.rank_settings(),
         **{key: block[key] for key in (*own, *shared)},
     }
     return [
-        Point(chapter, _parameters(study, block, world_size), settings)
-        for world_size in block["world_sizes"]
+        Point(chapter, _parameters(study, block, placement, world_size), settings)
+        for placement, world_sizes in block["world_sizes"].items()
+        for world_size in world_sizes
     ]
 
 
-def _parameters(study: Study, block: Mapping[str, Any], world_size: int) -> dict[str, Scalar]:
+def _parameters(
+    study: Study, block: Mapping[str, Any], placement: str, world_size: int
+) -> dict[str, Scalar]:
     return {
+        "placement": placement,
         "world_size": world_size,
         "context": block["context"],
         "batch": block["batch"],
