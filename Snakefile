@@ -20,6 +20,10 @@ include: "rules/common.smk"
 include: "rules/machine.smk"
 include: "rules/end_to_end.smk"
 include: "rules/precision.smk"
+include: "rules/collectives.smk"
+include: "rules/data_parallel.smk"
+include: "rules/sharded_optimizer.smk"
+include: "rules/fsdp.smk"
 include: "rules/writeup.smk"
 
 

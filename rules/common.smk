@@ -155,13 +155,18 @@ MEASURE = (
 )
 
 
-# A measurement with several processes, each a rank of one torchrun. How nodes find each other moves
-# no number, so torchrun takes the output, as a script does; the number of nodes is in the point.
-ON_EACH_NODE = config["ranks"]["on_each_node"]
+# A measurement with several processes, each a rank of one torchrun.
 RANKS = (
     "{params.on_each_node} {params.script} --point {params.point:q} --machine {wildcards.machine} "
     "--out {output:q} -- {params.torchrun} > {log:q} 2>&1"
 )
+
+
+# How nodes are reached and find each other moves no number, so both take the output, as a script
+# does; the number of nodes is in the point.
+def on_each_node(wildcards, output):
+    """What starts the command that follows on every node."""
+    return STUDY.ranks["on_each_node"]
 
 
 def torchrun(chapter):

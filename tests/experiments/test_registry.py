@@ -27,6 +27,7 @@ POINTS = {
     "precision": precision_point("layernorm"),
     "machine": Point("machine", {}, {"quick": True, "seed": 0}),
     "own_model": end_to_end_point(model="mine:Model"),
+    "collectives": Point("collectives", {"placement": "cpu", "world_size": 2}, {}),
 }
 
 
@@ -65,8 +66,11 @@ EDITS: dict[str, tuple[Edit, set[str]]] = {
     "the ceilings": (append("lmlab/measure/ceilings.py", CODE), {"machine"}),
     "the clock": (
         append("lmlab/measure/clock.py", CODE),
-        {"end_to_end", "own_model", "machine"},
+        {"end_to_end", "own_model", "machine", "collectives"},
     ),
+    "the runner of ranks": (append("lmlab/experiments/ranks.py", CODE), {"collectives"}),
+    "the launcher of ranks": (append("lmlab/experiments/launch.py", CODE), set()),
+    "the exchange of tensors": (append("lmlab/parallel/collectives.py", CODE), {"collectives"}),
     "the runner": (append("lmlab/experiments/run.py", CODE), set(POINTS)),
     "another chapter": (append("lmlab/experiments/memory.py", CODE), set()),
     "a comment": (append("lmlab/experiments/run.py", "\n# a comment\n"), set()),

@@ -102,6 +102,10 @@ KINDS: dict[str, Kind] = {
     "placement": choice("own_gpu", "shared_gpu", "cpu"),
     "world_size": integer(1),
     "nnodes": integer(1),
+    "rounds": integer(3),
+    "step_limit_s": positive_number(),
+    "bucket_mb": positive_number(),
+    "torch_bucket_mb": positive_number(),
 }
 
 

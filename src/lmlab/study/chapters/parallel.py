@@ -44,7 +44,7 @@ def _points(
     }
     return [
         Point(chapter, _parameters(study, block, placement, world_size), settings)
-        for placement, world_sizes in block["world_sizes"].items()
+        for placement, world_sizes in block["placements"].items()
         for world_size in world_sizes
     ]
 

@@ -1,0 +1,30 @@
+"""Collectives: one job for every place that ranks can have and every number of them there.
+
+Operations, sizes and number formats are settings: a job goes through all of them, because starting
+the ranks takes longer than most exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmlab.study.config import Study
+from lmlab.study.points import Point
+
+
+def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
+    """A point for each placement and world size."""
+    settings = {
+        **study.rank_settings(),
+        "time_cap_s": block["time_cap_s"],
+        "seed": study.common["seed"],
+        "operations": block["operations"],
+        "dtypes": block["dtypes"],
+        "sizes_mib": block["sizes_mib"],
+    }
+    return [
+        Point("collectives", {"placement": placement, "world_size": world_size}, settings)
+        for placement, world_sizes in block["placements"].items()
+        for world_size in world_sizes
+    ]
