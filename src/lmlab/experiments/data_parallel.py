@@ -6,10 +6,10 @@ arm that is off gets no time; then rounds, in which arms take turns; then the ph
 talks to nobody, since how long backward takes is how much there is to hide behind; and at last one
 step of each arm under the profiler, which slows down what it watches.
 
-`data`: `choice` of the size with what was left out, `parameters_total`, `gradient_bytes`, `tokens_per_rank`, `arms` by name: `status`
-and `reason`, `ranks_ms` (a list of step times a rank), `gradient_error`, number and bytes of
-messages, and `trace` (sums, shares, reduced intervals of rank 0); `phases_ms` of a step without
-communication, slowest rank; `torch_bucket_mb`, `tf32`, `threads`.
+`data`: `choice` of the size with what was left out, `parameters_total`, `gradient_bytes`,
+`tokens_per_rank`, `arms` by name: `status` and `reason`, `ranks_ms` (a list of step times a rank),
+`gradient_error`, number and bytes of messages, and `trace` (sums, shares, reduced intervals of rank
+0); `phases_ms` of a step without communication, slowest rank; `torch_bucket_mb`, `tf32`, `threads`.
 """
 
 from __future__ import annotations

@@ -10,15 +10,16 @@ by layer, over a few more steps; at last one profiled step an arm.
 
 `data`: `choice` of the size, `parameters_total`, `parameter_bytes`, `sharded_bytes` (of parameters
 that FSDP cuts), `expected` (the cost model's bytes of an unsharded rank), `arms`: `status`,
-`reason`, `ranks` (moments, peaks, losses), `ranks_ms` (a list a rank), `trace`; `waits` (median wait
-of each layer in forward and backward, a list a rank), `waits_below_ms` (what counts as no wait);
-`tf32`, `threads`.
+`reason`, `ranks` (moments, peaks, losses), `ranks_ms` (a list a rank), `trace`; `waits` (the median
+wait of each layer in forward and backward, a list a rank), `waits_below_ms` (what counts as no
+wait); `tf32`, `threads`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ import torch.distributed as dist
 
 from lmlab.experiments.fsdp_arms import ARMS, DDP, OURS, Builder, alone
 from lmlab.experiments.gather_waits import NO_WAIT_MS, GatherWatch
-from lmlab.experiments.memory_moments import Training
+from lmlab.experiments.memory_moments import Training, expected_bytes
 from lmlab.experiments.outcome import Outcome
 from lmlab.experiments.rank_work import (
     Candidate,
@@ -41,8 +42,7 @@ from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.rounds import Arm, Rounds, interleave
-from lmlab.model import footprint
-from lmlab.parallel.fsdp import FSDP
+from lmlab.parallel.fsdp import holds_matrix_weight
 from lmlab.study.points import Point
 
 STEP = "step"
@@ -160,7 +160,7 @@ def trace_arms(trainings: Mapping[str, Training], work: RankWork) -> dict[str, d
     traces = {}
     for name, training in trainings.items():
         dist.barrier()
-        overlap = profile_overlap(lambda training=training: training.step(work), work.device)
+        overlap = profile_overlap(partial(training.step, work), work.device)
         traces[name] = {
             **overlap.to_json(),
             "overlapped_share_by_rank": together.from_all_ranks(overlap.overlapped_share),
@@ -170,14 +170,18 @@ def trace_arms(trainings: Mapping[str, Training], work: RankWork) -> dict[str, d
 
 def weights_of(trainings: Mapping[str, Training]) -> dict[str, int]:
     """How large the model is, and how much of it FSDP cuts."""
-    whole, ours = trainings[DDP].model, trainings[OURS].model
-    assert isinstance(ours, FSDP)
+    whole = trainings[DDP].model
+    cut = {
+        parameter
+        for layer in whole.modules()
+        if holds_matrix_weight(layer)
+        for parameter in layer.parameters(recurse=False)
+        if parameter.ndim > 1
+    }
     return {
         "parameters_total": sum(p.numel() for p in whole.parameters()),
         "parameter_bytes": parameter_bytes(whole),
-        "sharded_bytes": sum(
-            unit.shape.numel() * unit.shard.element_size() for unit in ours.units
-        ),
+        "sharded_bytes": sum(parameter.nbytes for parameter in cut),
     }
 
 
@@ -186,27 +190,9 @@ def describe(choice: Choice, work: RankWork) -> dict[str, Any]:
     return {
         "choice": choice.to_json(),
         "tokens_per_rank": work.workload.shape.tokens,
-        "expected": expected_bytes(work),
+        "expected": expected_bytes(work.workload, work.device),
         "waits_below_ms": NO_WAIT_MS,
         "profiler": f"torch profiler {torch.__version__}",
         "tf32": torch.get_float32_matmul_precision() != "highest",
         "threads": torch.get_num_threads(),
-    }
-
-
-def expected_bytes(work: RankWork) -> dict[str, int] | None:
-    """What the cost model says of one unsharded rank; None for a model that it does not know."""
-    if not work.workload.is_ours:
-        return None
-    expected = footprint.memory(
-        work.workload.shape,
-        work.workload.precision.name,  # type: ignore[arg-type]
-        "train_step",
-        device="cuda" if work.device.type == "cuda" else "cpu",
-    )
-    return {
-        "parameters": expected.parameters + expected.buffers,
-        "gradients": expected.gradients,
-        "optimizer_state": expected.optimizer_state,
-        "activations": expected.activations + expected.autocast_weights,
     }

@@ -78,7 +78,9 @@ def _ours(work: RankWork) -> Training:
 
 def _torch(work: RankWork) -> Training:
     model = work.model()
-    mesh = DeviceMesh.from_group(dist.group.WORLD, work.device.type)
+    group = dist.group.WORLD
+    assert group is not None, "a rank measures within a process group"
+    mesh = DeviceMesh.from_group(group, work.device.type)
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

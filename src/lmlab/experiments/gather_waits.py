@@ -45,7 +45,7 @@ class GatherWatch:
         def timed(unit: Unit) -> None:
             self._time(unit, original)
 
-        Unit.finish_gather = timed  # type: ignore[method-assign]
+        Unit.finish_gather = timed  # type: ignore[method-assign, assignment]
         try:
             yield
             self._settle()

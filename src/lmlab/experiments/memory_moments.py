@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from lmlab.experiments.rank_work import RankWork
+from lmlab.experiments.workload import OWN_ATTENTION, Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.rank_memory import Saved, gradients, optimizer_tensors, read_memory
+from lmlab.model import footprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +79,21 @@ def first_step(training: Training, work: RankWork) -> dict[str, Any]:
     moments["after_step"] = read_memory(device, training.parts())
     peaks["optimizer"] = peak_memory_bytes(device)
     return {"moments": moments, "peaks_bytes": peaks, "loss": value}
+
+
+def expected_bytes(workload: Workload, device: torch.device) -> dict[str, int] | None:
+    """What the cost model says of one unsharded rank; None for a model that it does not know."""
+    if not workload.is_ours or workload.attention != OWN_ATTENTION:
+        return None
+    expected = footprint.memory(
+        workload.shape,
+        workload.precision.name,  # type: ignore[arg-type]
+        "train_step",
+        device="cuda" if device.type == "cuda" else "cpu",
+    )
+    return {
+        "parameters": expected.parameters + expected.buffers,
+        "gradients": expected.gradients,
+        "optimizer_state": expected.optimizer_state,
+        "activations": expected.activations + expected.autocast_weights,
+    }

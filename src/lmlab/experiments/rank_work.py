@@ -58,7 +58,9 @@ def candidates(point: Point, device: torch.device) -> list[Candidate]:
 class RankWork:
     """A workload on this rank."""
 
-    def __init__(self, workload: Workload, device: torch.device, *, own_tokens: bool = True) -> None:
+    def __init__(
+        self, workload: Workload, device: torch.device, *, own_tokens: bool = True
+    ) -> None:
         self.workload = workload
         self.device = device
         seed = workload.seed + (SEEDS_APART * (1 + dist.get_rank()) if own_tokens else 0)

@@ -1,4 +1,4 @@
-"""Sharded optimizer: what a rank saves by remembering only its own share, and what a step then takes.
+"""Sharded optimizer: what a rank saves by remembering only its share, and what a step then takes.
 
 Two questions, two halves of one job. **Memory** at four moments of a first step, for the plain
 optimizer, ours and PyTorch's ZeroRedundancyOptimizer, each built by itself. Every rank takes the
@@ -10,8 +10,8 @@ begins, behind a barrier, so that its phase holds nobody's delay from before.
 
 `data`: `memory`: `size`, `left_out`, `expected` (the cost model's bytes), `owned_bytes` (of
 parameters, by rank, as ours deals them out), `arms`: `status`, `reason`, `ranks` (moments, peaks);
-`time`: `choice`, `gradient_bytes`, `parameters_total`, `arms`: `ranks_ms` and `optimizer_ms`, a list
-a rank; `tf32`, `threads`.
+`time`: `choice`, `gradient_bytes`, `parameters_total`, `arms`: `ranks_ms` and `optimizer_ms`, each
+a list a rank; `tf32`, `threads`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lmlab.experiments.memory_moments import Training, first_step
+from lmlab.experiments.memory_moments import Training, expected_bytes, first_step
 from lmlab.experiments.outcome import Outcome
 from lmlab.experiments.rank_work import (
     Candidate,
@@ -34,12 +34,17 @@ from lmlab.experiments.rank_work import (
     parameter_bytes,
     release,
 )
-from lmlab.experiments.size_choice import LeftOut, choose, why_too_large
+from lmlab.experiments.size_choice import (
+    LeftOut,
+    bandwidth,
+    choose,
+    why_too_large,
+    why_too_slow,
+)
 from lmlab.measure import together
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.rounds import Rounds, interleave
-from lmlab.model import footprint
 from lmlab.parallel.during_backward import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
@@ -54,6 +59,8 @@ OPTIMIZERS: dict[str, Make] = {
     TORCH: lambda parameters: ZeroRedundancyOptimizer(parameters, torch.optim.AdamW),
 }
 TOLERANCE = 1e-4
+MEMORY_STEP_LIMIT_S = 15.0
+"""Memory is worth a slow step: one is enough, and its size does not depend on the link."""
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 
 
@@ -89,8 +96,8 @@ def measure_memory(sizes: list[Candidate], device: torch.device) -> dict[str, An
     return {
         "size": candidate.size,
         "left_out": [vars(one) for one in left_out],
-        "expected": expected_bytes(candidate, device),
-        "owned_bytes": next(one["owned_bytes"] for one in found[OURS]["ranks"]),
+        "expected": expected_bytes(candidate.workload, device),
+        "owned_bytes": found[OURS]["ranks"][0]["owned_bytes"],
         "arms": {name: judged(arm, found[PLAIN]) for name, arm in found.items()},
     }
 
@@ -98,37 +105,29 @@ def measure_memory(sizes: list[Candidate], device: torch.device) -> dict[str, An
 def largest_that_fits(
     sizes: list[Candidate], device: torch.device
 ) -> tuple[Candidate, list[LeftOut]]:
-    """The first size for which the cost model finds room; the last is tried whatever it says."""
+    """The first size that has room and comes back from its step in time; else the last."""
+    rate = bandwidth(device)
     left_out: list[LeftOut] = []
     for candidate in sizes[:-1]:
-        reason = why_too_large(candidate, device, copies=1)
+        reason = why_too_large(candidate, device, copies=1) or why_too_slow(
+            candidate, rate, messages=1, limit_s=MEMORY_STEP_LIMIT_S
+        )
         if reason is None:
             return candidate, left_out
         left_out.append(LeftOut(candidate.size, reason))
     return sizes[-1], left_out
 
 
-def expected_bytes(candidate: Candidate, device: torch.device) -> dict[str, int] | None:
-    """What the cost model says of one unsharded rank; None for a model that it does not know."""
-    if not candidate.workload.is_ours:
-        return None
-    expected = footprint.memory(
-        candidate.workload.shape,
-        candidate.workload.precision.name,  # type: ignore[arg-type]
-        "train_step",
-        device="cuda" if device.type == "cuda" else "cpu",
-    )
-    return {
-        "parameters": expected.parameters + expected.buffers,
-        "gradients": expected.gradients,
-        "optimizer_state": expected.optimizer_state,
-        "activations": expected.activations + expected.autocast_weights,
-    }
-
-
 def moments_of(make: Make, work: RankWork) -> dict[str, Any]:
     """One optimizer's first step on every rank, and a digest of the weights after it."""
     release(work.device)
+    own = own_moments(make, work)
+    release(work.device)
+    return {"ranks": together.from_all_ranks(own)}
+
+
+def own_moments(make: Make, work: RankWork) -> dict[str, Any]:
+    """The same on this rank; model and optimizer are gone when it returns."""
     model = work.model()
     optimizer = make(model.parameters())
     training = Training(
@@ -137,14 +136,12 @@ def moments_of(make: Make, work: RankWork) -> dict[str, Any]:
         finish=lambda: None,  # same tokens, same gradients
         state=lambda: state_of(optimizer),
     )
-    own = first_step(training, work)
-    own["owned_bytes"] = (
-        optimizer.ownership.bytes_by_rank if isinstance(optimizer, ShardedOptimizer) else None
-    )
-    digest = weights_digest(model)
-    del training, optimizer, model
-    release(work.device)
-    return {"ranks": together.from_all_ranks(own), "digests": together.from_all_ranks(digest)}
+    owner = optimizer if isinstance(optimizer, ShardedOptimizer) else None
+    return {
+        **first_step(training, work),
+        "owned_bytes": owner.ownership.bytes_by_rank if owner else None,
+        "digest": weights_digest(model),
+    }
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> Any:
@@ -171,15 +168,16 @@ def judged(arm: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     """Whether an arm's ranks hold the weights that the plain optimizer has."""
     off = max(
         abs(found - expected) / expected
-        for digest in arm["digests"]
-        for found, expected in zip(digest, plain["digests"][0], strict=True)
+        for rank in arm["ranks"]
+        for found, expected in zip(rank["digest"], plain["ranks"][0]["digest"], strict=True)
     )
     failed = not off <= TOLERANCE
     reason = f"weights after a step are off by {off:.2g}, allowed is {TOLERANCE:g}"
+    kept = ("moments", "peaks_bytes", "loss")
     return {
         "status": "failed" if failed else "ok",
         "reason": reason if failed else None,
-        "ranks": arm["ranks"],
+        "ranks": [{key: rank[key] for key in kept} for rank in arm["ranks"]],
     }
 
 

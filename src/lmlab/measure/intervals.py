@@ -8,7 +8,8 @@ the time in which both happened that of the intersection of two unions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import pairwise
 
 Interval = tuple[int, int]
 
@@ -52,7 +53,7 @@ def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
     joined = union(intervals)
     if len(joined) <= most:
         return joined
-    gaps = [after[0] - before[1] for before, after in _pairs(joined)]
+    gaps = [after[0] - before[1] for before, after in pairwise(joined)]
     widest = sorted(range(len(gaps)), key=lambda index: gaps[index], reverse=True)
     kept = {index + 1 for index in widest[: most - 1]}
     starts = [0, *sorted(kept)]
@@ -60,7 +61,3 @@ def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
     return [
         (joined[first][0], joined[last - 1][1]) for first, last in zip(starts, ends, strict=True)
     ]
-
-
-def _pairs(joined: Sequence[Interval]) -> Iterable[tuple[Interval, Interval]]:
-    return zip(joined[:-1], joined[1:], strict=True)

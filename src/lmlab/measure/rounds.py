@@ -94,7 +94,9 @@ def _by_phase(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {phase: [step[phase] for step in steps] for phase in steps[0]}
 
 
-def _of_all_ranks(own: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[list[float]]]]:
+def _of_all_ranks(
+    own: dict[str, dict[str, list[float]]],
+) -> dict[str, dict[str, list[list[float]]]]:
     """What each rank measured, put side by side."""
     everyone = together.from_all_ranks(own)
     return {
