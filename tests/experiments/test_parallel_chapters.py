@@ -243,7 +243,7 @@ def test_twins_have_their_own_parameters_on_the_same_weights() -> None:
     assert other.weight is not model.weight
     with torch.no_grad():
         model.weight.fill_(7.0)
-    assert other.weight.tolist() == [[7.0] * 3] * 2  # type: ignore[operator, union-attr]
+    assert other.weight.tolist() == [[7.0] * 3] * 2  # type: ignore[operator]
 
 
 def test_a_missing_gradient_is_an_error_of_its_whole_length() -> None:

@@ -87,7 +87,7 @@ def profile_overlap(step: Callable[[], object], device: torch.device) -> Overlap
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     synchronize(device)
-    with session(activities=activities, acc_events=True) as profiler:
+    with session(activities=activities) as profiler:
         step()
         synchronize(device)
     inner = profiler.profiler
