@@ -35,6 +35,20 @@ def published_times(folder: Path, *, precision: str, warmup: int) -> pd.DataFram
     ]
 
 
+def published_steps(folder: Path, topic: str) -> pd.DataFrame:
+    """Train steps of several ranks in seconds, each variant with its slowest rank."""
+    file = folder / "distributed.csv"
+    if not file.exists():
+        return pd.DataFrame(columns=["gpu", "size", "variant", "parameter", "value"])
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+    rows = rows[rows["topic"].eq(topic) & rows["metric"].eq("train_step")]
+    slowest_last = rows.assign(seconds=rows["value"].astype(float)).sort_values(
+        "seconds", kind="stable"
+    )
+    kept = slowest_last.drop_duplicates(["gpu", "size", "variant", "parameter"], keep="last")
+    return kept.sort_index()
+
+
 def stated(value: str) -> str:
     """A cell as its author gives it, or that he does not."""
     return NOT_STATED if value in UNSTATED else value
