@@ -76,6 +76,7 @@ def _steps(variants: list[Variant]) -> Figure:
     axis.set_ylim(len(variants) - 0.5, -0.5)
     axis.set_xlim(left=0)
     axis.set_xlabel("Step of the slowest rank (ms)")
+    axis.set_title("A training step, variant by variant")
     return figure
 
 
@@ -108,7 +109,8 @@ def _buckets(job: Job, fitted: Fit) -> Figure:
                  label="model's best")  # fmt: skip
     axis.set_xlabel("Mean size of a message (MiB)")
     axis.set_ylabel("Added to a silent step (ms)")
-    axis.set_ylim(bottom=min(0.0, *(one.added_ms for one in sent)))
+    axis.set_ylim(bottom=min(0.0, *(1.2 * one.added_ms for one in sent)))
+    axis.set_title("What communication adds to a step, by the size of its messages")
     style.log_axis(axis, "x")
-    style.legend_below(figure, axis)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

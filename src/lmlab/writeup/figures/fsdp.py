@@ -29,8 +29,8 @@ def _of_job(job: Job) -> dict[str, Drawing]:
     return {
         f"memory_{job.key}": Drawing(
             alt=f"Memory of a rank at four moments of a step, by how it is sharded, {job.who}",
-            caption=f"{job.place(size_of(job))} Allocated bytes of the rank that holds most, by what "
-            "they are for.",
+            caption=f"{job.place(size_of(job))} Allocated bytes of the rank that holds most, by "
+            "what they are for.",
             draw=(lambda: rank_jobs.moments(held, frames.LABELS)) if held else None,
         ),
         f"overlap_{job.key}": Drawing(

@@ -75,6 +75,8 @@ def moments(arms: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) ->
     for group, words in enumerate(MOMENTS.values()):
         axis.text(group, -0.13, words, ha="center", va="top", transform=axis.get_xaxis_transform())
     axis.set_ylabel(f"Memory of the fullest rank ({unit})")
+    axis.set_title("What a rank holds, moment by moment")
+    axis.margins(y=0.06)
     axis.grid(axis="x", visible=False)
     _legend(figure, list(arms), labels)
     return figure
@@ -84,7 +86,8 @@ def _stack(axis: Axes, reading: Mapping[str, Any], x: float, width: float, divis
     bottom = 0.0
     for index, part in enumerate(PARTS):
         value = max(reading["parts_bytes"][part], 0) / divisor
-        axis.bar(x, value, width, bottom=bottom, **_look(index))
+        (bar,) = axis.bar(x, value, width, bottom=bottom, **_look(index)).patches
+        bar.sticky_edges.y[:] = [0.0]  # room above the highest stack
         bottom += value
 
 
@@ -103,4 +106,7 @@ def _legend(figure: Figure, names: Sequence[str], labels: Mapping[str, str]) -> 
         Patch(label=f"{chr(ord('A') + place)}: {labels[name]}", alpha=0)
         for place, name in enumerate(names)
     ]
-    figure.legend(handles=[*parts, *letters], loc="outside lower center", ncols=5, handlelength=1.4)
+    letters += [Patch(label=" ", alpha=0)] * (len(parts) - len(letters))
+    # Filled column by column: parts above, arms below.
+    handles = [patch for pair in zip(parts, letters, strict=True) for patch in pair]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(parts), handlelength=1.4)

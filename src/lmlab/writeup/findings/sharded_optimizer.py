@@ -140,8 +140,8 @@ def cost(job: Job) -> str:
         )
     return (
         f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
-        "times as long as AdamW on every rank: the arithmetic that it spares is worth more than the "
-        "messages that it adds."
+        "times as long as AdamW on every rank: the arithmetic that it spares is worth more than "
+        "the messages that it adds."
     )
 
 
