@@ -24,6 +24,7 @@ include: "rules/collectives.smk"
 include: "rules/data_parallel.smk"
 include: "rules/sharded_optimizer.smk"
 include: "rules/fsdp.smk"
+include: "rules/calculations.smk"
 include: "rules/writeup.smk"
 
 

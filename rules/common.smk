@@ -22,7 +22,7 @@ from lmlab.experiments.launch import ranks_here, torchrun_words
 from lmlab.experiments.registry import code_modules, fingerprint_of, has_ranks
 from lmlab.experiments.standing import UNREADABLE, installed_torch, standing
 from lmlab.measure.identity import find_machine
-from lmlab.study.chapters import GRIDS, all_points, points_of
+from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.fingerprint import UnknownModule
@@ -102,6 +102,11 @@ def results_of(chapter):
     """A chapter's result files: all of them where they can be measured, else those that exist."""
     paths = [str(point.path(Path(RESULTS), MACHINE)) for point in points_of(STUDY, chapter)]
     return paths if MEASURING else [path for path in paths if Path(path).exists()]
+
+
+def results_read_by(chapter):
+    """The result files of other chapters that a chapter's page reads."""
+    return [path for other in READS.get(chapter, ()) for path in results_of(other)]
 
 
 def remarks_on_results():

@@ -6,6 +6,7 @@ CONFIG_JSON = json.dumps(config, sort_keys=True)
 rule chapter:
     input:
         results=lambda wildcards: results_of(wildcards.chapter),
+        read=lambda wildcards: results_read_by(wildcards.chapter),
         card=results_of("machine"),
         references=files_of(REFERENCES, "*.csv"),
     output:

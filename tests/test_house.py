@@ -20,8 +20,9 @@ MAY_IMPORT = {
     "parallel": {"model"},
     "measure": set(),
     "study": set(),
-    "experiments": {"attention", "model", "parallel", "measure", "study"},
-    "writeup": {"study"},
+    "planning": set(),
+    "experiments": {"attention", "model", "parallel", "measure", "study", "planning"},
+    "writeup": {"study", "planning"},
 }
 FOUNDATION = {"import_path"}  # a module at the root that every room may use
 WITHOUT_TORCH = [
@@ -29,12 +30,16 @@ WITHOUT_TORCH = [
     "lmlab.attention",
     "lmlab.attention.registry",
     "lmlab.attention.support",
+    "lmlab.experiments.launch",
     "lmlab.experiments.registry",
     "lmlab.measure.identity",
     "lmlab.measure.statistics",
     "lmlab.measure.warm_start",
     "lmlab.model.cost",
     "lmlab.parallel",
+    "lmlab.planning.batch",
+    "lmlab.planning.memory",
+    "lmlab.planning.rings",
     "lmlab.study.chapters",
     "lmlab.study.results",
     "lmlab.writeup.build",

@@ -23,14 +23,10 @@ from lmlab.experiments.collectives import (
     measure,
     no_time,
 )
-from lmlab.experiments.launch import run_ranks, torchrun_words
 from lmlab.experiments.rank_clock import gather_floats, largest, time_on_all_ranks
-from lmlab.measure.identity import find_machine
 from lmlab.study.points import Point
-from lmlab.study.results import read
 
 FOUR = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
-ONE_NODE = {"nnodes": 1}
 
 
 def collectives_point(**changes: Any) -> Point:
@@ -189,17 +185,3 @@ def test_repetitions_end_when_settled_or_capped_but_never_below_the_fewest(
     assert len(calls) == len(times.slowest.samples_ms) + 1
     assert times.slowest.stopped.startswith(stopped)
     assert n <= len(times.slowest.samples_ms) <= 7
-
-
-@pytest.mark.slow
-def test_two_real_ranks_agree_on_every_case(tmp_path: Path) -> None:
-    point = collectives_point(world_size=2, dtypes=["bf16"])
-    out = tmp_path / "point.json"
-    assert run_ranks(point, find_machine().id, out, torchrun_words(2, ONE_NODE)) == 0
-    result = read(out)
-    assert result.status == "ok", result.reason
-    assert result.data["ranks"]["backend"] == "gloo"
-    assert {row["operation"] for row in result.data["cases"]} == set(FOUR)
-    for row in result.data["cases"]:
-        assert len(row["rank_median_ms"]) == 2
-        assert row["median_ms"] >= max(row["rank_median_ms"]) * 0.999

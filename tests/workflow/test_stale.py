@@ -77,7 +77,9 @@ def test_an_edit_with_an_old_time_is_seen(measured: Project) -> None:
 
 def test_a_change_in_how_a_device_is_found_reruns_every_measurement(measured: Project) -> None:
     measured.append("src/lmlab/measure/device.py", CODE)
-    assert chapters(measured.measures()) == {"machine", "end_to_end", "precision"}
+    assert chapters(measured.measures()) == {
+        *("machine", "end_to_end", "precision", "collectives", "calculations")
+    }
 
 
 def test_a_change_in_a_template_reruns_only_the_page(measured: Project) -> None:
@@ -144,7 +146,9 @@ def test_another_torch_version_makes_measurements_stale(measured: Project) -> No
     info = measured.folder / "src" / "torch-99.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
-    assert chapters(measured.measures()) == {"machine", "end_to_end", "precision"}
+    assert chapters(measured.measures()) == {
+        *("machine", "end_to_end", "precision", "collectives", "calculations")
+    }
 
 
 def test_a_new_gpu_in_the_table_of_peaks_reads_the_card_anew(measured: Project) -> None:

@@ -144,12 +144,17 @@ def collected(
     *,
     card: Result | None = None,
     what: Study | None = None,
+    beside: Mapping[str, Maker] | None = None,
 ) -> Collected:
     """A chapter as the writeup sees it; a point for which `make` gives None was not measured."""
     what = what or study(device)
     machine = MACHINES[device]["id"]
-    rows = [
-        Row(point, point.path(Path("results"), machine).as_posix(), make(point, device))
-        for point in points_of(what, chapter)
-    ]
-    return Collected(chapter, machine, device, what, rows, card, REFERENCES)
+
+    def rows(name: str, maker: Maker) -> list[Row]:
+        return [
+            Row(point, point.path(Path("results"), machine).as_posix(), maker(point, device))
+            for point in points_of(what, name)
+        ]
+
+    others = {name: rows(name, maker) for name, maker in (beside or {}).items()}
+    return Collected(chapter, machine, device, what, rows(chapter, make), card, REFERENCES, others)

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from lmlab.study.chapters import points_of
+from lmlab.study.chapters import READS, points_of
 from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
-from tests.writeup import factory
+from tests.writeup import factory, synthetic_parallel, synthetic_ranks
 
 RATES_TFLOPS = {
     "cuda": {"fp32": 48.0, "tf32": 380.0, "fp16": 640.0, "bf16": 620.0},
@@ -202,6 +202,11 @@ MAKERS: Mapping[str, Callable[[Point, str], Result]] = {
     "machine": card,
     "end_to_end": end_to_end,
     "precision": precision,
+    "collectives": synthetic_ranks.collectives,
+    "data_parallel": synthetic_parallel.data_parallel,
+    "sharded_optimizer": synthetic_parallel.sharded_optimizer,
+    "fsdp": synthetic_parallel.fsdp,
+    "calculations": synthetic_ranks.calculations,
 }
 
 
@@ -209,7 +214,11 @@ def collected(chapter: str, device: str = "cuda", make: factory.Maker | None = N
     """A chapter of the synthetic study; `make` may change or withhold results."""
     (card_point,) = points_of(factory.study(device), "machine")
     return factory.collected(
-        chapter, make or MAKERS[chapter], device, card=card(card_point, device)
+        chapter,
+        make or MAKERS[chapter],
+        device,
+        card=card(card_point, device),
+        beside={name: MAKERS[name] for name in READS.get(chapter, ())},
     )
 
 

@@ -12,11 +12,17 @@ from matplotlib.colors import to_rgb
 
 from lmlab.writeup import style
 from lmlab.writeup.figure import Drawing, save
-from lmlab.writeup.figures import end_to_end, machine, precision
+from lmlab.writeup.figures import calculations, collectives, end_to_end, machine, precision
 from lmlab.writeup.frames.cold_start import early_median, settled_median, settling_step
 from tests.writeup import factory, synthetic
 
-MODULES = {"end_to_end": end_to_end, "machine": machine, "precision": precision}
+MODULES = {
+    "end_to_end": end_to_end,
+    "machine": machine,
+    "precision": precision,
+    "collectives": collectives,
+    "calculations": calculations,
+}
 
 
 def drawings(device: str) -> dict[str, Drawing]:

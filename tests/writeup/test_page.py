@@ -20,7 +20,7 @@ from lmlab.writeup.page import PageError, render, write_page
 from lmlab.writeup.registry import chapter_fingerprint, module_of, page_fingerprint
 from tests.writeup import factory, synthetic
 
-CHAPTERS = ["machine", "end_to_end", "precision"]
+CHAPTERS = ["machine", "end_to_end", "precision", "collectives", "calculations"]
 SMALL = {"sizes": ["small", "2.7b"], "contexts": [128, 1024], "modes": ["forward", "train_step"]}
 KERNEL = "void f<float, 4>(T*, __half|int) `x` $y$ failed at size~small/context~128"
 
@@ -119,7 +119,7 @@ def test_rendered_in_other_processes_every_byte_is_the_same(root: Path, tmp_path
 
 def test_every_picture_exists_and_every_anchor_leads_somewhere(page: str, root: Path) -> None:
     pictures = re.findall(r"\((figures/[^)]+)\)", page)
-    assert len(pictures) == 16
+    assert len(pictures) == 26
     assert all((root / "report" / picture).stat().st_size > 1000 for picture in pictures)
     headings = {
         re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
@@ -147,7 +147,7 @@ def test_statuses_stand_in_their_cells_and_in_the_appendix(page: str) -> None:
 
 def test_the_opening_counts_what_is_missing(page: str) -> None:
     assert (
-        "2 points ended without a number and 2 points not measured" in page.split("## Contents")[0]
+        "6 points ended without a number and 2 points not measured" in page.split("## Contents")[0]
     )
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from lmlab.experiments.outcome import Outcome
 from lmlab.experiments.rank_clock import RankTimes, largest, time_on_all_ranks
+from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import precision_named
 from lmlab.measure.statistics import Measurement
 from lmlab.parallel.collectives import (
@@ -42,7 +43,9 @@ from lmlab.study.points import Point
 MIB = 2**20
 AHEAD = 32
 """The first operation takes sizes up to so many times larger before the others' turn."""
-MIN_SAMPLES, MAX_SAMPLES = 3, 20
+MIN_SAMPLES, MAX_SAMPLES = 3, 50
+CASE_CAP_S = 0.08
+"""A case that takes longer gets its fewest repetitions and no more."""
 TARGET_RELATIVE_DEVIATION = 0.02
 WARM_UP_BELOW_S = 0.25
 """A slower operation, known from its smaller sizes, has nothing left to warm."""
@@ -77,7 +80,8 @@ def measure(point: Point, device: torch.device) -> Outcome:
         for dtype in point.settings["dtypes"]:
             job.check(operation, dtype)
     cases = in_order(point, dist.get_world_size())
-    rows = [job.take(case, cases_left=len(cases) - index) for index, case in enumerate(cases)]
+    with collector_paused():
+        rows = [job.take(case, cases_left=len(cases) - index) for index, case in enumerate(cases)]
     return Outcome(measurements=headline(rows, point), data={"cases": rows})
 
 
@@ -147,7 +151,7 @@ class Job:
             min_samples=MIN_SAMPLES,
             max_samples=MAX_SAMPLES,
             target_relative_deviation=TARGET_RELATIVE_DEVIATION,
-            time_cap_s=left_s / cases_left,
+            time_cap_s=min(CASE_CAP_S, left_s / cases_left),
         )
         self._per_byte_s[kind] = times.slowest.median_ms / 1e3 / case.size_bytes
         return case.row(**numbers(times))

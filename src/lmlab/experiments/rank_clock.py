@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmlab.measure.clock import collector_paused, synchronize
+from lmlab.measure.clock import synchronize
 from lmlab.measure.statistics import Measurement
 from lmlab.measure.stop_rule import StopRule
 
@@ -62,7 +62,10 @@ def time_on_all_ranks(
     target_relative_deviation: float,
     time_cap_s: float,
 ) -> RankTimes:
-    """Repeat `run`, which every rank calls alike, until the slowest rank's time has settled."""
+    """Repeat `run`, which every rank calls alike, until the slowest rank's time has settled.
+
+    The caller pauses the garbage collector: emptying it anew takes longer than many an operation.
+    """
     rule = StopRule(
         min_samples=min_samples,
         min_time_s=0.0,
@@ -72,22 +75,21 @@ def time_on_all_ranks(
     )
     by_repetition: list[list[float]] = []
     stopped: str | None = None
-    with collector_paused():
-        began_s = time.perf_counter()
-        for _ in range(warmup):
-            _sample_ms(run, device)
-        while stopped is None:
-            # Exchanging after every repetition would cost as much as a quick one takes.
-            quick = by_repetition and max(by_repetition[-1]) < QUICK_S * 1e3
-            batch = min(QUICK_BATCH if quick else 1, max_samples - rule.n)
-            mine = [_sample_ms(run, device) for _ in range(batch)]
-            *samples, elapsed = zip(
-                *gather_floats([*mine, time.perf_counter() - began_s], device), strict=True
-            )
-            for ranks in samples:
-                by_repetition.append(list(ranks))
-                rule.add(max(ranks))
-            stopped = rule.reason(max(elapsed)) if rule.n >= min_samples else None
+    began_s = time.perf_counter()
+    for _ in range(warmup):
+        _sample_ms(run, device)
+    while stopped is None:
+        # Exchanging after every repetition would cost as much as a quick one takes.
+        quick = by_repetition and max(by_repetition[-1]) < QUICK_S * 1e3
+        batch = min(QUICK_BATCH if quick else 1, max_samples - rule.n)
+        mine = [_sample_ms(run, device) for _ in range(batch)]
+        *samples, elapsed = zip(
+            *gather_floats([*mine, time.perf_counter() - began_s], device), strict=True
+        )
+        for ranks in samples:
+            by_repetition.append(list(ranks))
+            rule.add(max(ranks))
+        stopped = rule.reason(max(elapsed)) if rule.n >= min_samples else None
     return RankTimes(
         slowest=Measurement(
             samples_ms=tuple(round(max(ranks), 6) for ranks in by_repetition),

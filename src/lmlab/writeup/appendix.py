@@ -138,8 +138,18 @@ def _sizes(documents: Sequence[Document]) -> Markdown:
     return _table(header, rows, right=range(1, 5)) if rows else Markdown("")
 
 
-def _values(values: Iterable[Any]) -> str:
-    return ", ".join(str(value) for value in values)
+def _values(values: Sequence[Any]) -> str:
+    nested = any(isinstance(value, list | Mapping) for value in values)
+    return ("; " if nested else ", ").join(map(_value, values))
+
+
+def _value(value: Any) -> str:
+    """Lists and mappings as people write them."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return str(value)
 
 
 def _flags(documents: Sequence[Document]) -> Markdown:

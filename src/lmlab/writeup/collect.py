@@ -8,13 +8,13 @@ says why. Nothing here stops the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lmlab.study.chapters import points_of
+from lmlab.study.chapters import READS, points_of
 from lmlab.study.config import Study
 from lmlab.study.points import SEPARATOR, Point
 from lmlab.study.results import Result, ResultError, read
@@ -64,6 +64,8 @@ class Collected:
     card: Result | None = None
     """The machine card: ceilings and peaks that times are held against."""
     references: Path = field(default=Path())
+    beside: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    """Points of the other chapters that this one's page reads."""
 
     @cached_property
     def results(self) -> list[Result]:
@@ -92,7 +94,11 @@ def collect(
     rows = [_row(point, results, machine) for point in points_of(study, chapter)]
     cards = [_row(point, results, machine) for point in points_of(study, "machine")]
     card = next((row.result for row in cards if row.status == "ok"), None)
-    return Collected(chapter, machine, device, study, rows, card, references)
+    beside = {
+        other: [_row(point, results, machine) for point in points_of(study, other)]
+        for other in READS.get(chapter, ())
+    }
+    return Collected(chapter, machine, device, study, rows, card, references, beside)
 
 
 def pattern_of(paths: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-LEVELS, POINTS = 5, 61
+STARTS, MOST_TURNS, TINY = 7, 20, 1e-12
 MOST_MESSAGES = 100_000
 
 
@@ -86,40 +86,54 @@ def best_messages(
 
 
 def fit(variants: Sequence[Sent]) -> Fit | None:
-    """Bandwidth and time of a call from what variants added; None if fewer than three are there."""
+    """Bandwidth and time of a call from what variants added; None if fewer than three are there.
+
+    Once it is known which term decides for each variant, the model is linear in 1/B and c. So terms
+    are guessed from many starting points, the linear problem is solved, and terms are looked up
+    anew, until nothing changes; the best of all ends is taken.
+    """
     usable = [sent for sent in variants if sent.messages > 0]
     if len(usable) < 3:
         return None
     measured = np.array([sent.added_ms for sent in usable])
     scale = max(float(np.abs(measured).max()), 1e-6)
     rate = max(sent.total_bytes for sent in usable) / scale
-    rates, calls = (rate * 1e-2, rate * 1e4), (scale * 1e-7, scale)
-    for _ in range(LEVELS):
-        rate_grid, call_grid = (np.geomspace(low, high, POINTS) for low, high in (rates, calls))
-        errors = _errors(usable, measured, rate_grid, call_grid)
-        at_rate, at_call = np.unravel_index(int(errors.argmin()), errors.shape)
-        rates, calls = _around(rate_grid, int(at_rate)), _around(call_grid, int(at_call))
-    missed = math.sqrt(float(errors.min()))
+    ends = [
+        _settle(usable, measured, 1 / (rate * faster), scale * share)
+        for faster in np.geomspace(0.1, 1e3, STARTS)
+        for share in np.geomspace(1e-6, 0.1, STARTS)
+    ]
+    missed, per_byte, call = min(ends)
     return Fit(
-        bytes_per_ms=float(rate_grid[at_rate]),
-        call_ms=float(call_grid[at_call]),
+        bytes_per_ms=1 / per_byte,
+        call_ms=call,
         missed_ms=missed,
         missed_share=missed / max(float(np.abs(measured).mean()), 1e-9),
     )
 
 
-def _errors(usable: Sequence[Sent], measured: Floats, rates: Floats, calls: Floats) -> Floats:
-    """Mean square of what the model misses, for every pair of bandwidth and call."""
-    rate, call = rates[:, None, None], calls[None, :, None]
+def _settle(
+    usable: Sequence[Sent], measured: Floats, per_byte: float, call: float
+) -> tuple[float, float, float]:
+    """What is missed, 1/B and c at the best place on the way from a starting point."""
+    best = (float("inf"), per_byte, call)
+    for _ in range(MOST_TURNS):
+        design, fixed = _terms(usable, per_byte, call)
+        missed = math.sqrt(float(np.square(design @ [per_byte, call] + fixed - measured).mean()))
+        best = min(best, (missed, per_byte, call))
+        solution = np.linalg.lstsq(design, measured - fixed, rcond=None)[0]
+        after = (max(float(solution[0]), TINY), max(float(solution[1]), TINY))
+        if after == (per_byte, call):
+            break
+        per_byte, call = after
+    return best
+
+
+def _terms(usable: Sequence[Sent], per_byte: float, call: float) -> tuple[Floats, Floats]:
+    """Factors of 1/B and of c, and what is neither, in the term that decides for each variant."""
     total = np.array([float(sent.total_bytes) for sent in usable])
-    messages = np.array([float(sent.messages) for sent in usable])
-    hide = np.array([sent.hide_ms for sent in usable])
-    sending = total / rate + messages * call - hide * (1 - 1 / messages)
-    last = total / messages / rate + call
-    squares: Floats = ((np.maximum(sending, last) - measured) ** 2).mean(axis=2)
-    return squares
-
-
-def _around(grid: Floats, index: int) -> tuple[float, float]:
-    """The neighbours of the best point: where the next, finer grid lies."""
-    return float(grid[max(index - 1, 0)]), float(grid[min(index + 1, len(grid) - 1)])
+    number = np.array([float(sent.messages) for sent in usable])
+    hidden = np.array([sent.hide_ms for sent in usable]) * (1 - 1 / number)
+    last = total / number * per_byte + call > total * per_byte + number * call - hidden
+    factors = np.stack([np.where(last, total / number, total), np.where(last, 1, number)], axis=1)
+    return factors, np.where(last, 0.0, -hidden)

@@ -49,6 +49,15 @@ def published_steps(folder: Path, topic: str) -> pd.DataFrame:
     return kept.sort_index()
 
 
+def published_all_reduce(folder: Path) -> pd.DataFrame:
+    """All-reduce times as they were published, whatever their unit."""
+    file = folder / "distributed.csv"
+    if not file.exists():
+        return pd.DataFrame(columns=["source", "gpu", "value"])
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+    return rows[rows["topic"].eq("all_reduce")].astype({"value": float})
+
+
 def stated(value: str) -> str:
     """A cell as its author gives it, or that he does not."""
     return NOT_STATED if value in UNSTATED else value

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lmlab.study.chapters import collectives, end_to_end, machine, parallel, precision
+from lmlab.study.chapters import (
+    calculations,
+    collectives,
+    end_to_end,
+    machine,
+    parallel,
+    precision,
+)
 from lmlab.study.config import Study
 from lmlab.study.points import Point
 
@@ -20,7 +27,11 @@ GRIDS: dict[str, Grid] = {
     "data_parallel": parallel.data_parallel,
     "sharded_optimizer": parallel.sharded_optimizer,
     "fsdp": parallel.fsdp,
+    "calculations": calculations.points,
 }
+
+# Chapters whose pages also read the results of others; every page reads the machine card.
+READS: dict[str, tuple[str, ...]] = {"calculations": ("collectives",)}
 
 
 def points_of(study: Study, chapter: str) -> list[Point]:

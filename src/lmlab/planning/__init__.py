@@ -1,0 +1,1 @@
+"""Training at scale on paper: memory, batches and messages from formulas. No torch, no device."""

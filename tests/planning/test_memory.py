@@ -1,0 +1,71 @@
+"""Memory of a stack of feed-forward blocks, against values worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmlab.planning.memory import (
+    Blocks,
+    activation_bytes,
+    devices_for,
+    fewest_devices,
+    sharded_bytes,
+    training_state,
+)
+
+# One block of 2 x 3: 12 parameters; its layers' inputs are 2 and 3 numbers a token.
+SMALL = Blocks(d_model=2, d_ff=3, num_blocks=1)
+XXL = Blocks(d_model=16384, d_ff=53248, num_blocks=126)
+
+
+def test_a_block_is_two_matrices_and_keeps_their_inputs() -> None:
+    assert SMALL.parameters == 2 * 2 * 3
+    assert SMALL.activation_bytes_per_token == (2 + 3) * 2
+
+
+def test_state_is_sixteen_bytes_a_parameter() -> None:
+    state = training_state(SMALL)
+    assert (state.master_weights, state.gradients, state.optimizer) == (48, 48, 96)
+    assert state.total == 16 * 12
+
+
+def test_the_xxl_model_by_hand() -> None:
+    # 16384 x 53248 = 872 415 232; 252 such matrices.
+    assert XXL.parameters == 252 * 872_415_232 == 219_848_638_464
+    assert training_state(XXL).total == 3_517_578_215_424
+    assert devices_for(training_state(XXL).total, 80e9) == 44  # 43.97
+    assert XXL.activation_bytes_per_token == 126 * 69_632 * 2 == 17_547_264
+
+
+def test_activations_grow_with_the_tokens() -> None:
+    assert activation_bytes(SMALL, 10) == 100
+
+
+@pytest.mark.parametrize(("total", "each", "devices"), [(81, 80, 2), (80, 80, 1), (1, 80, 1)])
+def test_devices_are_whole(total: float, each: float, devices: int) -> None:
+    assert devices_for(total, each) == devices
+
+
+def test_the_share_that_is_not_sharded_stays_on_every_device() -> None:
+    # (100 + 20) / 4 + 20
+    assert sharded_bytes(100, 40, 4, share=0.5) == 50
+    assert sharded_bytes(100, 40, 4, share=1.0) == 35
+
+
+@pytest.mark.parametrize(
+    ("tokens", "devices"),
+    [
+        # state / 95 GB = 37.03
+        (0, 38),
+        # 4096 tokens keep 71.87 GB: (3517.58 + 35.94) / (95 - 35.94) = 60.2
+        (4096, 61),
+        # 10828 tokens keep 190.002 GB, half of which no device has room for
+        (10828, None),
+    ],
+)
+def test_the_fewest_devices_that_fit(tokens: int, devices: int | None) -> None:
+    state, kept = training_state(XXL).total, activation_bytes(XXL, tokens)
+    assert fewest_devices(state, kept, 95e9, share=0.5) == devices
+    if devices:
+        assert sharded_bytes(state, kept, devices, share=0.5) <= 95e9
+        assert sharded_bytes(state, kept, devices - 1, share=0.5) > 95e9
