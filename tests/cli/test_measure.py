@@ -13,10 +13,10 @@ import pytest
 import torch
 import yaml
 
-from lmlab.cli import main
-from lmlab.cli.keys import KINDS
+from lmlab.cli import main, measure
+from lmlab.cli.keys import KINDS, KeyValueError
 from lmlab.cli.measure import point_from_words
-from lmlab.experiments import run
+from lmlab.experiments import run, unmeasured
 from lmlab.experiments.outcome import Outcome, Unsupported
 from lmlab.study.chapters import all_points, points_of
 from lmlab.study.config import Study, load
@@ -196,7 +196,7 @@ def test_only_a_failure_fails(
 def test_every_key_of_every_point_can_be_set(config: dict[str, Any]) -> None:
     for study in config["studies"]:
         for point in all_points(load({**config, "study": study}, "cpu")):
-            assert {*point.parameters, *point.settings} - {"size"} <= set(KINDS)
+            assert {*point.parameters, *point.settings} - {"size", "sizes"} <= set(KINDS)
 
 
 def test_choices_are_those_of_the_schema() -> None:
@@ -205,3 +205,59 @@ def test_choices_are_those_of_the_schema() -> None:
     assert KINDS["precision"].allowed == ", ".join(definitions["precision"]["enum"])
     assert KINDS["mode"].allowed == ", ".join(definitions["mode"]["enum"])
     assert KINDS["dtype"].allowed == ", ".join(dtypes)
+
+
+def test_a_point_with_ranks_is_started_by_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def stand_in(point: Point, machine: str, out: Path, torchrun: list[str]) -> int:
+        asked.append(torchrun)
+        words = ["--point", point.to_json(), "--out", str(out)]
+        return unmeasured.main([*words, "--status", "unsupported", "--reason", "needs 4 GPUs"])
+
+    monkeypatch.setattr(measure, "run_ranks", stand_in)
+    words = ["placement=own_gpu", "world_size=4"]
+    assert main(["measure", "collectives", *words, *NANO]) == 0
+    assert asked[0][:5] == ["torchrun", "--nnodes", "1", "--nproc-per-node", "4"]
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["parameters"]["world_size"], result["reason"]) == (4, "needs 4 GPUs")
+
+
+def test_ranks_that_cannot_be_started_give_their_exit_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "run_ranks", lambda *_: 143)
+    with pytest.raises(SystemExit) as ended:
+        main(["measure", "collectives", *NANO])
+    assert ended.value.code == 143
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("sizes_mib=1,4", [1, 4]), ("dtypes=bf16", ["bf16"])],
+)
+def test_a_list_is_given_with_commas(nano: Study, word: str, value: list[Any]) -> None:
+    point = point_from_words(nano, "collectives", [word])
+    assert point.settings[word.partition("=")[0]] == value
+
+
+@pytest.mark.parametrize(
+    "word", ["sizes_mib=1,1", "sizes_mib=0", "sizes_mib=", "dtypes=fp32,fp8", "device_name="]
+)
+def test_a_list_with_a_wrong_value_is_refused_in_one_line(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chapter = "calculations" if word.startswith("device") else "collectives"
+    assert main(["measure", chapter, word, *NANO]) == 2
+    assert "allowed: " in capsys.readouterr().err
+
+
+def test_sizes_that_a_job_may_choose_from_are_named(nano: Study) -> None:
+    point = point_from_words(nano, "fsdp", ["sizes=cpu-medium,cpu-small", "rounds=4"])
+    assert [size["size"] for size in point.settings["sizes"]] == ["cpu-medium", "cpu-small"]
+    assert point.settings["sizes"][1]["d_model"] == 64
+    assert point.settings["rounds"] == 4
+    with pytest.raises(KeyValueError, match="sizes = 'huge'; allowed: some of these"):
+        point_from_words(nano, "fsdp", ["sizes=huge"])

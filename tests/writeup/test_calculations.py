@@ -24,6 +24,7 @@ from tests.writeup.synthetic_ranks import calculations, collectives
 
 SOUND = synthetic.collected("calculations")
 CPU = synthetic.collected("calculations", "cpu")
+TOO_WIDE = {"fsdp": 2, "tp": 32, "fsdp_axes": 1, "tp_axes": 1}
 EMPTY = factory.collected("calculations", lambda point, device: None)
 
 
@@ -132,8 +133,7 @@ class TestTables:
         assert rows[1][4] == "–"
 
     def test_a_mesh_that_no_batch_helps(self) -> None:
-        mesh = {"fsdp": 2, "tp": 32, "fsdp_axes": 1, "tp_axes": 1}
-        made = tables(asked(mesh=mesh))
+        made = tables(asked(**TOO_WIDE))
         assert [row[2] for row in made["mesh"].rows[2:]] == ["no batch"] * 4
         assert made["levers"].rows[0][-1] == "–"
 
@@ -161,7 +161,7 @@ class TestFindings:
             "On paper, 220 billion parameters keep 3.52 TB of training state, and FSDP 16 × TP 4 "
             "of TPU v5p computes longer than it talks from 320 tokens a device on."
         )
-        too_wide = asked(mesh={"fsdp": 2, "tp": 32, "fsdp_axes": 1, "tp_axes": 1})
+        too_wide = asked(**TOO_WIDE)
         assert findings(too_wide)["summary"].endswith("never computes longer than it talks.")
 
     def test_memory(self) -> None:
@@ -182,7 +182,7 @@ class TestFindings:
     def test_mesh(self) -> None:
         assert "it takes 320 tokens a device, 20,445 in all" in findings(SOUND)["mesh"]
         assert findings(SOUND)["mesh"].endswith("both: 396 tokens a device and 25,302 in all.")
-        wide = asked(mesh={"fsdp": 2, "tp": 32, "fsdp_axes": 1, "tp_axes": 1})
+        wide = asked(**TOO_WIDE)
         assert findings(wide)["mesh"].startswith("No batch makes this mesh compute-bound")
         never = found(lambda data: data["mesh"].update(tokens_exposed=None))
         assert findings(never)["mesh"].endswith("both: no batch is enough.")

@@ -29,6 +29,7 @@ What is not given is taken from the study of config.yaml that fits this machine.
   lmlab measure end_to_end d_model=512 d_ff=2048 num_layers=6 num_heads=8 batch=16
   lmlab measure precision topic=autocast dtype=fp16
   lmlab measure machine quick=true
+  lmlab measure collectives placement=cpu world_size=2
 
 The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
 code failed, 2 if a key or a value is wrong. Nothing is written unless --out is given."""

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias, cast
 
 from lmlab import import_path
 from lmlab.attention import registry as attention
 from lmlab.study.points import Scalar
+
+Value: TypeAlias = Scalar | list[Scalar]
 
 
 class KeyValueError(ValueError):
@@ -22,7 +25,7 @@ class Kind:
     """How a key's text becomes a value; `read` raises ValueError for what is not allowed."""
 
     allowed: str
-    read: Callable[[str], Scalar]
+    read: Callable[[str], Value]
 
 
 def integer(minimum: int) -> Kind:
@@ -56,6 +59,29 @@ def choice(*names: str) -> Kind:
         return text
 
     return Kind(", ".join(names), read)
+
+
+def several(kind: Kind) -> Kind:
+    """A list of values of one kind, separated by commas, each once."""
+
+    def read(text: str) -> list[Scalar]:
+        values = [cast(Scalar, kind.read(part)) for part in text.split(",")]
+        if len(set(values)) < len(values):
+            raise ValueError
+        return values
+
+    return Kind(f"some of these, separated by commas, each once: {kind.allowed}", read)
+
+
+def some_text() -> Kind:
+    """A text that is not empty."""
+
+    def read(text: str) -> str:
+        if not text:
+            raise ValueError
+        return text
+
+    return Kind("a text", read)
 
 
 def boolean() -> Kind:
@@ -102,14 +128,30 @@ KINDS: dict[str, Kind] = {
     "placement": choice("own_gpu", "shared_gpu", "cpu"),
     "world_size": integer(1),
     "nnodes": integer(1),
+    "operations": several(choice("all_reduce", "all_gather", "reduce_scatter", "broadcast")),
+    "dtypes": several(choice("fp32", "bf16", "fp16")),
+    "sizes_mib": several(integer(1)),
     "rounds": integer(3),
     "step_limit_s": positive_number(),
     "bucket_mb": positive_number(),
     "torch_bucket_mb": positive_number(),
+    "bucket_sizes_mb": several(positive_number()),
+    "num_blocks": integer(1),
+    "gpu_memory_gb": positive_number(),
+    "tokens": several(integer(1)),
+    "device_name": some_text(),
+    "device_memory_gb": positive_number(),
+    "device_flops_per_s": positive_number(),
+    "device_bytes_per_s": positive_number(),
+    "fsdp": integer(2),
+    "tp": integer(1),
+    "fsdp_axes": integer(1),
+    "tp_axes": integer(1),
+    "ranks": several(integer(2)),
 }
 
 
-def read_value(key: str, text: str, kind: Kind) -> Scalar:
+def read_value(key: str, text: str, kind: Kind) -> Value:
     """The value that the text stands for, or a `KeyValueError`."""
     try:
         return kind.read(text)

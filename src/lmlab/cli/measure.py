@@ -12,19 +12,21 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from lmlab.cli.configuration import read_config, split
-from lmlab.cli.keys import KINDS, KeyValueError, choice, read_value
+from lmlab.cli.keys import KINDS, KeyValueError, Value, choice, read_value, several
 from lmlab.experiments.launch import run_ranks, torchrun_words
 from lmlab.experiments.registry import has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.chapters import points_of
 from lmlab.study.config import Study, load
-from lmlab.study.points import Point, Scalar
+from lmlab.study.points import Point
 from lmlab.study.results import Result, read
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
+SIZES = ("size", "sizes")
 CUSTOM = "custom"
 
 
@@ -70,9 +72,12 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
         raise KeyValueError(f"{chapter} is switched off in the study {study.name!r}")
     given = read_words(words, points, study)
     template = _first_that_fits(points, given)
-    parameters, settings = dict(template.parameters), dict(template.settings)
+    parameters: dict[str, Any] = dict(template.parameters)
+    settings = dict(template.settings)
     if "size" in given:
         settings.update(study.size_settings(str(given["size"])))
+    if "sizes" in given:
+        settings["sizes"] = study.shapes(cast(list[str], given.pop("sizes")))
     if any(key in given for key in SHAPE):
         given = {**given, "size": CUSTOM}
     parameters.update({key: value for key, value in given.items() if key in parameters})
@@ -82,13 +87,14 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
     return Point(chapter, parameters, settings)
 
 
-def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Scalar]:
+def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Value]:
     """Keys and values, each checked against what the chapter's points know."""
     known = dict.fromkeys(
-        key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, "size"}
+        key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, *SIZES}
     )
-    kinds = {**KINDS, "size": choice(*study.sizes)}
-    given: dict[str, Scalar] = {}
+    one = choice(*study.sizes)
+    kinds = {**KINDS, "size": one, "sizes": several(one)}
+    given: dict[str, Value] = {}
     for key, text in map(split, words):
         if key not in known:
             raise KeyValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
@@ -96,7 +102,7 @@ def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> d
     return given
 
 
-def _first_that_fits(points: Sequence[Point], given: Mapping[str, Scalar]) -> Point:
+def _first_that_fits(points: Sequence[Point], given: Mapping[str, Value]) -> Point:
     """The first point with every key given; a topic is another experiment, so it must agree."""
     for point in points:
         topic = point.parameters.get("topic")

@@ -27,6 +27,8 @@ from lmlab.study.points import Point
 
 ACTIVATION_SHARE = 0.5
 """Every second layer's activations are sharded with the state."""
+BLOCKS = ("d_model", "d_ff", "num_blocks")
+MESH = ("fsdp", "tp", "fsdp_axes", "tp_axes")
 FP8_BYTES = 1
 GB = 1e9
 
@@ -34,12 +36,11 @@ GB = 1e9
 def measure(point: Point, device: torch.device) -> Outcome:
     """Work out the point's question."""
     settings = point.settings
-    blocks = Blocks(**settings["blocks"])
+    blocks = Blocks(**{key: settings[key] for key in BLOCKS})
     network = Network(
-        flops_per_s=settings["device"]["flops_per_s"],
-        bytes_per_s=settings["device"]["bytes_per_s"],
+        flops_per_s=settings["device_flops_per_s"], bytes_per_s=settings["device_bytes_per_s"]
     )
-    mesh = Mesh(**settings["mesh"])
+    mesh = Mesh(**{key: settings[key] for key in MESH})
     return Outcome(
         data={
             **memory_of(blocks, settings),
@@ -55,7 +56,7 @@ def memory_of(blocks: Blocks, settings: Any) -> dict[str, Any]:
     """State and activations of the model, whole and sharded."""
     state = memory.training_state(blocks)
     gpu_bytes = settings["gpu_memory_gb"] * GB
-    device_bytes = settings["device"]["memory_gb"] * GB
+    device_bytes = settings["device_memory_gb"] * GB
     return {
         "parameters": blocks.parameters,
         "state_bytes": {**asdict(state), "total": state.total},

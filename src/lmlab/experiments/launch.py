@@ -107,30 +107,39 @@ def ranks_here(point: Point) -> int:
 def run_ranks(point: Point, machine: str, out: Path, torchrun: Sequence[str]) -> int:
     """Measure the point with as many processes as it asks for; the exit status for a shell."""
     here = find_machine()
-    if here.id != machine:
-        raise ValueError(f"machine = {machine!r}, but this is {here.id!r}; nothing is measured")
-    if list(torchrun[:1]) != [TORCHRUN]:
-        raise ValueError(f"command = {' '.join(torchrun)!r}; allowed: {TORCHRUN} and its options")
-    record = partial(_record, point, out)
+    _check_call(here, machine, torchrun)
     if reason := why_not_here(point, here):
-        return record("unsupported", reason)
+        return _record(point, out, "unsupported", reason)
     written_before = _written_at(out)
     with exclusive(here.device), tempfile.TemporaryDirectory() as notes:
-        words = ["--point", point.to_json(), "--out", str(out), "--notes", notes]
-        words += ["--timeout-s", f"{COLLECTIVE_TIMEOUT_S:g}"]
-        command = [sys.executable, "-m", "torch.distributed.run", *torchrun[1:]]
         with watching_for_signals() as interrupted:
-            end = run_torchrun([*command, "-m", RANK_RUNNER, *words], point)
+            end = run_torchrun(_command(point, out, torchrun, notes), point)
             stopped = interrupted()
-        status, reason = why_it_failed(end, read_notes(Path(notes)), deadline_s(point))
+        failure = why_it_failed(end, read_notes(Path(notes)), deadline_s(point))
     if _written_at(out) != written_before:  # by a rank, here or on another node
         print(read(out).headline())
         return 0
     if stopped:
-        return SIGNAL_BASE - (end.status or 0) if (end.status or 0) < 0 else 1
+        return SIGNAL_BASE - end.status if end.status is not None and end.status < 0 else 1
     if end.status == 0 and point.settings["nnodes"] > 1:
         return 0  # rank 0 runs, and writes, on another node
-    return record(status, reason)
+    return _record(point, out, *failure)
+
+
+def _check_call(here: Machine, machine: str, torchrun: Sequence[str]) -> None:
+    if here.id != machine:
+        raise ValueError(f"machine = {machine!r}, but this is {here.id!r}; nothing is measured")
+    if list(torchrun[:1]) != [TORCHRUN]:
+        raise ValueError(f"command = {' '.join(torchrun)!r}; allowed: {TORCHRUN} and its options")
+
+
+def _command(point: Point, out: Path, torchrun: Sequence[str], notes: str) -> list[str]:
+    """torchrun of this Python, with what each rank runs; its own logs would be left behind."""
+    words = ["--point", point.to_json(), "--out", str(out), "--notes", notes]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", *torchrun[1:], "--log-dir", notes),
+        *("-m", RANK_RUNNER, *words, "--timeout-s", f"{COLLECTIVE_TIMEOUT_S:g}"),
+    ]
 
 
 def deadline_s(point: Point) -> float:

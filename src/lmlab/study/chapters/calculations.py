@@ -10,6 +10,13 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """The block is the question."""
-    keys = ("blocks", "gpu_memory_gb", "tokens", "device", "mesh", "ranks")
-    return [Point("calculations", {}, {key: block[key] for key in keys})]
+    """The block is the question, its groups of keys laid flat."""
+    settings = {
+        **block["blocks"],
+        "gpu_memory_gb": block["gpu_memory_gb"],
+        "tokens": block["tokens"],
+        **{f"device_{key}": value for key, value in block["device"].items()},
+        **block["mesh"],
+        "ranks": block["ranks"],
+    }
+    return [Point("calculations", {}, settings)]

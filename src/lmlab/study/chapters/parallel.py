@@ -65,9 +65,6 @@ def _parameters(
 
 def _model(study: Study, sizes: list[str]) -> dict[str, Any]:
     """What all sizes have in common, and the sizes themselves."""
-    every = [{"size": size, **study.size_settings(size)} for size in sizes]
-    common = {key: value for key, value in every[0].items() if key not in {*SHAPE, "size"}}
-    return {
-        **common,
-        "sizes": [{key: one[key] for key in ("size", *SHAPE)} for one in every],
-    }
+    one = study.size_settings(sizes[0])
+    common = {key: value for key, value in one.items() if key not in SHAPE}
+    return {**common, "sizes": study.shapes(sizes)}

@@ -21,7 +21,7 @@ def checks(collected: Collected) -> list[str]:
         warnings.append(
             f"The result holds {stored:,} bytes of training state; the formula gives {state:,}."
         )
-    limit = found.settings["device"]["memory_gb"] * 1e9
+    limit = found.settings["device_memory_gb"] * 1e9
     return warnings + [
         f"{row['tokens']:,} tokens on {row['fewest_devices']} devices need "
         f"{row['bytes_a_device']:,.0f} bytes each, more than a device has."

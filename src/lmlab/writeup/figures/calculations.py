@@ -27,7 +27,7 @@ PARTS = {
 def figures(collected: Collected) -> dict[str, Drawing]:
     """Both figures; the second has a panel of this machine where it was measured."""
     found, link = frames.answer(collected), frames.link(collected)
-    device = found.settings["device"]["name"] if found else ""
+    device = found.settings["device_name"] if found else ""
     networks: dict[str, tuple[Network, Mesh]] = {}
     if found is not None:
         networks[device] = (frames.network_of(found), frames.mesh_of(found))
@@ -63,7 +63,7 @@ def _draw_memory(found: Result) -> Figure:
         ]
         look = style.series(index)
         axis.plot(devices, held, label=f"{row['tokens']:,} tokens", markevery=9, **look)
-    limit = found.settings["device"]["memory_gb"]
+    limit = found.settings["device_memory_gb"]
     axis.axhline(limit, color=style.GUIDE, linewidth=1)
     axis.annotate(f"{exact(limit)} GB", (DEVICES[0], limit), xytext=(2, 3),
                   textcoords="offset points", fontsize=8, color="#555555")  # fmt: skip

@@ -33,7 +33,7 @@ def summary(found: Result | None) -> str:
     """The model's state and the mesh's batch, for the abstract."""
     if found is None:
         return NOT_WORKED_OUT
-    state, name = found.data["state_bytes"]["total"], found.settings["device"]["name"]
+    state, name = found.data["state_bytes"]["total"], found.settings["device_name"]
     shape, hidden = frames.mesh_of(found), found.data["mesh"]["tokens_hidden"]
     bound = (
         "never computes longer than it talks"
@@ -65,16 +65,16 @@ def sharding(found: Result | None) -> str:
     """How many devices it takes, and which batches none is enough for."""
     if found is None:
         return NOT_WORKED_OUT
-    device = found.settings["device"]
+    memory_gb = found.settings["device_memory_gb"]
     told = [
         f"{row['fewest_devices']:,} for {row['tokens']:,} tokens"
         for row in found.data["batches"]
         if row["fewest_devices"] is not None
     ]
     never = [f"{row['tokens']:,}" for row in found.data["batches"] if row["fewest_devices"] is None]
-    enough = f"The fewest devices of {exact(device['memory_gb'])} GB are {listed(told)} a device."
+    enough = f"The fewest devices of {exact(memory_gb)} GB are {listed(told)} a device."
     per_token = found.data["activation_bytes_per_token"] * (1 - found.data["activation_share"])
-    limit = math.ceil(device["memory_gb"] * GB / per_token) if per_token else None
+    limit = math.ceil(memory_gb * GB / per_token) if per_token else None
     beyond = (
         f" From {limit:,} tokens on, the activations that stay whole leave no room at all."
         if limit is not None
@@ -149,7 +149,7 @@ def here(collected: Collected, found: Result | None) -> str:
     return (
         f"On this machine a rank does {significant(network.intensity)} operations while a byte "
         f"travels ({link.arm}), {times(network.intensity / found.data['intensity'])} those of "
-        f"{found.settings['device']['name']}. FSDP alone is compute-bound from "
+        f"{found.settings['device_name']}. FSDP alone is compute-bound from "
         f"{math.ceil(network.intensity):,} tokens a device on; {tensor}."
     )
 

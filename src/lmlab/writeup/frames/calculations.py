@@ -53,18 +53,20 @@ def answer(collected: Collected) -> Result | None:
 
 def blocks_of(result: Result) -> Blocks:
     """The model of the question."""
-    return Blocks(**result.settings["blocks"])
+    return Blocks(**{key: result.settings[key] for key in ("d_model", "d_ff", "num_blocks")})
 
 
 def mesh_of(result: Result) -> Mesh:
     """The devices of the question."""
-    return Mesh(**result.settings["mesh"])
+    return Mesh(**{key: result.settings[key] for key in ("fsdp", "tp", "fsdp_axes", "tp_axes")})
 
 
 def network_of(result: Result) -> Network:
     """A device of the question and its connection."""
-    device = result.settings["device"]
-    return Network(flops_per_s=device["flops_per_s"], bytes_per_s=device["bytes_per_s"])
+    settings = result.settings
+    return Network(
+        flops_per_s=settings["device_flops_per_s"], bytes_per_s=settings["device_bytes_per_s"]
+    )
 
 
 def link(collected: Collected) -> Link | None:

@@ -83,10 +83,10 @@ def sharding(collected: Collected, found: Result | None) -> Table:
     ]
     caption = ""
     if found is not None:
-        device, share = found.settings["device"], found.data["activation_share"]
+        device, share = found.settings, found.data["activation_share"]
         caption = (
-            f"Devices of {exact(device['memory_gb'])} GB ({device['name']}); the share s = "
-            f"{share:g} of the activations is sharded with the state."
+            f"Devices of {exact(device['device_memory_gb'])} GB ({device['device_name']}); the "
+            f"share s = {share:g} of the activations is sharded with the state."
         )
     return _table(
         collected,
@@ -103,7 +103,7 @@ def mesh(collected: Collected, found: Result | None) -> Table:
     rows: list[list[str]] = []
     caption = ""
     if found is not None:
-        values, device = found.data["mesh"], found.settings["device"]
+        values, device = found.data["mesh"], found.settings
         count = values["devices"]
         rows = [
             ["operations while a byte travels", "C / W", significant(found.data["intensity"], 4)],
@@ -120,10 +120,10 @@ def mesh(collected: Collected, found: Result | None) -> Table:
         ]  # fmt: skip
         shape = frames.mesh_of(found)
         caption = (
-            f"{device['name']}: C = {significant(device['flops_per_s'] / 1e12)} TFLOP/s, "
-            f"W = {significant(device['bytes_per_s'] / GB)} GB/s an axis; X = {shape.fsdp} devices "
-            f"of FSDP over M_x = {shape.fsdp_axes} axes, Y = {shape.tp} of TP over M_y = "
-            f"{shape.tp_axes}, N = {shape.devices}. Forward pass, bf16."
+            f"{device['device_name']}: C = {significant(device['device_flops_per_s'] / 1e12)} "
+            f"TFLOP/s, W = {significant(device['device_bytes_per_s'] / GB)} GB/s an axis; X = "
+            f"{shape.fsdp} devices of FSDP over M_x = {shape.fsdp_axes} axes, Y = "
+            f"{shape.tp} of TP over M_y = {shape.tp_axes}, N = {shape.devices}. Forward pass, bf16."
         )
     return _table(
         collected,
