@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from lmlab.cli import main, measure
-from lmlab.cli.keys import KINDS
+from lmlab.cli.keys import KINDS, KeyValueError
 from lmlab.cli.measure import point_from_words
 from lmlab.experiments import run, unmeasured
 from lmlab.experiments.outcome import Outcome, Unsupported
@@ -203,7 +203,7 @@ def test_only_a_failure_fails(
 def test_every_key_of_every_point_can_be_set(config: dict[str, Any]) -> None:
     for study in config["studies"]:
         for point in all_points(load({**config, "study": study}, "cpu")):
-            assert {*point.parameters, *point.settings} - {"size"} <= set(KINDS)
+            assert {*point.parameters, *point.settings} - {"size", "sizes"} <= set(KINDS)
 
 
 def test_choices_are_those_of_the_schema() -> None:
@@ -261,3 +261,12 @@ def test_a_list_with_a_wrong_value_is_refused_in_one_line(
     chapter = "calculations" if word.startswith("device") else "collectives"
     assert main(["measure", chapter, word, *NANO]) == 2
     assert "allowed: " in capsys.readouterr().err
+
+
+def test_sizes_that_a_job_may_choose_from_are_named(nano: Study) -> None:
+    point = point_from_words(nano, "fsdp", ["sizes=cpu-medium,cpu-small", "rounds=4"])
+    assert [size["size"] for size in point.settings["sizes"]] == ["cpu-medium", "cpu-small"]
+    assert point.settings["sizes"][1]["d_model"] == 64
+    assert point.settings["rounds"] == 4
+    with pytest.raises(KeyValueError, match="sizes = 'huge'; allowed: some of these"):
+        point_from_words(nano, "fsdp", ["sizes=huge"])

@@ -21,9 +21,9 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
     assert {result["status"] for result in results} == {"ok"}
     assert {result["chapter"] for result in results} == {
         *("machine", "end_to_end", "profile", "memory", "precision"),
-        *("collectives", "calculations"),
+        *("collectives", "data_parallel", "sharded_optimizer", "fsdp", "calculations"),
     }
-    assert len(results) == 113
+    assert len(results) == 116
     page = (fresh.folder / "report/writeup.md").read_text()
     assert "CPU" in page
     assert "GPU busy" not in page

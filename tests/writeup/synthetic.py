@@ -18,7 +18,7 @@ from lmlab.study.chapters import READS, points_of
 from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
-from tests.writeup import factory, synthetic_ranks
+from tests.writeup import factory, synthetic_parallel, synthetic_ranks
 from tests.writeup.synthetic_memory import memory
 from tests.writeup.synthetic_profile import profile
 
@@ -207,6 +207,9 @@ MAKERS: Mapping[str, Callable[[Point, str], Result]] = {
     "memory": memory,
     "precision": precision,
     "collectives": synthetic_ranks.collectives,
+    "data_parallel": synthetic_parallel.data_parallel,
+    "sharded_optimizer": synthetic_parallel.sharded_optimizer,
+    "fsdp": synthetic_parallel.fsdp,
     "calculations": synthetic_ranks.calculations,
 }
 

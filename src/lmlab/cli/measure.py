@@ -12,10 +12,10 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lmlab.cli.configuration import read_config, split
-from lmlab.cli.keys import KINDS, KeyValueError, Value, choice, read_value
+from lmlab.cli.keys import KINDS, KeyValueError, Value, choice, read_value, several
 from lmlab.experiments.launch import run_ranks, torchrun_words
 from lmlab.experiments.registry import has_ranks
 from lmlab.measure.identity import Machine, find_machine
@@ -26,6 +26,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result, read
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
+SIZES = ("size", "sizes")
 CUSTOM = "custom"
 
 
@@ -75,6 +76,8 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
     settings = dict(template.settings)
     if "size" in given:
         settings.update(study.size_settings(str(given["size"])))
+    if "sizes" in given:
+        settings["sizes"] = study.shapes(cast(list[str], given.pop("sizes")))
     if any(key in given for key in SHAPE):
         given = {**given, "size": CUSTOM}
     parameters.update({key: value for key, value in given.items() if key in parameters})
@@ -87,9 +90,10 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
 def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Value]:
     """Keys and values, each checked against what the chapter's points know."""
     known = dict.fromkeys(
-        key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, "size"}
+        key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, *SIZES}
     )
-    kinds = {**KINDS, "size": choice(*study.sizes)}
+    one = choice(*study.sizes)
+    kinds = {**KINDS, "size": one, "sizes": several(one)}
     given: dict[str, Value] = {}
     for key, text in map(split, words):
         if key not in known:

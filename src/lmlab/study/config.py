@@ -8,8 +8,8 @@ the width) is checked here. Every complaint is one line: the key, the value, wha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from math import isfinite
 from typing import Any, cast
@@ -28,7 +28,7 @@ TYPES = {
     "string": "a text",
 }
 OUR_MODEL = "lmlab.model.transformer:TransformerLM"
-FLOATS = {"rope_theta", "term", "time_cap_s"}
+FLOATS = {"rope_theta", "term", "time_cap_s", "step_limit_s", "bucket_mb", "torch_bucket_mb"}
 STUDY_FOR_DEVICE = {"cuda": "full", "cpu": "tiny"}
 
 
@@ -78,6 +78,10 @@ class Study:
             "rope_theta": self.common["rope_theta"],
             "seed": self.common["seed"],
         }
+
+    def shapes(self, sizes: Iterable[str]) -> list[dict[str, Any]]:
+        """What some sizes' names stand for, for a point that chooses among them where it runs."""
+        return [{"size": size, **asdict(self.sizes[size])} for size in sizes]
 
 
 def load(config: Mapping[str, Any], device: str) -> Study:

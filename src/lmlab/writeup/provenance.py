@@ -75,6 +75,9 @@ def _sizes(rows: Iterable[Row]) -> list[dict[str, Any]]:
             size = {"size": row.result.parameters["size"], **shape}
             if size not in sizes:
                 sizes.append(size)
+        if row.result is not None:  # of which one was chosen where it was measured
+            candidates = row.result.settings.get("sizes", [])
+            sizes += [size for size in candidates if size not in sizes]
     return sizes
 
 
@@ -85,6 +88,8 @@ def _settings(all_settings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]
         for key, value in settings.items():
             if key in SIZE_KEYS:
                 continue
+            if key == "sizes":
+                value = ", ".join(size["size"] for size in value)
             seen = values.setdefault(key, [])
             if value not in seen:
                 seen.append(value)

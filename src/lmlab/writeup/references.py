@@ -44,6 +44,20 @@ def published_peaks(folder: Path) -> pd.DataFrame:
     return pd.read_csv(file, dtype=str, keep_default_na=False)
 
 
+def published_steps(folder: Path, topic: str) -> pd.DataFrame:
+    """Train steps of several ranks in seconds, each variant with its slowest rank."""
+    file = folder / "distributed.csv"
+    if not file.exists():
+        return pd.DataFrame(columns=["gpu", "size", "variant", "parameter", "value"])
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+    rows = rows[rows["topic"].eq(topic) & rows["metric"].eq("train_step")]
+    slowest_last = rows.assign(seconds=rows["value"].astype(float)).sort_values(
+        "seconds", kind="stable"
+    )
+    kept = slowest_last.drop_duplicates(["gpu", "size", "variant", "parameter"], keep="last")
+    return kept.sort_index()
+
+
 def published_all_reduce(folder: Path) -> pd.DataFrame:
     """All-reduce times as they were published, whatever their unit."""
     file = folder / "distributed.csv"

@@ -11,6 +11,7 @@ from lmlab.study.chapters import (
     end_to_end,
     machine,
     memory,
+    parallel,
     precision,
     profile,
 )
@@ -27,6 +28,9 @@ GRIDS: dict[str, Grid] = {
     "memory": memory.points,
     "precision": precision.points,
     "collectives": collectives.points,
+    "data_parallel": parallel.data_parallel,
+    "sharded_optimizer": parallel.sharded_optimizer,
+    "fsdp": parallel.fsdp,
     "calculations": calculations.points,
 }
 

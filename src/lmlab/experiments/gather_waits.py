@@ -1,0 +1,83 @@
+"""How long each layer waits for its weight in FSDP: a watch on the gathers of one model.
+
+A gather that has ended before its layer needs it costs nothing. Whether it has shows at one place,
+where the layer asks for the whole (`Unit.finish_gather`), and what it costs is how long the device
+then stands still. On a GPU that is read from two CUDA events around the call, on the stream that
+computes: a host that waits and a stream that waits both show there. On a CPU it is the host's
+clock. A gather that is not even under way when its layer asks (nothing was forecast, as in a first
+step) is waited for in full.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lmlab.measure.clock import synchronize
+from lmlab.parallel.fsdp_unit import Unit
+from lmlab.parallel.hooks import in_backward
+
+FORWARD, BACKWARD = "forward", "backward"
+
+# A call that finds its weight there takes this long at most: longer is waiting.
+NO_WAIT_MS = 0.2
+
+
+@dataclass
+class GatherWatch:
+    """Waits by phase and layer, in the order in which layers asked."""
+
+    device: torch.device
+    waits_ms: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    _pending: list[tuple[tuple[str, str], Any, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Time every layer's wait in the block."""
+        original = Unit.finish_gather
+
+        def timed(unit: Unit) -> None:
+            self._time(unit, original)
+
+        Unit.finish_gather = timed  # type: ignore[method-assign, assignment]
+        try:
+            yield
+            self._settle()
+        finally:
+            Unit.finish_gather = original  # type: ignore[method-assign]
+
+    def _time(self, unit: Unit, finish: Callable[[Unit], None]) -> None:
+        key = (BACKWARD if in_backward() else FORWARD, unit.name)
+        before = self._now()
+        finish(unit)
+        self._pending.append((key, before, self._now()))
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _settle(self) -> None:
+        """Events can be read once the device has passed them."""
+        synchronize(self.device)
+        for key, before, after in self._pending:
+            waited = (
+                before.elapsed_time(after) if self.device.type == "cuda" else (after - before) * 1e3
+            )
+            self.waits_ms.setdefault(key, []).append(waited)
+        self._pending.clear()
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The median wait of each layer and phase."""
+        return [
+            {"phase": phase, "layer": layer, "wait_ms": statistics.median(waits)}
+            for (phase, layer), waits in self.waits_ms.items()
+        ]

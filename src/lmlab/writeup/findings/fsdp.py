@@ -1,0 +1,147 @@
+"""What the FSDP chapter says: memory, speed, whether weights come in time."""
+
+from __future__ import annotations
+
+from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
+from lmlab.writeup.frames import fsdp as frames
+from lmlab.writeup.frames.moments import MOMENTS, highest
+from lmlab.writeup.frames.rank_jobs import Job, jobs
+from lmlab.writeup.numbers import binary_bytes, listed, percent, significant
+from lmlab.writeup.tables.fsdp import CLAIM, LIMIT, size_of
+
+MOSTLY = 0.9
+
+
+def findings(collected: Collected) -> dict[str, str]:
+    """All findings by name, those of a job with its key."""
+    measured = jobs(collected)
+    sentences = {"summary": summary(measured), "ranks": ranks(collected)}
+    for job in measured:
+        sentences |= {
+            f"size_{job.key}": size(job, job.data["choice"], "this chapter"),
+            f"memory_{job.key}": memory(job),
+            f"speed_{job.key}": speed(job),
+            f"waits_{job.key}": waits(job),
+            f"overlap_{job.key}": overlap(job),
+            f"verdict_{job.key}": verdict(CLAIM, frames.against(job, frames.TORCH), LIMIT, job.who),
+        }
+    return told(measured, sentences)
+
+
+def summary(measured: list[Job]) -> str:
+    """The chapter in one sentence, for the abstract."""
+    if not measured:
+        return "FSDP was not measured."
+    job = measured[0]
+    held = _held(job)
+    if not {frames.DDP, frames.OURS} <= set(held):
+        return f"FSDP and data parallelism were not both measured on {job.who}."
+    judged = verdict_words([frames.against(one, frames.TORCH) for one in measured], LIMIT)
+    return (
+        f"FSDP over {job.world_size} ranks takes a rank of {size_of(job)} from "
+        f"{binary_bytes(held[frames.DDP])} to {binary_bytes(held[frames.OURS])} after a step; that "
+        f"{CLAIM} {judged}."
+    )
+
+
+def _held(job: Job) -> dict[str, int]:
+    """Bytes of tensors on the fullest rank after the step, by arm."""
+    return {
+        name: int(highest(arm["ranks"], "after_step")["allocated_bytes"])
+        for name, arm in frames.with_memory(job).items()
+    }
+
+
+def memory(job: Job) -> str:
+    """Who holds least, and where the largest difference lies."""
+    held = _held(job)
+    if frames.DDP not in held or len(held) < 2:
+        return f"{job.who}: memory was not read of two arms that could be compared."
+    base = held[frames.DDP]
+    shares = [
+        f"{frames.LABELS[name]} {percent(count / base, 2)}"
+        for name, count in held.items()
+        if name != frames.DDP
+    ]
+    highest_moment = _highest_moment(job)
+    return (
+        f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; of that, "
+        f"{listed(shares)}. What FSDP holds is highest {MOMENTS[highest_moment]}: activations are "
+        "nobody's to shard."
+        if highest_moment == "after_forward"
+        else f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; of "
+        f"that, {listed(shares)}. What FSDP holds is highest {MOMENTS[highest_moment]}."
+    )
+
+
+def _highest_moment(job: Job) -> str:
+    arms = frames.with_memory(job)
+    arm = arms.get(frames.OURS, arms[frames.DDP])
+    return max(MOMENTS, key=lambda m: int(highest(arm["ranks"], m)["allocated_bytes"]))
+
+
+def speed(job: Job) -> str:
+    """FSDP's step beside what shards less."""
+    parts = []
+    for name in (frames.DDP, frames.SHARDED):
+        interval = frames.against(job, name)
+        if interval is None:
+            continue
+        if interval.low <= 1 <= interval.high:
+            parts.append(f"cannot be told from {frames.LABELS[name]}")
+        else:
+            parts.append(
+                f"takes {significant(interval.ratio)} times as long as {frames.LABELS[name]}"
+            )
+    failed = [
+        f" {frames.LABELS[name]}: {arm['status']} ({arm['reason']})."
+        for name, arm in job.data["arms"].items()
+        if arm["status"] != "ok"
+    ]
+    lost = "".join(failed)
+    if not parts:
+        return f"{job.who}: FSDP has no time beside another arm.{lost}"
+    return f"{job.who}: a step of FSDP {listed(parts)}.{lost}"
+
+
+def waits(job: Job) -> str:
+    """Whether each gather ends before its layer needs it."""
+    phases = frames.waits(job)
+    if not phases:
+        return f"{job.who}: gathers were not watched."
+    layers, in_time = (sum(getattr(p, what) for p in phases) for what in ("layers", "in_time"))
+    share = in_time / layers
+    longest = max(phases, key=lambda phase: phase.longest_ms)
+    total = significant(sum(phase.total_ms for phase in phases))
+    longest_words = (
+        f"{significant(longest.longest_ms)} ms ({longest.longest_layer}, {longest.phase})"
+    )
+    where = f"the longest wait is {longest_words}"
+    if share >= MOSTLY:
+        return (
+            f"{job.who}: {in_time} of {layers} gathers end before their layer needs them; all "
+            f"waits of a step together are {total} ms, {where}."
+        )
+    if in_time == 0:
+        return (
+            f"{job.who}: no gather ends before its layer needs it: the link is slower than the "
+            f"layers, {total} ms of a step are waiting, and {where}."
+        )
+    return (
+        f"{job.who}: only {in_time} of {layers} gathers end before their layer needs them; all "
+        f"waits of a step together are {total} ms, {where}."
+    )
+
+
+def overlap(job: Job) -> str:
+    """What of the messages is hidden, arm by arm."""
+    shares = {
+        frames.LABELS[name]: arm["trace"]["overlapped_share"]
+        for name, arm in job.data["arms"].items()
+        if "trace" in arm and arm["trace"]["overlapped_share"] is not None
+    }
+    if not shares:
+        return f"{job.who}: the profiler saw no message, so nothing is said of overlap."
+    words = listed(f"{name} {percent(share, 2)}" for name, share in shares.items())
+    return f"{job.who}: of the time of their messages, arms hide behind computation: {words}."

@@ -1,0 +1,83 @@
+"""Sentences that the chapters of several ranks share: who took part, which size, a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmlab.writeup.collect import Collected
+from lmlab.writeup.frames.rank_jobs import Job, jobs, left_out
+from lmlab.writeup.numbers import listed, percent
+from lmlab.writeup.paired import CONFIDENCE, RatioInterval, judge
+
+
+def ranks(collected: Collected) -> str:
+    """Who took part, and who could not."""
+    measured = jobs(collected)
+    missing = left_out(collected)
+    if not measured:
+        return f"No job of several ranks was measured here. {missing}".strip()
+    who = f"Measured on {listed(job.who for job in measured)}."
+    note = SHARED_NOTE if any(job.shared for job in measured) else ""
+    return " ".join(filter(None, [who, note, missing]))
+
+
+SHARED_NOTE = (
+    "Ranks that share one GPU take turns on it, and their messages travel through the host: such "
+    "times compare variants with each other, and say nothing of GPUs with links of their own."
+)
+
+
+def told(measured: Sequence[Job], sentences: Mapping[str, str]) -> dict[str, str]:
+    """Sentences name their ranks; where there is one job only, that goes without saying."""
+    if len(measured) != 1:
+        return dict(sentences)
+    said = f"{measured[0].who}: "
+    return {
+        name: _capital(text.removeprefix(said)) if text.startswith(said) else text
+        for name, text in sentences.items()
+    }
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def size(job: Job, choice: Mapping[str, Any], what: str) -> str:
+    """Which size was taken and why larger ones were not."""
+    left = "; ".join(f"{one['size']}: {one['reason']}" for one in choice["left_out"])
+    taken = f"{job.who}: the size taken for {what} is {choice['size']}"
+    rate = f"An all-reduce moves {choice['all_reduce_gb_per_s']:.3g} GB/s between these ranks."
+    reasons = f" Left: {left}." if left else ""
+    if choice["over_limit"]:
+        why = f"the smallest, although its step takes {choice['step_s']:.3g} s"
+    elif left:
+        why = "the largest that fits and keeps its step short"
+    else:
+        why = "the largest of the study"
+    return f"{taken}, {why}. {rate}{reasons}"
+
+
+def verdict(claim: str, interval: RatioInterval | None, limit: float, who: str) -> str:
+    """A claim of speed and what the interval makes of it."""
+    if interval is None:
+        return f"{who}: whether {claim} was not measured."
+    span = (
+        f"{interval.ratio:.3f} times, {percent(CONFIDENCE, 2)} interval {interval.low:.3f} to "
+        f"{interval.high:.3f}, {interval.rounds} rounds"
+    )
+    judged = judge(interval, limit)
+    if judged == "pass":
+        return f"{who}: {claim} ({span})."
+    if judged == "fail":
+        return f"{who}: it is not so that {claim} ({span})."
+    return f"{who}: whether {claim} is AMBIGUOUS, the interval holds both answers ({span})."
+
+
+def verdict_words(intervals: Sequence[RatioInterval | None], limit: float) -> str:
+    """All verdicts of a chapter in a few words, for its summary."""
+    judged = {judge(interval, limit) for interval in intervals if interval is not None}
+    if not judged:
+        return "not measured"
+    words = {"pass": "holds", "fail": "does not hold", "AMBIGUOUS": "is AMBIGUOUS"}
+    return listed(words[one] for one in ("pass", "fail", "AMBIGUOUS") if one in judged)

@@ -1,0 +1,163 @@
+"""What the sharded optimizer's chapter says: what it saves, what it costs, what devices show."""
+
+from __future__ import annotations
+
+from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
+from lmlab.writeup.frames import sharded_optimizer as frames
+from lmlab.writeup.frames.moments import (
+    MOMENTS,
+    device_rises_while_tensors_fall,
+    highest,
+    part_bytes,
+)
+from lmlab.writeup.frames.rank_jobs import Job, jobs
+from lmlab.writeup.numbers import binary_bytes, percent
+from lmlab.writeup.tables.sharded_optimizer import CLAIM, FULL_AT, LIMIT, memory_size
+
+AS_EXPECTED = 0.02
+"""Differences below this share are rounding: step counters, padding of the allocator."""
+
+
+def findings(collected: Collected) -> dict[str, str]:
+    """All findings by name, those of a job with its key."""
+    measured = jobs(collected)
+    sentences = {"summary": summary(measured), "ranks": ranks(collected)}
+    for job in measured:
+        sentences |= {
+            f"size_{job.key}": size(job, job.data["time"]["choice"], "the times"),
+            f"saved_{job.key}": saved(job),
+            f"device_{job.key}": device(job),
+            f"expected_{job.key}": expected(job),
+            f"cost_{job.key}": cost(job),
+            f"zero_{job.key}": zero(job),
+            f"verdict_{job.key}": verdict(CLAIM, frames.against(job, frames.TORCH), LIMIT, job.who),
+        }
+    return told(measured, sentences)
+
+
+def summary(measured: list[Job]) -> str:
+    """The chapter in one sentence, for the abstract."""
+    if not measured:
+        return "The sharded optimizer was not measured."
+    job = measured[0]
+    judged = verdict_words([frames.against(one, frames.TORCH) for one in measured], LIMIT)
+    return (
+        f"Sharding the optimizer state of {memory_size(job)} over {job.world_size} ranks takes a "
+        f"rank from {_state(job, frames.PLAIN)} of it to {_state(job, frames.OURS)}; that {CLAIM} "
+        f"{judged}."
+    )
+
+
+def _state(job: Job, arm: str) -> str:
+    return binary_bytes(max(frames.state_bytes(frames.memory_arms(job)[arm])))
+
+
+def saved(job: Job) -> str:
+    """State and total with and without sharding."""
+    arms = frames.memory_arms(job)
+    plain = highest(arms[frames.PLAIN]["ranks"], "after_step")["allocated_bytes"]
+    ours = highest(arms[frames.OURS]["ranks"], "after_step")["allocated_bytes"]
+    words = "saves" if ours < plain else "saves nothing: it takes"
+    return (
+        f"{job.who}: after the step a rank holds {_state(job, frames.OURS)} of optimizer state "
+        f"instead of {_state(job, frames.PLAIN)}, and {binary_bytes(ours)} of "
+        f"{binary_bytes(plain)} in all; that {words} {percent(abs(1 - ours / plain), 2)}"
+        f"{'' if ours < plain else ' more'}."
+    )
+
+
+def device(job: Job) -> str:
+    """Whether the device reports more while tensors hold less, and why that can be."""
+    arms = frames.memory_arms(job)
+    for name, arm in arms.items():
+        found = device_rises_while_tensors_fall(arm["ranks"])
+        if found is not None:
+            before, after = found
+            return (
+                f"{job.who}: with {frames.LABELS[name]} the device reports more {MOMENTS[after]} "
+                f"than {MOMENTS[before]}, while tensors hold less: {_why(job)}"
+            )
+    return (
+        f"{job.who}: between no two of these moments does the device report more while tensors "
+        "hold less. It could: what was freed stays with the allocator, and what is taken anew adds "
+        "to it."
+    )
+
+
+def _why(job: Job) -> str:
+    if job.data["ranks"]["device"] == "cpu":
+        return (
+            "memory that was freed stays with the process, and buffers that no part counts are new."
+        )
+    return (
+        "the allocator keeps what was freed and had to take more for backward's own tensors, and "
+        "libraries and communication hold memory that is none of its tensors."
+    )
+
+
+def expected(job: Job) -> str:
+    """Whether the parts are as large as the cost model says."""
+    model = job.data["memory"]["expected"]
+    if model is None:
+        return f"{job.who}: the cost model does not describe this model."
+    arms = frames.memory_arms(job)
+    off = {}
+    for part, moment in FULL_AT.items():
+        sharded = model[part] / job.world_size if part == "optimizer_state" else model[part]
+        for name, wanted in ((frames.PLAIN, model[part]), (frames.OURS, sharded)):
+            found = part_bytes(arms[name]["ranks"], moment, part)
+            off[f"{part.replace('_', ' ')} of {frames.LABELS[name]}"] = found / wanted - 1
+    worst = max(off, key=lambda what: abs(off[what]))
+    if abs(off[worst]) <= AS_EXPECTED:
+        return (
+            f"{job.who}: every part is as large as the cost model expects, within "
+            f"{percent(AS_EXPECTED, 1)}."
+        )
+    word = "more" if off[worst] > 0 else "less"
+    return (
+        f"{job.who}: the cost model is furthest off with {worst}, of which there is "
+        f"{percent(abs(off[worst]), 2)} {word} than expected."
+    )
+
+
+def cost(job: Job) -> str:
+    """What sharding does to the optimizer's time."""
+    interval = frames.against(job, frames.PLAIN)
+    if interval is None:
+        return f"{job.who}: the optimizers were not timed beside each other."
+    size_taken = job.data["time"]["choice"]["size"]
+    if interval.low <= 1 <= interval.high:
+        return (
+            f"{job.who}: on {size_taken}, rounds do not tell the sharded optimizer's phase from "
+            "that of AdamW on every rank: less arithmetic and more messages weigh about the same."
+        )
+    if interval.ratio > 1:
+        return (
+            f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
+            "times as long as AdamW on every rank: sending the parameters costs more than the "
+            "arithmetic that it spares."
+        )
+    return (
+        f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
+        "times as long as AdamW on every rank: the arithmetic that it spares is worth more than "
+        "the messages that it adds."
+    )
+
+
+def zero(job: Job) -> str:
+    """What differs from stage 1 of ZeRO, computed."""
+    computed = frames.volumes(job)
+    uneven = computed.state_share / computed.even_share - 1
+    balance = (
+        "the fullest rank keeps the same share of the state as an even cut would give it"
+        if uneven < 0.001
+        else f"the fullest rank keeps {percent(uneven, 2)} more of the state than an even cut "
+        "would give it"
+    )
+    return (
+        f"{job.who}: parameters are not cut, so {balance}; a rank sends "
+        f"{binary_bytes(computed.ours)} in a step where stage 1 of ZeRO sends "
+        f"{binary_bytes(computed.zero)}, since gradients are averaged everywhere and not only "
+        "where they are needed."
+    )

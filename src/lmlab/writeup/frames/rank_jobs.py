@@ -1,0 +1,114 @@
+"""Jobs of several ranks, as three chapters read them: who took part, and what each arm gave.
+
+Backend, number of ranks and where they ran are what the process group said of itself while it
+measured; nothing here reads them off a path.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmlab.study.results import Result
+from lmlab.writeup.caption import describe, device_of
+from lmlab.writeup.collect import Collected, Row
+from lmlab.writeup.numbers import counted, listed
+
+BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measured point."""
+
+    row: Row
+    result: Result
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        return self.result.data
+
+    @property
+    def key(self) -> str:
+        """What its tables and figures are named by."""
+        parameters = self.result.parameters
+        return f"{parameters['placement']}_{parameters['world_size']}"
+
+    @property
+    def world_size(self) -> int:
+        return int(self.data["ranks"]["world_size"])
+
+    @property
+    def shared(self) -> bool:
+        """Whether ranks compute on one GPU together."""
+        ranks = self.data["ranks"]
+        return bool(ranks["device"] == "cuda" and ranks["gpus"] < ranks["world_size"])
+
+    @property
+    def who(self) -> str:
+        """`2 ranks that share one GPU, gloo`."""
+        ranks = self.data["ranks"]
+        backend = BACKENDS.get(ranks["backend"], ranks["backend"])
+        number = counted(self.world_size, "rank")
+        if ranks["device"] == "cpu":
+            return f"{number} on CPU cores, {backend}"
+        where = "that share one GPU" if self.shared else "with a GPU each"
+        return f"{number} {where}, {backend}"
+
+    @property
+    def work(self) -> str:
+        """What no column shows."""
+        parameters = self.result.parameters
+        batch = f"batch {parameters['batch']} a rank"
+        return f"context {parameters['context']}, {batch}, {parameters['precision']}"
+
+    def place(self, size: str) -> str:
+        """Ranks, model and device, for what is not a time."""
+        return f"{self.who}; {size}, {self.work}. {device_of(self.result)}."
+
+    def caption(self, size: str) -> str:
+        """Ranks, device, model and statistics, from the result."""
+        statistics_of = describe([self.result], columns=["batch"])
+        return f"{self.who}; {size}, {self.work}. {statistics_of}"
+
+
+def jobs(collected: Collected) -> list[Job]:
+    """The points that were measured, in the study's order."""
+    return [
+        Job(row, row.result)
+        for row in collected.rows
+        if row.result is not None and row.status == "ok"
+    ]
+
+
+def left_out(collected: Collected) -> str:
+    """The points without numbers in a sentence, reasons and all; empty if there are none."""
+    by_reason: dict[str, list[str]] = {}
+    for row in collected.rows:
+        if row.status != "ok":
+            parameters = row.point.parameters
+            world = f"{parameters['world_size']} ranks ({PLACES[str(parameters['placement'])]})"
+            by_reason.setdefault(row.reason or "not measured", []).append(world)
+    parts = [f"{listed(worlds)}: {reason}" for reason, worlds in by_reason.items()]
+    return f"Without numbers: {'; '.join(parts)}." if parts else ""
+
+
+PLACES = {"own_gpu": "a GPU each", "shared_gpu": "one GPU for all", "cpu": "CPU cores"}
+
+
+def slowest(ranks_ms: Sequence[Sequence[float]]) -> list[float]:
+    """Round by round the time of the slowest rank: that is when a step is over."""
+    return [max(times) for times in zip(*ranks_ms, strict=True)]
+
+
+def skew(ranks_ms: Sequence[Sequence[float]]) -> float:
+    """The median over rounds of how far apart the first and the last rank finish."""
+    return statistics.median(max(times) - min(times) for times in zip(*ranks_ms, strict=True))
+
+
+def sound(arms: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The arms that have times."""
+    return {name: arm for name, arm in arms.items() if "ranks_ms" in arm}

@@ -1,0 +1,121 @@
+"""Tables of the FSDP chapter: memory, steps, waits of layers, what must be sent, verdicts."""
+
+from __future__ import annotations
+
+import statistics
+
+from lmlab.writeup.collect import Collected, sources_of
+from lmlab.writeup.frames import fsdp as frames
+from lmlab.writeup.frames.rank_jobs import Job, jobs
+from lmlab.writeup.numbers import binary_bytes, percent, significant
+from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
+from lmlab.writeup.tables.data_parallel import time_cell
+from lmlab.writeup.tables.rank_jobs import moments, sizes_left, verdict_row, verdicts
+
+LIMIT = 1.10
+CLAIM = "FSDP's step is within 10 % of that of PyTorch's fully_shard"
+
+
+def tables(collected: Collected) -> dict[str, Table]:
+    """All tables by name, one of each kind a job."""
+    measured = jobs(collected)
+    return {
+        **{f"memory_{job.key}": memory(job) for job in measured},
+        **{f"steps_{job.key}": steps(job) for job in measured},
+        **{f"waits_{job.key}": waits(job) for job in measured if frames.waits(job)},
+        **{f"sizes_{job.key}": sizes(job) for job in measured},
+        **({"verdict": verdict(collected, measured)} if measured else {}),
+    }
+
+
+def size_of(job: Job) -> str:
+    """The size that was taken."""
+    return str(job.data["choice"]["size"])
+
+
+def memory(job: Job) -> Table:
+    """Every moment of every arm that ran."""
+    return moments(job, frames.with_memory(job), frames.LABELS, size_of(job))
+
+
+def steps(job: Job) -> Table:
+    """Step times, messages and their overlap, and what a rank must send."""
+    times, sent = frames.samples(job), frames.sent_bytes(job)
+    rows = []
+    for name, arm in job.data["arms"].items():
+        if name not in times:
+            rows.append([frames.LABELS[name], STATUS_CELLS[arm["status"]], *[NOTHING] * 4])
+            continue
+        trace, share = arm["trace"], arm["trace"]["overlapped_share"]
+        base = times.get(frames.DDP)
+        rows.append(
+            [
+                frames.LABELS[name],
+                time_cell(times[name]),
+                NOTHING
+                if base is None
+                else significant(statistics.median(times[name]) / statistics.median(base)),
+                binary_bytes(sent[name]),
+                significant(trace["communication_ms"]),
+                NOTHING if share is None else percent(share, 2),
+            ]
+        )
+    return Table(
+        title=f"A training step, {size_of(job)}, {job.who}: mean ± deviation (median)",
+        columns=[
+            Column("Arm", "left"),
+            Column("Step, slowest rank (ms)"),
+            Column("Of data parallel"),
+            Column("A rank must send"),
+            Column("Messages under way (ms)"),
+            Column("Of that behind computation"),
+        ],
+        rows=rows,
+        caption=f"{job.caption(size_of(job))} What must be sent is computed for rings; gloo makes "
+        "a reduce-scatter of an all-reduce and sends more. The last two columns are of one step "
+        f"under the {job.data['profiler']}, rank 0.",
+        sources=sources_of([job.row]),
+    )
+
+
+def waits(job: Job) -> Table:
+    """Gathers by phase: in time or waited for."""
+    rows = [
+        [
+            phase.phase,
+            str(phase.layers),
+            f"{phase.in_time} ({percent(phase.in_time / phase.layers, 2)})",
+            significant(phase.total_ms),
+            f"{significant(phase.longest_ms)} ({phase.longest_layer})",
+        ]
+        for phase in frames.waits(job)
+    ]
+    return Table(
+        title=f"Do gathers end before their layer needs them? FSDP, {size_of(job)}, {job.who}",
+        columns=[
+            Column("Phase", "left"),
+            Column("Layers"),
+            Column("In time"),
+            Column("Waiting, all layers (ms)"),
+            Column("Longest wait (ms)"),
+        ],
+        rows=rows,
+        caption=f"{job.caption(size_of(job))} Median wait of each layer over a few steps, on the "
+        f"rank where it waits longest. In time: at most {job.data['waits_below_ms']:g} ms, what "
+        "asking costs by itself.",
+        sources=sources_of([job.row]),
+    )
+
+
+def sizes(job: Job) -> Table:
+    """Which size was taken and why none larger."""
+    choice = job.data["choice"]
+    return sizes_left(job, [("memory and time", choice["size"], choice["left_out"])])
+
+
+def verdict(collected: Collected, measured: list[Job]) -> Table:
+    """Whether ours keeps up, job by job."""
+    rows = [
+        verdict_row(CLAIM, frames.against(job, frames.TORCH), LIMIT, job.who) for job in measured
+    ]
+    return verdicts(rows, [job.row for job in measured], collected.device_name)

@@ -1,0 +1,257 @@
+"""The chapters that train on several ranks, measured for real on two small ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lmlab.experiments import data_parallel, data_parallel_arms, fsdp, fsdp_arms, sharded_optimizer
+from lmlab.experiments.data_parallel_arms import gradient_error, twin
+from lmlab.experiments.outcome import Outcome, Unsupported
+from lmlab.experiments.rank_work import RankWork, candidates
+from lmlab.parallel.after_backward import FlatDDP
+from lmlab.parallel.sharded_optimizer import ShardedOptimizer
+from lmlab.study.points import Point
+from lmlab.study.results import SIZE_LIMIT_BYTES
+from tests.parallel.launcher import RankPool
+
+pytestmark = pytest.mark.slow
+CPU = torch.device("cpu")
+WORLD = 2
+ROUNDS = 3
+
+
+def point(chapter: str, **parameters: Any) -> Point:
+    """A model of a few thousand parameters."""
+    return Point(
+        chapter,
+        {
+            "placement": "cpu", "world_size": WORLD, "context": 8, "batch": 2, "precision": "fp32",
+            "attention": "naive", **parameters,
+        },
+        {
+            "model": "lmlab.model.transformer:TransformerLM", "vocab_size": 31,
+            "rope_theta": 10000.0, "seed": 0,
+            "sizes": [
+                {"size": "slim", "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+            ],
+            "bucket_sizes_mb": [0.005, 1], "torch_bucket_mb": 1, "bucket_mb": 0.005,
+            "step_limit_s": 5.0, "warmup": 1, "rounds": ROUNDS, "time_cap_s": 20.0, "nnodes": 1,
+        },
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    pool = RankPool()
+    yield pool
+    pool.stop()
+
+
+def measure_here(chapter: str, **parameters: Any) -> dict[str, Any]:
+    """What a rank returns, as a result would hold it."""
+    modules = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimizer, "fsdp": fsdp}
+    outcome: Outcome = modules[chapter].measure(point(chapter, **parameters), CPU)
+    times = {name: m.to_json() for name, m in outcome.measurements.items()}
+    return {"times": times, **json.loads(json.dumps(dict(outcome.data), allow_nan=False))}
+
+
+@pytest.fixture(scope="module")
+def dp(ranks: RankPool) -> dict[str, Any]:
+    return ranks.run(measure_here, WORLD, chapter="data_parallel")[0]
+
+
+@pytest.fixture(scope="module")
+def sharded(ranks: RankPool) -> dict[str, Any]:
+    return ranks.run(measure_here, WORLD, chapter="sharded_optimizer")[0]
+
+
+@pytest.fixture(scope="module")
+def fully(ranks: RankPool) -> dict[str, Any]:
+    return ranks.run(measure_here, WORLD, chapter="fsdp")[0]
+
+
+def test_all_variants_are_arms_of_one_job(dp: dict[str, Any]) -> None:
+    names = ["alone", "naive", "flat", "overlapped", "bucketed_0.005", "bucketed_1", "torch_ddp"]
+    assert list(dp["arms"]) == names
+    assert {arm["status"] for arm in dp["arms"].values()} == {"ok"}
+    for name in names:
+        by_rank = dp["arms"][name]["ranks_ms"]
+        assert [len(times) for times in by_rank] == [ROUNDS] * WORLD
+        assert dp["times"][name]["samples_ms"] == [max(t) for t in zip(*by_rank, strict=True)]
+
+
+def test_messages_are_counted(dp: dict[str, Any]) -> None:
+    messages = {name: arm["messages"] for name, arm in dp["arms"].items()}
+    assert messages["alone"] == 0
+    assert messages["flat"] == messages["bucketed_1"] == 1
+    assert messages["naive"] == messages["overlapped"] == 21
+    assert 1 < messages["bucketed_0.005"] < 21
+    assert dp["arms"]["flat"]["message_bytes"] == dp["gradient_bytes"] + 4 * 21
+
+
+def test_traces_show_what_was_sent(dp: dict[str, Any]) -> None:
+    assert dp["arms"]["alone"]["trace"]["messages_seen"] == 0
+    for name in ("naive", "flat", "overlapped", "bucketed_0.005"):
+        arm = dp["arms"][name]
+        assert arm["trace"]["messages_seen"] == arm["messages"]
+        assert arm["trace"]["communication_ms"] > 0
+    assert dp["arms"]["flat"]["trace"]["overlapped_share"] == 0
+
+
+def test_the_phases_of_a_silent_step_are_there(dp: dict[str, Any]) -> None:
+    assert set(dp["phases_ms"]) == {"forward", "backward", "optimizer", "total"}
+
+
+def test_results_stay_small(dp: dict[str, Any], fully: dict[str, Any]) -> None:
+    assert len(json.dumps(dp)) < SIZE_LIMIT_BYTES / 2
+    assert len(json.dumps(fully)) < SIZE_LIMIT_BYTES / 2
+
+
+class Forgetful(FlatDDP):
+    """Loses the last gradient's average."""
+
+    def finish_gradient_synchronization(self) -> None:
+        super().finish_gradient_synchronization()
+        list(self.module.parameters())[-1].grad.mul_(1.5)  # type: ignore[union-attr]
+
+
+def measure_forgetful() -> dict[str, Any]:
+    with patch.object(data_parallel_arms, "FlatDDP", Forgetful):
+        return measure_here("data_parallel")
+
+
+def test_an_arm_whose_gradients_are_off_gets_no_time(ranks: RankPool) -> None:
+    (found, _) = ranks.run(measure_forgetful, WORLD)
+    arm = found["arms"]["flat"]
+    assert arm["status"] == "failed"
+    assert "gradients are off by" in arm["reason"]
+    assert "flat" not in found["times"]
+    assert "ranks_ms" not in arm
+    assert found["arms"]["naive"]["status"] == "ok"
+
+
+def test_the_sharded_optimizer_keeps_its_share_alone(sharded: dict[str, Any]) -> None:
+    arms = sharded["memory"]["arms"]
+    assert {arm["status"] for arm in arms.values()} == {"ok"}
+    state = {
+        name: [r["moments"]["after_step"]["parts_bytes"]["optimizer_state"] for r in arm["ranks"]]
+        for name, arm in arms.items()
+    }
+    owned = sharded["memory"]["owned_bytes"]
+    steps = 4 * 21  # every parameter also has a count of steps
+    assert state["replicated"] == [sharded["memory"]["expected"]["optimizer_state"] + steps] * WORLD
+    assert sum(state["sharded"]) == state["replicated"][0]
+    assert all(abs(s - 2 * o) <= steps for s, o in zip(state["sharded"], owned, strict=True))
+
+
+def test_memory_follows_the_cost_model_before_the_step(sharded: dict[str, Any]) -> None:
+    expected = sharded["memory"]["expected"]
+    for arm in sharded["memory"]["arms"].values():
+        moments = arm["ranks"][0]["moments"]
+        for part in ("parameters", "activations"):
+            assert moments["after_forward"]["parts_bytes"][part] == expected[part]
+        assert moments["before_step"]["parts_bytes"]["gradients"] == expected["gradients"]
+
+
+def test_optimizers_are_timed_as_a_phase_of_a_step(sharded: dict[str, Any]) -> None:
+    assert set(sharded["time"]["arms"]) == {"replicated", "sharded", "torch_zero"}
+    for name in ("replicated", "sharded", "torch_zero"):
+        assert sharded["times"][name]["n"] == ROUNDS
+        assert sharded["times"][name]["median_ms"] < sharded["times"][f"{name}_step"]["median_ms"]
+
+
+class Stale(ShardedOptimizer):
+    """Keeps its updates to itself."""
+
+    def _messages(self) -> Any:
+        return iter(())
+
+
+def measure_stale() -> dict[str, Any]:
+    stale = {"sharded": lambda parameters: Stale(parameters, torch.optim.AdamW)}
+    with patch.dict(sharded_optimizer.OPTIMIZERS, stale):
+        return measure_here("sharded_optimizer")
+
+
+def test_an_optimizer_that_leaves_ranks_apart_gets_no_time(ranks: RankPool) -> None:
+    (found, _) = ranks.run(measure_stale, WORLD)
+    assert found["memory"]["arms"]["sharded"]["status"] == "failed"
+    assert "weights after a step are off" in found["memory"]["arms"]["sharded"]["reason"]
+    assert "sharded" not in found["times"]
+    assert "torch_zero" in found["times"]
+
+
+def test_fsdp_keeps_a_share_of_everything(fully: dict[str, Any]) -> None:
+    assert {arm["status"] for arm in fully["arms"].values()} == {"ok"}
+    after = {
+        name: arm["ranks"][0]["moments"]["after_step"]["parts_bytes"]
+        for name, arm in fully["arms"].items()
+    }
+    for part in ("parameters", "gradients", "optimizer_state"):
+        assert after["fsdp"][part] < 0.7 * after["ddp"][part]
+    assert after["ddp_sharded_optimizer"]["optimizer_state"] < 0.6 * after["ddp"]["optimizer_state"]
+    assert fully["sharded_bytes"] < fully["parameter_bytes"]
+
+
+def test_every_layer_is_watched_in_both_directions(fully: dict[str, Any]) -> None:
+    assert len(fully["waits"]) == WORLD
+    layers = {(row["phase"], row["layer"]) for row in fully["waits"][0]}
+    assert len(layers) == 2 * 16, "seven matrices a block, the embedding and the head"
+    assert all(row["wait_ms"] >= 0 for row in fully["waits"][0])
+
+
+def refuse(work: Any) -> Any:
+    raise RuntimeError("no such\n  mesh")
+
+
+def measure_without_torchs() -> dict[str, Any]:
+    with patch.object(fsdp_arms, "_torch", refuse):
+        return measure_here("fsdp")
+
+
+def test_a_fully_shard_that_does_not_run_here_says_why(ranks: RankPool) -> None:
+    (found, _) = ranks.run(measure_without_torchs, WORLD)
+    arm = found["arms"]["torch_fully_shard"]
+    assert (arm["status"], arm["reason"]) == ("unsupported", "RuntimeError: no such mesh")
+    assert set(found["times"]) == {"ddp", "ddp_sharded_optimizer", "fsdp"}
+
+
+def own_batches() -> tuple[list[int], list[int]]:
+    work = candidates(point("fsdp"), CPU)[0].workload
+    own, same = RankWork(work, CPU), RankWork(work, CPU, own_tokens=False)
+    assert dist.get_world_size() == WORLD
+    return own.tokens.flatten().tolist(), same.tokens.flatten().tolist()
+
+
+def test_ranks_draw_their_own_tokens_unless_told_otherwise(ranks: RankPool) -> None:
+    (one, shared), (other, shared_too) = ranks.run(own_batches, WORLD)
+    assert one != other
+    assert shared == shared_too
+
+
+def test_twins_have_their_own_parameters_on_the_same_weights() -> None:
+    model = nn.Linear(3, 2)
+    other = twin(model)
+    assert other.weight is not model.weight
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    assert other.weight.tolist() == [[7.0] * 3] * 2  # type: ignore[operator]
+
+
+def test_a_missing_gradient_is_an_error_of_its_whole_length() -> None:
+    expected = [torch.tensor([3.0]), torch.tensor([4.0])]
+    assert gradient_error([torch.tensor([3.0]), None], expected) == pytest.approx(0.8)
+    assert gradient_error(expected, expected) == 0.0
+
+
+def test_a_precision_that_a_cpu_lacks_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="tf32"):
+        candidates(point("fsdp", precision="tf32"), CPU)
