@@ -20,6 +20,7 @@ include: "rules/common.smk"
 include: "rules/machine.smk"
 include: "rules/end_to_end.smk"
 include: "rules/precision.smk"
+include: "rules/attention.smk"
 include: "rules/writeup.smk"
 
 

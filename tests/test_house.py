@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "parallel": {"model"},
     "measure": set(),
     "study": set(),
-    "experiments": {"attention", "model", "parallel", "measure", "study"},
+    "experiments": {"kernels", "attention", "model", "parallel", "measure", "study"},
     "writeup": {"study"},
 }
 FOUNDATION = {"import_path"}  # a module at the root that every room may use

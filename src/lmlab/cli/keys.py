@@ -94,11 +94,22 @@ KINDS: dict[str, Kind] = {
     "steps": integer(1),
     "time_cap_s": positive_number(),
     "skip_if_too_large": boolean(),
-    "topic": choice("accumulation", "autocast", "layernorm"),
+    "topic": choice(
+        *("accumulation", "autocast", "layernorm"),
+        *("naive", "model_compile", "benchmark", "tiles", "leaderboard", "model"),
+    ),
     "dtype": choice("fp16", "bf16"),
     "terms": integer(1),
     "term": positive_number(),
     "quick": boolean(),
+    "sequence": integer(1),
+    "head_dim": integer(1),
+    "heads": integer(1),
+    "causal": boolean(),
+    "direction": choice("forward", "backward"),
+    "stages": integer(1),
+    "samples": integer(1),
+    "arm_cap_s": positive_number(),
 }
 
 

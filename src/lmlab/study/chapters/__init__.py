@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lmlab.study.chapters import end_to_end, machine, precision
+from lmlab.study.chapters import attention, end_to_end, machine, precision
 from lmlab.study.config import Study
 from lmlab.study.points import Point
 
@@ -16,6 +16,7 @@ GRIDS: dict[str, Grid] = {
     "machine": machine.points,
     "end_to_end": end_to_end.points,
     "precision": precision.points,
+    "attention": attention.points,
 }
 
 
