@@ -18,6 +18,7 @@ from lmlab.study.config import load as load_study
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import UnknownModule
 from lmlab.study.points import Point
+from tests.experiments.attention.points import benchmark_point, naive_point
 from tests.experiments.points import end_to_end_point, precision_point
 
 Edit = Callable[[Path], None]
@@ -27,6 +28,8 @@ POINTS = {
     "precision": precision_point("layernorm"),
     "machine": Point("machine", {}, {"quick": True, "seed": 0}),
     "own_model": end_to_end_point(model="mine:Model"),
+    "naive_attention": naive_point(),
+    "benchmark": benchmark_point("naive", "tiled"),
 }
 
 
@@ -52,7 +55,7 @@ CODE = "\nADDED = 1\n"
 EDITS: dict[str, tuple[Edit, set[str]]] = {
     "the attention variant": (
         append("lmlab/attention/naive.py", CODE),
-        {"end_to_end", "own_model"},
+        {"end_to_end", "own_model", "naive_attention", "benchmark"},
     ),
     "the list of attention variants": (append("lmlab/attention/registry.py", CODE), set()),
     "the names a room gives away": (append("lmlab/attention/__init__.py", CODE), set()),
@@ -65,7 +68,23 @@ EDITS: dict[str, tuple[Edit, set[str]]] = {
     "the ceilings": (append("lmlab/measure/ceilings.py", CODE), {"machine"}),
     "the clock": (
         append("lmlab/measure/clock.py", CODE),
-        {"end_to_end", "own_model", "machine"},
+        {"end_to_end", "own_model", "machine", "naive_attention", "benchmark"},
+    ),
+    "a variant that is one of several arms": (
+        append("lmlab/attention/tiled.py", CODE),
+        {"benchmark"},
+    ),
+    "one topic of a chapter": (
+        append("lmlab/experiments/attention/benchmark.py", CODE),
+        {"benchmark"},
+    ),
+    "another topic of a chapter": (
+        append("lmlab/experiments/attention/leaderboard.py", CODE),
+        set(),
+    ),
+    "what the topics of a chapter share": (
+        append("lmlab/experiments/attention/race.py", CODE),
+        {"naive_attention", "benchmark"},
     ),
     "the runner": (append("lmlab/experiments/run.py", CODE), set(POINTS)),
     "another chapter": (append("lmlab/experiments/memory.py", CODE), set()),

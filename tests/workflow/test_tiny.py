@@ -18,9 +18,16 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
     fresh.run(COMMAND, timeout_s=900)
     seconds = time.monotonic() - start
     results = [json.loads(file) for file, _ in fresh.results().values()]
-    assert {result["status"] for result in results} == {"ok"}
-    assert {result["chapter"] for result in results} == {"machine", "end_to_end", "precision"}
-    assert len(results) == 89
+    # A CPU has neither tiles of our kernels to compare nor the leaderboard's shape.
+    without_numbers = {
+        result["parameters"]["topic"] for result in results if result["status"] == "unsupported"
+    }
+    assert {result["status"] for result in results} == {"ok", "unsupported"}
+    assert without_numbers == {"tiles", "leaderboard"}
+    assert {result["chapter"] for result in results} == {
+        *("machine", "end_to_end", "precision", "attention"),
+    }
+    assert len(results) == 116
     page = (fresh.folder / "report/writeup.md").read_text()
     assert "CPU" in page
     assert "GPU busy" not in page

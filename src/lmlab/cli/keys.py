@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from lmlab import import_path
 from lmlab.attention import registry as attention
 from lmlab.study.points import Scalar
+
+Value: TypeAlias = Scalar | list[Any]
 
 
 class KeyValueError(ValueError):
@@ -22,7 +25,7 @@ class Kind:
     """How a key's text becomes a value; `read` raises ValueError for what is not allowed."""
 
     allowed: str
-    read: Callable[[str], Scalar]
+    read: Callable[[str], Value]
 
 
 def integer(minimum: int) -> Kind:
@@ -73,14 +76,32 @@ def path_to(what: str, names: Iterable[str], check: Callable[[str], object]) -> 
     return Kind(", ".join([*names, what]), read)
 
 
+def several(one: Kind) -> Kind:
+    """A list of such values, with commas between them."""
+    return Kind(
+        f"several, with commas between them, of: {one.allowed}",
+        lambda text: [one.read(part) for part in text.split(",")],
+    )
+
+
+def tile() -> Kind:
+    """Rows that are kept and rows that are walked, as 128x64."""
+
+    def read(text: str) -> list[int]:
+        kept, walked = map(int, text.split("x"))
+        return [kept, walked]
+
+    return Kind("rows kept x rows walked, as 128x64", read)
+
+
+VARIANT = path_to("an import path package.module:function", attention.VARIANTS, attention.module_of)
+
 KINDS: dict[str, Kind] = {
     "context": integer(1),
     "batch": integer(1),
     "precision": choice("fp32", "tf32", "bf16", "fp16"),
     "mode": choice("forward", "forward_backward", "train_step"),
-    "attention": path_to(
-        "an import path package.module:function", attention.VARIANTS, attention.module_of
-    ),
+    "attention": VARIANT,
     "warmup": integer(0),
     "start": choice("warm", "cold"),
     "model": path_to("an import path package.module:Class", (), import_path.split),
@@ -110,10 +131,12 @@ KINDS: dict[str, Kind] = {
     "stages": integer(1),
     "samples": integer(1),
     "arm_cap_s": positive_number(),
+    "arms": several(VARIANT),
+    "tiles": several(tile()),
 }
 
 
-def read_value(key: str, text: str, kind: Kind) -> Scalar:
+def read_value(key: str, text: str, kind: Kind) -> Value:
     """The value that the text stands for, or a `KeyValueError`."""
     try:
         return kind.read(text)

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from lmlab.cli.configuration import read_config, split
-from lmlab.cli.keys import KINDS, KeyValueError, choice, read_value
+from lmlab.cli.keys import KINDS, KeyValueError, Value, choice, read_value
 from lmlab.measure.identity import find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.chapters import points_of
 from lmlab.study.config import Study, load
-from lmlab.study.points import Point, Scalar
+from lmlab.study.points import Point
 from lmlab.study.results import Result
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
@@ -54,20 +54,26 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
         settings.update(study.size_settings(str(given["size"])))
     if any(key in given for key in SHAPE):
         given = {**given, "size": CUSTOM}
-    parameters.update({key: value for key, value in given.items() if key in parameters})
+    parameters.update(
+        {
+            key: value
+            for key, value in given.items()
+            if key in parameters and not isinstance(value, list)
+        }
+    )
     settings.update({key: value for key, value in given.items() if key in settings})
     if "num_heads" in settings:
         check_heads(settings["d_model"], settings["num_heads"])
     return Point(chapter, parameters, settings)
 
 
-def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Scalar]:
+def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Value]:
     """Keys and values, each checked against what the chapter's points know."""
     known = dict.fromkeys(
         key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, "size"}
     )
     kinds = {**KINDS, "size": choice(*study.sizes)}
-    given: dict[str, Scalar] = {}
+    given: dict[str, Value] = {}
     for key, text in map(split, words):
         if key not in known:
             raise KeyValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
@@ -75,7 +81,7 @@ def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> d
     return given
 
 
-def _first_that_fits(points: Sequence[Point], given: Mapping[str, Scalar]) -> Point:
+def _first_that_fits(points: Sequence[Point], given: Mapping[str, Value]) -> Point:
     """The first point with every key given; a topic is another experiment, so it must agree."""
     for point in points:
         topic = point.parameters.get("topic")

@@ -76,8 +76,9 @@ class Arms:
             return "unsupported", str(error)
         if isinstance(error, Capped):
             return CAPPED, str(error)
-        if is_out_of_memory(error):
-            return "oom", memory_reason(error, self._device)
+        for cause in _chain(error):  # the compiler wraps what it meets
+            if is_out_of_memory(cause):
+                return "oom", memory_reason(cause, self._device)
         if isinstance(error, WrongNumbers):
             return "failed", str(error)
         traceback.print_exception(error)
@@ -101,6 +102,13 @@ class Arms:
     def _all_reasons(self) -> str | None:
         told = "; ".join(f"{name}: {row['reason']}" for name, row in self.rows.items())
         return without_numbers("failed", told).reason
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what caused it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def refuse_unsupported(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:

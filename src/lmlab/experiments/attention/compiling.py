@@ -41,8 +41,10 @@ def compiler(
     import torch._dynamo.config
     import torch._functorch.config
     import torch._inductor.config
+    from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
+    counters.clear()
     with ExitStack() as stack:
         stack.enter_context(_cold_caches() if cold else _own_triton_cache())
         stack.enter_context(torch._dynamo.config.patch(error_on_recompile=True))
@@ -70,6 +72,16 @@ def first_call_s(call: Callable[[], object], device: torch.device) -> float:
     call()
     synchronize(device)
     return time.perf_counter() - before
+
+
+def attention_replaced() -> int:
+    """How often the compiler has put PyTorch's fused attention in place of the formula.
+
+    It looks for a few spellings of softmax(Q K^T) V; a "compiled" time would then be another's.
+    """
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["fuse_attention"])
 
 
 @contextmanager

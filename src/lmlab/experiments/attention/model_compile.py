@@ -8,7 +8,8 @@ optimizer is not compiled.
 
 `measurements`: `arm.forward`, `arm.forward_backward` and `arm.train_step`, where the latter two are
 the sums of the phases of each step. `data`: `arms` with `loss`, `first_step_s` and
-`peak_memory_bytes` (null on a CPU), `tokens_per_step`.
+`peak_memory_bytes` (null on a CPU), `attention_replaced` (how often the compiler has put PyTorch's
+fused attention in place of the model's), `tokens_per_step`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlab.experiments.attention.arms import Arms, refuse_unsupported
-from lmlab.experiments.attention.compiling import compiler, first_call_s
+from lmlab.experiments.attention.compiling import attention_replaced, compiler, first_call_s
 from lmlab.experiments.attention.switch import Bench, Switch, check_loss
 from lmlab.experiments.outcome import Outcome, Unsupported
 from lmlab.experiments.workload import Workload, workload_of
@@ -72,6 +73,8 @@ def try_out(name: str, bench: Bench, arms: Arms, workload: Workload, device: tor
     arms.note(name, loss=loss)
     if EAGER in arms.running:
         check_loss(loss, bench.loss(EAGER), workload.precision.name)
+    if name == COMPILED:
+        arms.note(name, attention_replaced=attention_replaced())
     reset_peak_memory(device)
     bench.run(name)
     arms.note(name, peak_memory_bytes=peak_memory_bytes(device))

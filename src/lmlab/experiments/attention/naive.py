@@ -6,7 +6,8 @@ memory before backward begins, and for the peak of both together. The compiled a
 and backward are timed apart: they contain the compilation, with caches that start empty.
 
 `data`: `arms`, each with `errors`, `first_call_s`, `memory_before_backward_bytes` and
-`peak_memory_bytes` (null on a CPU), `saved_bytes` (eager: what autograd keeps beyond the inputs);
+`peak_memory_bytes` (null on a CPU), `saved_bytes` (eager: what autograd keeps beyond the inputs) or
+`attention_replaced` (compiled: how often fused attention was put in place of the formula);
 `account`, `before_backward` and `peak`: the tensors that the formula says are there.
 """
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from lmlab.attention import registry
 from lmlab.experiments.attention import account
 from lmlab.experiments.attention.arms import Arms, refuse_unsupported
-from lmlab.experiments.attention.compiling import COMPILES, compiler_for
+from lmlab.experiments.attention.compiling import COMPILES, attention_replaced, compiler_for
 from lmlab.experiments.attention.problem import Attend, Problem, shape_of
 from lmlab.experiments.attention.race import try_out
 from lmlab.experiments.attention.reference import reference
@@ -71,7 +72,9 @@ def try_memory(
 ) -> None:
     """Note what an arm holds in memory, before any time is taken."""
     arms.note(name, **memory(attend, problem, device))
-    if name not in COMPILES:  # hooks on what is saved would make the compiler compile anew
+    if name in COMPILES:
+        arms.note(name, attention_replaced=attention_replaced())
+    else:  # hooks on what is saved would make the compiler compile anew
         arms.note(name, saved_bytes=account.saved_bytes(attend, problem))
 
 

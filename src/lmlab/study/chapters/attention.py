@@ -2,7 +2,7 @@
 
 A point is a comparison: the variants in its setting `arms` are measured against each other in one
 process. Variants that compile anew for every shape cost seconds each time, so a block says at which
-sequences they take part.
+shapes they take part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _naive(study: Study, block: Block) -> list[Point]:
             study,
             {"topic": "naive", "head_dim": head_dim, "sequence": sequence},
             _only(naive, "batch", "precision", "causal", "warmup", "steps"),
-            arms=_arms_at(naive, sequence),
+            arms=_arms_at(naive, head_dim, sequence),
             time_cap_s=study.common["time_cap_s"],
         )
         for head_dim, sequence in dict.fromkeys(shapes)
@@ -52,7 +52,7 @@ def _benchmark(study: Study, block: Block) -> list[Point]:
                 "sequence": sequence,
             },
             {**_only(asked, "batch", "samples", "arm_cap_s"), "causal": True},
-            arms=_arms_at(asked, sequence),
+            arms=_arms_at(asked, head_dim, sequence),
         )
         for precision, head_dim, sequence in axes
     ]
@@ -135,9 +135,10 @@ def _point(study: Study, parameters: Mapping[str, Scalar], settings: Block, **mo
     return Point("attention", parameters, {**settings, **more, "seed": study.common["seed"]})
 
 
-def _arms_at(asked: Block, sequence: int) -> list[str]:
-    """The variants that take part at a sequence."""
-    if sequence in asked["compile_sequences"]:
+def _arms_at(asked: Block, head_dim: int, sequence: int) -> list[str]:
+    """The variants that take part at a shape."""
+    compiling = asked["compile"]
+    if head_dim in compiling["head_dims"] and sequence in compiling["sequences"]:
         return list(asked["arms"])
     return [arm for arm in asked["arms"] if arm not in COMPILES]
 
