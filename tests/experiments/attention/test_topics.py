@@ -72,6 +72,20 @@ def test_a_race_times_three_passes_of_the_arms_that_are_right(cpu: torch.device)
     json.dumps(outcome.data, allow_nan=False)
 
 
+def test_an_arm_whose_numbers_are_none_is_written_down_all_the_same(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.experiments.attention import variants
+
+    monkeypatch.setattr(
+        variants, "upside_down", lambda q, k, v, *, is_causal: (q + k + v) * float("nan")
+    )
+    outcome = measure(benchmark_point(WRONG, "naive"), cpu)
+    assert arms(outcome)[WRONG]["errors"]["output"] is None
+    assert arms(outcome)[WRONG]["status"] == "failed"
+    json.dumps(outcome.data, allow_nan=False)
+
+
 def test_an_arm_without_memory_does_not_stop_the_race(cpu: torch.device) -> None:
     outcome = measure(benchmark_point(TOO_LARGE, "naive"), cpu)
     assert outcome.status == "ok"

@@ -11,6 +11,7 @@ its own, and the race goes on without it. The point as a whole is ok as long as 
 from __future__ import annotations
 
 import gc
+import math
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -102,6 +103,11 @@ class Arms:
     def _all_reasons(self) -> str | None:
         told = "; ".join(f"{name}: {row['reason']}" for name, row in self.rows.items())
         return without_numbers("failed", told).reason
+
+
+def finite(number: float) -> float | None:
+    """A number as a result may hold it: JSON knows neither infinity nor what is not a number."""
+    return number if math.isfinite(number) else None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -9,6 +9,7 @@ holds at most. An arm for which the memory does not suffice leaves the race; the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from lmlab.attention import registry
 from lmlab.attention.registry import Attention
-from lmlab.experiments.attention.arms import Arms, refuse_unsupported
+from lmlab.experiments.attention.arms import Arms, finite, refuse_unsupported
 from lmlab.experiments.attention.switch import Bench, Switch, check_loss
 from lmlab.experiments.outcome import Outcome, Unsupported
 from lmlab.experiments.workload import Workload, workload_of
@@ -43,8 +44,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
         for name in names:
             with arms.attempt(name):
                 refuse_in_model(name, workload, device)
-                arms.note(name, loss=bench.loss(name))
-                check_loss(arms.rows[name]["loss"], right_loss(arms), workload.precision.name)
+                loss = bench.loss(name)
+                arms.note(name, loss=finite(loss))
+                check_loss(loss, right_loss(arms), workload.precision.name)
         for name in arms.running:
             with arms.attempt(name):
                 arms.note(name, peak_memory_bytes=peak_of_a_step(name, bench, device))
@@ -79,9 +81,9 @@ def refuse_in_model(name: str, workload: Workload, device: torch.device) -> None
 
 
 def right_loss(arms: Arms) -> float:
-    """The loss by the first arm that could run at all; no step has moved the weights yet."""
-    loss: float = next(row["loss"] for row in arms.rows.values() if "loss" in row)
-    return loss
+    """The loss by the first arm that has one; no step has moved the weights yet."""
+    losses = (row.get("loss") for row in arms.rows.values())
+    return next((loss for loss in losses if loss is not None), math.nan)
 
 
 def peak_of_a_step(name: str, bench: Bench, device: torch.device) -> int | None:

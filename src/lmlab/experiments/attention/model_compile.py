@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from lmlab.experiments.attention.arms import Arms, refuse_unsupported
+from lmlab.experiments.attention.arms import Arms, finite, refuse_unsupported
 from lmlab.experiments.attention.compiling import attention_replaced, compiler, first_call_s
 from lmlab.experiments.attention.switch import Bench, Switch, check_loss
 from lmlab.experiments.outcome import Outcome, Unsupported
@@ -70,7 +70,7 @@ def try_out(name: str, bench: Bench, arms: Arms, workload: Workload, device: tor
     arms.note(name, first_step_s=first_call_s(lambda: bench.run(name), device))
     # The step above has moved the weights, so both losses are taken after it.
     loss = bench.loss(name)
-    arms.note(name, loss=loss)
+    arms.note(name, loss=finite(loss))
     if EAGER in arms.running:
         check_loss(loss, bench.loss(EAGER), workload.precision.name)
     if name == COMPILED:

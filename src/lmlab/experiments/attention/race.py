@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmlab.experiments.attention.arms import Arms
+from lmlab.experiments.attention.arms import Arms, finite
 from lmlab.experiments.attention.compiling import first_call_s
 from lmlab.experiments.attention.problem import Attend, Problem
 from lmlab.experiments.attention.reference import check, errors
@@ -47,8 +47,9 @@ def try_out(
         found.extend((output, *problem.gradients(output)))
 
     arms.note(name, first_call_s=first_call_s(first, device))
-    arms.note(name, errors=errors(found, right))
-    check(arms.rows[name]["errors"], problem.shape.dtype)
+    off = errors(found, right)
+    arms.note(name, errors={tensor: finite(error) for tensor, error in off.items()})
+    check(off, problem.shape.dtype)
 
 
 def race(
