@@ -19,6 +19,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
 from tests.writeup import factory
+from tests.writeup.synthetic_attention import attention
 
 RATES_TFLOPS = {
     "cuda": {"fp32": 48.0, "tf32": 380.0, "fp16": 640.0, "bf16": 620.0},
@@ -202,6 +203,7 @@ MAKERS: Mapping[str, Callable[[Point, str], Result]] = {
     "machine": card,
     "end_to_end": end_to_end,
     "precision": precision,
+    "attention": attention,
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from lmlab.experiments.attention import tiles as topic
 from lmlab.experiments.attention.problem import shape_of
 from lmlab.experiments.attention.reference import check
+from lmlab.experiments.outcome import Unsupported
 from lmlab.kernels.configs import Direction
 from tests.experiments.attention.points import tiles_point
 
@@ -34,6 +35,19 @@ def test_a_cut_is_launched_checked_and_counted(cpu: torch.device, direction: Dir
     assert run.try_out(cut) == {"shared_bytes": None, "registers": None, "spills": None}
     assert callable(run.prepare(cut)())
     assert run.chosen().kept >= 16
+
+
+def test_tiles_that_the_gpu_cannot_hold_are_named_with_the_reason(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise topic.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
+
+    monkeypatch.setattr(topic.launch, "launch_fitting", too_large)
+    run = topic.Run.__new__(topic.Run)
+    run._problem, run._direction = None, "forward"  # type: ignore[assignment]
+    with pytest.raises(Unsupported, match="out of resource: shared memory"):
+        run.try_out(topic.cut(32, 16, {"stages": 2}))
 
 
 def test_the_whole_race_runs_where_flash_is_not_refused(

@@ -22,7 +22,7 @@ from lmlab.experiments.attention.arms import Arms, refuse_unsupported
 from lmlab.experiments.attention.problem import Problem, Shape, shape_of
 from lmlab.experiments.attention.race import patience_of
 from lmlab.experiments.attention.reference import NAMES, check, errors, reference
-from lmlab.experiments.outcome import Outcome
+from lmlab.experiments.outcome import Outcome, Unsupported
 from lmlab.kernels import launch
 from lmlab.kernels.configs import Direction, Tiles, choose, shared_bytes
 from lmlab.kernels.problem import Problem as KernelProblem
@@ -121,7 +121,10 @@ class Run:
 
     def try_out(self, tiles: Tiles) -> dict[str, int | None]:
         """Compile and launch once; what the compiler made of it."""
-        kernel = launch.launch_fitting(self._problem, self._direction, tiles, self._launch)
+        try:
+            kernel = launch.launch_fitting(self._problem, self._direction, tiles, self._launch)
+        except launch.TilesTooLarge as error:
+            raise Unsupported(str(error)) from error
         return {
             "shared_bytes": getattr(getattr(kernel, "metadata", None), "shared", None),
             "registers": getattr(kernel, "n_regs", None),
