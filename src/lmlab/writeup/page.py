@@ -60,6 +60,10 @@ class Chapter:
         """A table with caption and sources."""
         return to_markdown(table_from_json(self._named("tables", name)))
 
+    def title(self, name: str) -> str:
+        """A table's title, for a block that is folded until it is asked for."""
+        return str(self._named("tables", name)["title"])
+
     def findings_named(self, start: str) -> list[str]:
         """Names of the findings that start so."""
         return [name for name in self.document["findings"] if name.startswith(start)]

@@ -38,6 +38,9 @@ PLACE = ("topic", "size", "context", "head_dim", "sequence", "precision", "batch
 COLUMNS = [
     *PLACE, "arm", "pass", "status", "reason", *STATISTICS, "tflops", "clock", *FACTS, "errors",
 ]  # fmt: skip
+FEWEST_TO_FIT = 2
+LARGE_FROM = 4096
+"""Sequences from which on the scores and not the launches set the time on any GPU."""
 LABELS = {
     "naive": "naive",
     "compiled": "compiled naive",
@@ -98,7 +101,8 @@ def against(data: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
 
     Both took turns in one process, so no margin is added: middle halves that do not touch differ.
     """
-    where = [column for column in (*PLACE, "pass") if data[column].notna().any()]
+    # Columns that a topic does not have would not match: nothing is not equal to nothing.
+    where = ["topic", "pass", *(c for c in PLACE[1:] if data[c].notna().any())]
     left, right = (measured(of(data, arm=name)) for name in (base, arm))
     both = left.merge(right, on=where, suffixes=("_a", "_b"))
     verdicts = [
@@ -116,6 +120,22 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)
     spread = sum((a - mean_u) ** 2 for a in u)
     return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / spread
+
+
+def exponents(rows: pd.DataFrame, column: str) -> list[float]:
+    """The power of the sequence by which a column grows, one fit a head dimension."""
+    parts = [of(rows, head_dim=head_dim) for head_dim in order(rows, "head_dim")]
+    return [
+        exponent(list(part["sequence"]), [float(value) for value in part[column]])
+        for part in parts
+        if part["sequence"].nunique() >= FEWEST_TO_FIT
+    ]
+
+
+def long_ones(rows: pd.DataFrame) -> pd.DataFrame:
+    """The shapes whose time is not that of launching; all of them where none is long."""
+    long = rows[rows["sequence"] >= LARGE_FROM]
+    return long if long["sequence"].nunique() >= FEWEST_TO_FIT else rows
 
 
 def _records(row: Row) -> list[dict[str, Any]]:
