@@ -33,16 +33,17 @@ def tile_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
 
 
 def _draw(rows: pd.DataFrame) -> Figure:
-    panels = [
-        (head_dim, name)
-        for head_dim in frames.order(rows, "head_dim")
-        for name in frames.order(rows, "pass")
-    ]
-    columns = len(frames.order(rows, "pass"))
-    figure, axes = style.panels(len(panels) // columns, columns, height=2.9)
-    for axis, (head_dim, name) in zip(axes, panels, strict=True):
-        _map(axis, frames.of(rows, head_dim=head_dim, pass_=name))
+    """A map for each head dimension and direction of which something was timed."""
+    known = rows[rows["kept"].notna()]
+    timed = frames.measured(known)
+    panels = list(dict.fromkeys(timed[["head_dim", "pass"]].itertuples(index=False, name=None)))
+    columns = min(2, len(panels))
+    figure, axes = style.panels(-(-len(panels) // columns), columns, height=2.9)
+    for axis, (head_dim, name) in zip(axes, panels, strict=False):
+        _map(axis, frames.of(known, head_dim=head_dim, pass_=name))
         axis.set_title(f"{name.capitalize()}, head dim {head_dim}")
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
     return figure
 
 
