@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "measure": set(),
     "study": set(),
     "planning": set(),
-    "experiments": {"attention", "model", "parallel", "measure", "study", "planning"},
+    "experiments": {"kernels", "attention", "model", "parallel", "measure", "study", "planning"},
     "writeup": {"study", "planning"},
 }
 FOUNDATION = {"import_path"}  # a module at the root that every room may use

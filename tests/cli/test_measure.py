@@ -138,6 +138,8 @@ WRONG = {
     "infinite": ("end_to_end", "time_cap_s=inf", "time_cap_s = 'inf'; allowed: a number above 0"),
     "unknown precision": ("end_to_end", "precision=fp8", "precision = 'fp8'; allowed: fp32, tf32"),
     "unknown attention": ("end_to_end", "attention=magic", "attention = 'magic'; allowed: naive"),
+    "an unknown arm": ("attention", "arms=naive,magic", "arms = 'naive,magic'; allowed: several"),
+    "half a tile": ("attention", "tiles=128", "tiles = '128'; allowed: several, with commas"),
     "no import path": ("end_to_end", "model=Mine", "model = 'Mine'; allowed: an import path"),
     "model nowhere": ("end_to_end", "model=nowhere:M", "'nowhere' is not on the Python path"),
     "not a boolean": ("machine", "quick=maybe", "quick = 'maybe'; allowed: true, false"),
@@ -155,6 +157,13 @@ def test_a_mistake_ends_in_one_line(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert message in captured.err
+
+
+def test_several_values_of_a_key_have_commas_between_them(nano: Study) -> None:
+    point = point_from_words(nano, "attention", ["topic=benchmark", "arms=naive,sdpa_math"])
+    assert point.settings["arms"] == ["naive", "sdpa_math"]
+    tiles = point_from_words(nano, "attention", ["topic=tiles", "tiles=64x32,128x64"])
+    assert tiles.settings["tiles"] == [[64, 32], [128, 64]]
 
 
 def test_keys_of_two_experiments_do_not_mix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from lmlab.study.config import load as load_study
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import UnknownModule
 from lmlab.study.points import Point
+from tests.experiments.attention.points import benchmark_point, naive_point
 from tests.experiments.points import end_to_end_point, precision_point, profile_point
 
 Edit = Callable[[Path], None]
@@ -29,6 +30,8 @@ POINTS = {
     "machine": Point("machine", {}, {"quick": True, "seed": 0}),
     "own_model": end_to_end_point(model="mine:Model"),
     "collectives": Point("collectives", {"placement": "cpu", "world_size": 2}, {}),
+    "naive_attention": naive_point(),
+    "benchmark": benchmark_point("naive", "tiled"),
 }
 
 
@@ -54,7 +57,7 @@ CODE = "\nADDED = 1\n"
 EDITS: dict[str, tuple[Edit, set[str]]] = {
     "the attention variant": (
         append("lmlab/attention/naive.py", CODE),
-        {"end_to_end", "own_model", "profile"},
+        {"end_to_end", "own_model", "profile", "naive_attention", "benchmark"},
     ),
     "the list of attention variants": (append("lmlab/attention/registry.py", CODE), set()),
     "the names a room gives away": (append("lmlab/attention/__init__.py", CODE), set()),
@@ -72,7 +75,23 @@ EDITS: dict[str, tuple[Edit, set[str]]] = {
     "the ceilings": (append("lmlab/measure/ceilings.py", CODE), {"machine"}),
     "the clock": (
         append("lmlab/measure/clock.py", CODE),
-        {"end_to_end", "own_model", "machine", "profile", "collectives"},
+        {*POINTS} - {"precision"},
+    ),
+    "a variant that is one of several arms": (
+        append("lmlab/attention/tiled.py", CODE),
+        {"benchmark"},
+    ),
+    "one topic of a chapter": (
+        append("lmlab/experiments/attention/benchmark.py", CODE),
+        {"benchmark"},
+    ),
+    "another topic of a chapter": (
+        append("lmlab/experiments/attention/leaderboard.py", CODE),
+        set(),
+    ),
+    "what the topics of a chapter share": (
+        append("lmlab/experiments/attention/race.py", CODE),
+        {"naive_attention", "benchmark"},
     ),
     "the runner of ranks": (append("lmlab/experiments/ranks.py", CODE), {"collectives"}),
     "the launcher of ranks": (append("lmlab/experiments/launch.py", CODE), set()),

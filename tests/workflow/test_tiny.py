@@ -8,6 +8,7 @@ import time
 import pytest
 
 from lmlab.measure.identity import find_machine
+from lmlab.study.chapters import GRIDS
 from tests.workflow.conftest import COMMAND, Project
 
 
@@ -18,12 +19,13 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
     fresh.run(COMMAND, timeout_s=900)
     seconds = time.monotonic() - start
     results = [json.loads(file) for file, _ in fresh.results().values()]
-    assert {result["status"] for result in results} == {"ok"}
-    assert {result["chapter"] for result in results} == {
-        *("machine", "end_to_end", "profile", "memory", "precision"),
-        *("collectives", "data_parallel", "sharded_optimizer", "fsdp", "calculations"),
+    # A CPU has neither tiles of our kernels to compare nor the leaderboard's shape.
+    without_numbers = {
+        result["parameters"]["topic"] for result in results if result["status"] == "unsupported"
     }
-    assert len(results) == 116
+    assert {result["status"] for result in results} == {"ok", "unsupported"}
+    assert without_numbers == {"tiles", "leaderboard"}
+    assert {result["chapter"] for result in results} == set(GRIDS)
     page = (fresh.folder / "report/writeup.md").read_text()
     assert "CPU" in page
     assert "GPU busy" not in page

@@ -19,6 +19,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
 from tests.writeup import factory, synthetic_parallel, synthetic_ranks
+from tests.writeup.synthetic_attention import attention
 from tests.writeup.synthetic_memory import memory
 from tests.writeup.synthetic_profile import profile
 
@@ -206,6 +207,7 @@ MAKERS: Mapping[str, Callable[[Point, str], Result]] = {
     "profile": profile,
     "memory": memory,
     "precision": precision,
+    "attention": attention,
     "collectives": synthetic_ranks.collectives,
     "data_parallel": synthetic_parallel.data_parallel,
     "sharded_optimizer": synthetic_parallel.sharded_optimizer,

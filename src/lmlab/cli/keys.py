@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from lmlab import import_path
 from lmlab.attention import registry as attention
 from lmlab.study.points import Scalar
 
-Value: TypeAlias = Scalar | list[Scalar]
+Value: TypeAlias = Scalar | list[Any]
 
 
 class KeyValueError(ValueError):
@@ -78,7 +78,7 @@ def several(kind: Kind) -> Kind:
 
     def read(text: str) -> list[Scalar]:
         values = [cast(Scalar, kind.read(part)) for part in text.split(",")]
-        if len(set(values)) < len(values):
+        if len(set(map(str, values))) < len(values):
             raise ValueError
         return values
 
@@ -111,14 +111,24 @@ def path_to(what: str, names: Iterable[str], check: Callable[[str], object]) -> 
     return Kind(", ".join([*names, what]), read)
 
 
+def tile() -> Kind:
+    """Rows that are kept and rows that are walked, as 128x64."""
+
+    def read(text: str) -> list[int]:
+        kept, walked = map(int, text.split("x"))
+        return [kept, walked]
+
+    return Kind("rows kept x rows walked, as 128x64", read)
+
+
+VARIANT = path_to("an import path package.module:function", attention.VARIANTS, attention.module_of)
+
 KINDS: dict[str, Kind] = {
     "context": integer(1),
     "batch": integer(1),
     "precision": choice("fp32", "tf32", "bf16", "fp16"),
     "mode": choice("forward", "forward_backward", "train_step"),
-    "attention": path_to(
-        "an import path package.module:function", attention.VARIANTS, attention.module_of
-    ),
+    "attention": VARIANT,
     "warmup": integer(0),
     "start": choice("warm", "cold"),
     "model": path_to("an import path package.module:Class", (), import_path.split),
@@ -134,7 +144,10 @@ KINDS: dict[str, Kind] = {
     "skip_if_too_large": boolean(),
     "profiler": choice("auto", "nsys", "torch"),
     "keep_traces": boolean(),
-    "topic": choice("accumulation", "autocast", "layernorm", "timeline", "checkpointing"),
+    "topic": choice(
+        *("timeline", "checkpointing", "accumulation", "autocast", "layernorm"),
+        *("naive", "model_compile", "benchmark", "tiles", "leaderboard", "model"),
+    ),
     "keep_snapshots": boolean(),
     "rounds": integer(1),
     "strategies": many(r"none|nested|every-[1-9]\d*", "none, nested, every-K"),
@@ -148,7 +161,6 @@ KINDS: dict[str, Kind] = {
     "operations": several(choice("all_reduce", "all_gather", "reduce_scatter", "broadcast")),
     "dtypes": several(choice("fp32", "bf16", "fp16")),
     "sizes_mib": several(integer(1)),
-    "rounds": integer(3),
     "step_limit_s": positive_number(),
     "bucket_mb": positive_number(),
     "torch_bucket_mb": positive_number(),
@@ -165,6 +177,16 @@ KINDS: dict[str, Kind] = {
     "fsdp_axes": integer(1),
     "tp_axes": integer(1),
     "ranks": several(integer(2)),
+    "sequence": integer(1),
+    "head_dim": integer(1),
+    "heads": integer(1),
+    "causal": boolean(),
+    "direction": choice("forward", "backward"),
+    "stages": integer(1),
+    "samples": integer(1),
+    "arm_cap_s": positive_number(),
+    "arms": several(VARIANT),
+    "tiles": several(tile()),
 }
 
 

@@ -80,7 +80,13 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
         settings["sizes"] = study.shapes(cast(list[str], given.pop("sizes")))
     if any(key in given for key in SHAPE):
         given = {**given, "size": CUSTOM}
-    parameters.update({key: value for key, value in given.items() if key in parameters})
+    parameters.update(
+        {
+            key: value
+            for key, value in given.items()
+            if key in parameters and not isinstance(value, list)
+        }
+    )
     settings.update({key: value for key, value in given.items() if key in settings})
     if "num_heads" in settings:
         check_heads(settings["d_model"], settings["num_heads"])

@@ -4,9 +4,9 @@ The module of a chapter is named after it, so there is no list of chapters here:
 code that every point runs, and a new chapter would make the results of all others stale. It is
 imported when it is measured; parsing the workflow costs no torch.
 
-The same names say which source files a number depends on: the chapter, the runner around it, and
-the attention variant and the model class that the point names. A variant that no point names is in
-nobody's closure, and can change without a single remeasurement.
+The same names say which source files a number depends on: the chapter and its topic, the runner
+around it, and the attention variants and the model class that the point names. A variant that no
+point names is in nobody's closure, and can change without a single remeasurement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from lmlab import import_path
 from lmlab.attention import registry as attention
 from lmlab.study.files import ROOT
-from lmlab.study.fingerprint import code_fingerprint
+from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
 
 if TYPE_CHECKING:
@@ -56,9 +56,11 @@ def code_modules(point: Point) -> list[str]:
     """The modules that a point starts from; what they import follows from their files."""
     asked = {**point.settings, **point.parameters}
     runner = RANK_RUNNER if has_ranks(point) else RUNNER
-    modules = [runner, import_path.split(path_of(point.chapter))[0]]
+    chapter = import_path.split(path_of(point.chapter))[0]
+    modules = [runner, chapter, *_module_of_topic(chapter, asked.get("topic"))]
     if "attention" in asked:
         modules.append(attention.module_of(asked["attention"]))
+    modules += [attention.module_of(variant) for variant in asked.get("arms", ())]
     if "model" in asked:
         modules.append(import_path.split(asked["model"])[0])
     return modules
@@ -69,6 +71,12 @@ def has_ranks(point: Point) -> bool:
     return "world_size" in point.parameters
 
 
+def _module_of_topic(chapter: str, topic: str | None) -> list[str]:
+    """A chapter that is a package has a module for each topic, imported by name as a variant is."""
+    name = f"{chapter}.{topic}"
+    return [name] if topic and locate(name, tuple(search_path())) else []
+
+
 def fingerprint(point: Point) -> str:
     """A hash of the code that measures the point."""
     return fingerprint_of(tuple(code_modules(point)))
@@ -76,5 +84,9 @@ def fingerprint(point: Point) -> str:
 
 def fingerprint_of(modules: tuple[str, ...]) -> str:
     """A hash of the code that starts from modules; a user's own are found as when they run."""
-    search_path = [os.getcwd(), str(ROOT / "src"), *sys.path]
-    return code_fingerprint(modules, search_path, leaving_out=NOT_COUNTED)
+    return code_fingerprint(modules, search_path(), leaving_out=NOT_COUNTED)
+
+
+def search_path() -> list[str]:
+    """Where modules are looked for: here first, then among our sources, then installed."""
+    return [os.getcwd(), str(ROOT / "src"), *sys.path]

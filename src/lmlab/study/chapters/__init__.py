@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmlab.study.chapters import (
+    attention,
     calculations,
     collectives,
     end_to_end,
@@ -27,6 +28,7 @@ GRIDS: dict[str, Grid] = {
     "profile": profile.points,
     "memory": memory.points,
     "precision": precision.points,
+    "attention": attention.points,
     "collectives": collectives.points,
     "data_parallel": parallel.data_parallel,
     "sharded_optimizer": parallel.sharded_optimizer,

@@ -1,0 +1,106 @@
+"""One attention problem with its tensors, and what an arm does to it: forward, backward, both.
+
+Inputs are random, of deviation one, drawn on the device; queries, keys and values want gradients,
+so that a forward pass keeps what a backward pass needs, as it does in training. Backward alone is
+timed on a graph that is kept (`retain_graph`), since the forward pass before it is not its time.
+
+`flops` counts what has to be computed by the usual convention: two products of 2 S^2 d operations
+forward, five backward (scores again, dV, dP, dQ, dK), and half of each under a causal mask. An arm
+that computes the masked half as well gets no credit for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlab.measure.precision import precision_named
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+PRODUCTS = {"forward": 2, "backward": 5, "both": 7}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a problem's tensors look like."""
+
+    batch: int
+    heads: int | None
+    """None: no dimension of heads, (batch, sequence, head_dim)."""
+    sequence: int
+    head_dim: int
+    precision: str
+    is_causal: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return precision_named(self.precision).dtype
+
+    @property
+    def tf32(self) -> bool:
+        return precision_named(self.precision).tf32
+
+    @property
+    def tensor(self) -> tuple[int, ...]:
+        """Shape of queries, keys, values and output alike."""
+        leading = (self.batch,) if self.heads is None else (self.batch, self.heads)
+        return (*leading, self.sequence, self.head_dim)
+
+    def flops(self) -> dict[str, float]:
+        """Operations of each pass."""
+        product = 2.0 * self.batch * (self.heads or 1) * self.sequence**2 * self.head_dim
+        share = 0.5 if self.is_causal else 1.0
+        return {name: share * count * product for name, count in PRODUCTS.items()}
+
+
+def shape_of(asked: Mapping[str, Any]) -> Shape:
+    """The shape that a point's parameters and settings ask for."""
+    return Shape(
+        batch=asked["batch"],
+        heads=asked.get("heads"),
+        sequence=asked["sequence"],
+        head_dim=asked["head_dim"],
+        precision=asked["precision"],
+        is_causal=asked["causal"],
+    )
+
+
+class Problem:
+    """Random tensors of a shape."""
+
+    def __init__(self, shape: Shape, device: torch.device, seed: int) -> None:
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def draw() -> Tensor:
+            return torch.randn(shape.tensor, device=device, dtype=shape.dtype, generator=generator)
+
+        self.shape = shape
+        self.q, self.k, self.v = (draw().requires_grad_() for _ in range(3))
+        self.grad_o = draw()
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v
+
+    def gradients(self, output: Tensor, *, keep: bool = False) -> tuple[Tensor, ...]:
+        """What comes back to queries, keys and values."""
+        return torch.autograd.grad(output, self.inputs, self.grad_o, retain_graph=keep)
+
+    def passes(self) -> dict[str, Callable[[Attend], Callable[[], object]]]:
+        """Name to what prepares the call that is timed for it."""
+        return {"forward": self._forward, "backward": self._backward, "both": self._both}
+
+    def _forward(self, attend: Attend) -> Callable[[], object]:
+        return lambda: attend(*self.inputs)
+
+    def _backward(self, attend: Attend) -> Callable[[], object]:
+        output = attend(*self.inputs)
+        return lambda: self.gradients(output, keep=True)
+
+    def _both(self, attend: Attend) -> Callable[[], object]:
+        return lambda: self.gradients(attend(*self.inputs))

@@ -1,0 +1,132 @@
+"""What compiling the whole model gives and costs, and what another attention gives it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lmlab.writeup.frames import attention as frames
+from lmlab.writeup.numbers import binary_bytes, counted, factor, listed, significant, span
+from lmlab.writeup.places import extreme
+
+NAMES = {
+    "forward": "forward",
+    "forward_backward": "forward with backward",
+    "train_step": "a train step",
+}
+
+
+def compiled_model(data: pd.DataFrame) -> str:
+    """Where compiling the whole model pays, pass by pass."""
+    rows = frames.of(data, topic="model_compile")
+    ratios = frames.against(rows, frames.COMPILED, frames.EAGER)
+    if not len(ratios):
+        return f"The whole model was not compiled{_why(rows)}."
+    told = [_pass(frames.of(ratios, pass_=name), words) for name, words in NAMES.items()]
+    replaced = [n for n in ratios["attention_replaced_b"] if n]
+    note = (
+        " In some sizes the compiler put PyTorch's fused attention in place of the model's own."
+        if replaced
+        else ""
+    )
+    return f"Compiled, {'; '.join(told)}.{note}"
+
+
+def _why(rows: pd.DataFrame) -> str:
+    reasons = [str(reason) for reason in frames.order(rows, "reason")]
+    return f" ({reasons[0]})" if reasons else ""
+
+
+def _pass(ratios: pd.DataFrame, words: str) -> str:
+    if not len(ratios):
+        return f"{words} was not measured both ways"
+    faster = ratios[ratios["verdict"] == "faster"]
+    if not len(faster):
+        return f"{words} is faster at no size"
+    where = "every size" if len(faster) == len(ratios) else listed(map(str, faster["size"]))
+    return f"{words} is {_span(faster['speedup'])} as fast ({where})"
+
+
+def _span(ratios: pd.Series) -> str:
+    low, high = factor(ratios.min()), factor(ratios.max())
+    return low if low == high else f"{low} to {high}"
+
+
+def compiling_cost(data: pd.DataFrame) -> str:
+    """How long compiling takes, and after how many steps it has paid."""
+    rows = frames.of(data, topic="model_compile", pass_="train_step")
+    ratios = frames.against(rows, frames.COMPILED, frames.EAGER)
+    ratios = ratios[ratios["first_step_s_b"].notna()] if len(ratios) else ratios
+    if not len(ratios):
+        return "What compiling the model costs is not known: no compiled step was measured."
+    first = [float(value) for value in ratios["first_step_s_b"]]
+    text = f"The first compiled step takes {span(first)} s"
+    saved = ratios["median_ms_a"] - ratios["median_ms_b"]
+    paying = ratios.assign(saved=saved)[saved > 0]
+    if not len(paying):
+        return f"{text}, which no later step makes good."
+    steps = paying["first_step_s_b"].astype(float) * 1e3 / paying["saved"]
+    return f"{text}; that is made good after {_steps(steps)}."
+
+
+def _steps(steps: pd.Series) -> str:
+    low, high = f"{steps.min():,.0f}", f"{steps.max():,.0f}"
+    return f"{low} steps" if low == high else f"{low} to {high} steps, by size"
+
+
+def model_attention(data: pd.DataFrame) -> str:
+    """Time and memory of a train step with our attention against naive."""
+    rows = frames.of(data, topic="model")
+    if not len(rows):
+        return "The model was not measured with another attention."
+    others = [arm for arm in frames.arms_of(rows) if arm != frames.NAIVE]
+    return " ".join(_arm(rows, arm) for arm in others)
+
+
+def _arm(rows: pd.DataFrame, arm: str) -> str:
+    name = frames.label(arm)
+    ratios = frames.against(rows, arm, frames.NAIVE)
+    mine = frames.of(rows, arm=arm)
+    if not len(frames.measured(mine)):
+        return f"With {name} no train step was timed ({mine['reason'].iloc[0] or 'not measured'})."
+    alone = _fits_alone(rows, arm)
+    if not len(ratios):
+        return f"No train step was timed both naive and with {name}.{alone}"
+    faster, slower = (ratios[ratios["verdict"] == word] for word in ("faster", "slower"))
+    text = f"With {name} {len(faster)} of {counted(len(ratios), 'train step')} are faster"
+    if len(faster):
+        best = extreme(faster, "speedup", largest=True)
+        text += f", up to {factor(best['speedup'])} ({_place(best)})"
+    if len(slower):
+        worst = extreme(slower, "speedup", largest=False)
+        text += f", {len(slower)} slower, down to {factor(worst['speedup'])} ({_place(worst)})"
+    return f"{text}.{_memory(ratios)}{alone}"
+
+
+def _memory(ratios: pd.DataFrame) -> str:
+    known = ratios[ratios["peak_memory_bytes_a"].notna() & ratios["peak_memory_bytes_b"].notna()]
+    if not len(known):
+        return ""
+    saved = known["peak_memory_bytes_a"].astype(float) - known["peak_memory_bytes_b"].astype(float)
+    if saved.max() <= 0:
+        return " It saves no memory."
+    best = extreme(known.assign(saved=saved), "saved", largest=True)
+    return (
+        f" The peak falls by up to {binary_bytes(saved.max())}, from "
+        f"{binary_bytes(best['peak_memory_bytes_a'])} to "
+        f"{binary_bytes(best['peak_memory_bytes_b'])} ({_place(best)})."
+    )
+
+
+def _fits_alone(rows: pd.DataFrame, arm: str) -> str:
+    """Steps that only this attention has the memory for."""
+    full = frames.of(rows, arm=frames.NAIVE, status="oom")
+    mine = frames.measured(frames.of(rows, arm=arm))
+    both = full.merge(mine, on=["size", "context"], suffixes=("_a", "_b"))
+    if not len(both):
+        return ""
+    places = [f"{_place(row)} ({significant(row['median_ms_b'])} ms)" for _, row in both.iterrows()]
+    return f" Where naive runs out of memory it still runs: {listed(places)}."
+
+
+def _place(row: pd.Series) -> str:
+    return f"{row['size']} at context {row['context']}"

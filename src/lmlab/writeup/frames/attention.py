@@ -1,0 +1,192 @@
+"""Attention results as one tidy frame: a row for each point, arm and pass.
+
+Every arm that the study asks for has its rows, measured or not. `status` is the arm's own (a race
+goes on without an arm that broke), the point's where nothing of it ran. Rates are those of medians,
+by the operations that have to be done: half of the square under a causal mask, whoever computes
+more gets no credit for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from lmlab.writeup.collect import Collected, Row
+from lmlab.writeup.comparison import timed, verdict
+from lmlab.writeup.table import STATUS_CELLS
+
+PASSES = {
+    "naive": ("forward", "backward"),
+    "model_compile": ("forward", "forward_backward", "train_step"),
+    "benchmark": ("forward", "backward", "both"),
+    "leaderboard": ("forward", "backward", "both"),
+    "model": ("train_step",),
+}
+OURS, NAIVE = "flash", "naive"
+EAGER, COMPILED = "eager", "compiled"
+STATUSES = {**STATUS_CELLS, "capped": "over its cap"}
+STATISTICS = ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
+FACTS = (
+    "first_call_s", "first_step_s", "memory_before_backward_bytes", "peak_memory_bytes",
+    "saved_bytes", "attention_replaced", "kept", "walked", "warps", "stages", "specialised",
+    "shared_bytes", "shared_by_count_bytes", "registers", "spills",
+)  # fmt: skip
+PLACE = ("topic", "size", "context", "head_dim", "sequence", "precision", "batch", "heads")
+COLUMNS = [
+    *PLACE, "arm", "pass", "status", "reason", *STATISTICS, "tflops", "clock", *FACTS, "errors",
+]  # fmt: skip
+FEWEST_TO_FIT = 2
+LARGE_FROM = 4096
+"""Sequences from which on the scores and not the launches set the time on any GPU."""
+LABELS = {
+    "naive": "naive",
+    "compiled": "compiled naive",
+    "sdpa_flash": "SDPA flash",
+    "sdpa_cudnn": "SDPA cuDNN",
+    "sdpa_efficient": "SDPA efficient",
+    "sdpa_math": "SDPA math",
+    "flex": "FlexAttention",
+    "tiled": "tiled (PyTorch)",
+    "flash": "flash (ours)",
+}
+
+
+def frame(collected: Collected) -> pd.DataFrame:
+    """All arms of all points, pass by pass, in the study's order."""
+    records = [record for row in collected.rows for record in _records(row)]
+    # As they are: a column of sequences with a gap would else turn into fractions.
+    data = pd.DataFrame(records, columns=COLUMNS, dtype=object)
+    return data.astype(dict.fromkeys([*STATISTICS, "tflops"], float))
+
+
+def rows_of(collected: Collected, topic: str) -> list[Row]:
+    """The points of one topic."""
+    return [row for row in collected.rows if row.point.parameters["topic"] == topic]
+
+
+def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """Rows with these values; a set means any of its values. `pass_` stands for `pass`."""
+    for column, value in wanted.items():
+        values = data[column.rstrip("_")]
+        data = data[values.isin(value) if isinstance(value, set) else values == value]
+    return data
+
+
+def measured(data: pd.DataFrame) -> pd.DataFrame:
+    """Rows that carry a time."""
+    return data[data["median_ms"].notna()]
+
+
+def order(data: pd.DataFrame, column: str) -> list[Any]:
+    """A column's values in the study's order."""
+    return [value for value in dict.fromkeys(data[column]) if not _is_nothing(value)]
+
+
+def arms_of(data: pd.DataFrame) -> list[str]:
+    """The arms in the order in which the page names them, a user's own last."""
+    found = order(data, "arm")
+    return sorted(found, key=lambda arm: [*LABELS, arm].index(arm))
+
+
+def label(arm: str) -> str:
+    """A variant as the page calls it; a user's own by its name."""
+    return LABELS.get(arm, arm)
+
+
+def against(data: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
+    """An arm beside a base of the same process: `speedup` (base / arm) and its `verdict`.
+
+    Both took turns in one process, so no margin is added: middle halves that do not touch differ.
+    """
+    # Columns that a topic does not have would not match: nothing is not equal to nothing.
+    where = ["topic", "pass", *(c for c in PLACE[1:] if data[c].notna().any())]
+    left, right = (measured(of(data, arm=name)) for name in (base, arm))
+    both = left.merge(right, on=where, suffixes=("_a", "_b"))
+    verdicts = [
+        verdict(timed(row, "_b"), timed(row, "_a"), margin=0.0) for _, row in both.iterrows()
+    ]
+    return both.assign(
+        speedup=both["median_ms_a"] / both["median_ms_b"],
+        verdict=pd.Series(verdicts, index=both.index, dtype=object),
+    )
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """The power of x by which y grows, fitted over all points on logarithmic axes."""
+    u, v = [math.log(value) for value in x], [math.log(value) for value in y]
+    mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)
+    spread = sum((a - mean_u) ** 2 for a in u)
+    return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / spread
+
+
+def exponents(rows: pd.DataFrame, column: str) -> list[float]:
+    """The power of the sequence by which a column grows, one fit a head dimension."""
+    parts = [of(rows, head_dim=head_dim) for head_dim in order(rows, "head_dim")]
+    return [
+        exponent(list(part["sequence"]), [float(value) for value in part[column]])
+        for part in parts
+        if part["sequence"].nunique() >= FEWEST_TO_FIT
+    ]
+
+
+def long_ones(rows: pd.DataFrame) -> pd.DataFrame:
+    """The shapes whose time is not that of launching; all of them where none is long."""
+    long = rows[rows["sequence"] >= LARGE_FROM]
+    return long if long["sequence"].nunique() >= FEWEST_TO_FIT else rows
+
+
+def _records(row: Row) -> list[dict[str, Any]]:
+    asked = {**row.point.settings, **row.point.parameters}
+    place = {column: asked.get(column) for column in PLACE}
+    result = row.result
+    known: Mapping[str, Mapping[str, Any]] = result.data.get("arms", {}) if result else {}
+    return [
+        {**place, **_record(row, known.get(arm), arm, name)}
+        for arm in known or _arms_asked_for(asked)
+        for name in _passes(asked)
+    ]
+
+
+def _record(row: Row, fact: Mapping[str, Any] | None, arm: str, name: str) -> dict[str, Any]:
+    fact = fact or {"status": row.status, "reason": row.reason}
+    measurement = row.result.measurements.get(f"{arm}.{name}") if row.result else None
+    record = {
+        "arm": arm,
+        "pass": name,
+        "status": "ok" if measurement else fact["status"],
+        "reason": fact["reason"],
+        "errors": fact.get("errors"),
+        **{key: fact.get(key) for key in FACTS},
+    }
+    if measurement is None or row.result is None:
+        return record
+    flops = row.result.data.get("flops", {}).get(name, math.nan)
+    return {
+        **record,
+        **{key: _number(measurement[key]) for key in STATISTICS},
+        "tflops": flops / measurement["median_ms"] / 1e9,
+        "clock": measurement["clock"],
+    }
+
+
+def _arms_asked_for(asked: Mapping[str, Any]) -> list[str]:
+    if asked["topic"] == "model_compile":
+        return [EAGER, COMPILED]
+    if asked["topic"] == "tiles":
+        return [f"{kept}x{walked}" for kept, walked in asked["tiles"]]
+    return list(asked["arms"])
+
+
+def _passes(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    return PASSES.get(asked["topic"]) or (asked["direction"],)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))

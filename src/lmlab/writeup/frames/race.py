@@ -1,0 +1,44 @@
+"""The race of the variants: who is fastest at a shape, and from which sequence on an arm wins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pandas as pd
+
+from lmlab.writeup.frames.attention import against, measured, of, order
+
+
+def fastest(rows: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
+    """The row of the fastest arm at each shape and pass."""
+    rows = measured(rows[~rows["arm"].isin(list(without))])
+    if not len(rows):
+        return rows
+    keys = ["precision", "head_dim", "sequence", "pass"]
+    return rows.loc[rows.groupby(keys, sort=False)["median_ms"].idxmin()]
+
+
+def wins_from(ratios: pd.DataFrame) -> int | None:
+    """The sequence from which on every ratio is a win beyond noise; None where there is none."""
+    won = None
+    for sequence in sorted(set(ratios["sequence"]), reverse=True):
+        if not (ratios["verdict"][ratios["sequence"] == sequence] == "faster").all():
+            break
+        won = int(sequence)
+    return won
+
+
+def losses(rows: pd.DataFrame, arm: str, others: Collection[str]) -> pd.DataFrame:
+    """Every shape and pass at which the arm is slower than one of the others beyond noise."""
+    parts = [against(rows, arm, other).assign(other=other) for other in others]
+    slower = [part[part["verdict"] == "slower"] for part in parts if len(part)]
+    return pd.concat(slower, ignore_index=True) if slower else pd.DataFrame(columns=["other"])
+
+
+def compared(rows: pd.DataFrame, arm: str) -> list[str]:
+    """The other arms that were timed at a shape at which this one was."""
+    return [
+        other
+        for other in order(rows, "arm")
+        if other != arm and len(against(of(rows, arm={arm, other}), arm, other))
+    ]

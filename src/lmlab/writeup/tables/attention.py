@@ -1,0 +1,28 @@
+"""Tables of the attention chapter, topic by topic; a topic that the study leaves out has none."""
+
+from __future__ import annotations
+
+from lmlab.writeup.collect import Collected
+from lmlab.writeup.frames import attention as frames
+from lmlab.writeup.table import Table
+from lmlab.writeup.tables.attention_model import compiled_model, model
+from lmlab.writeup.tables.attention_naive import account, naive, published
+from lmlab.writeup.tables.attention_race import limits, races
+from lmlab.writeup.tables.attention_tiles import leaderboard, tiles
+
+
+def tables(collected: Collected) -> dict[str, Table]:
+    """All tables by name."""
+    data = frames.frame(collected)
+    made = {
+        "naive": naive(collected, data),
+        "account": account(collected),
+        "published": published(collected, data),
+        "compiled_model": compiled_model(collected, data),
+        "limits": limits(collected, data),
+        **races(collected, data),
+        "tiles": tiles(collected, data),
+        "leaderboard": leaderboard(collected, data),
+        "model": model(collected, data),
+    }
+    return {name: table for name, table in made.items() if table is not None}

@@ -1,0 +1,113 @@
+"""The race of the variants in tables: a short one on limits, a long one a precision and pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from lmlab.writeup.collect import Collected, Row, sources_of
+from lmlab.writeup.frames import attention as frames
+from lmlab.writeup.frames.race import fastest
+from lmlab.writeup.numbers import percent, significant
+from lmlab.writeup.table import NOTHING, Column, Table
+from lmlab.writeup.tables.attention_cells import caption, median_cell
+
+PASSES = frames.PASSES["benchmark"]
+TITLES = {"forward": "Forward", "backward": "Backward", "both": "Forward and backward"}
+
+
+def races(collected: Collected, data: pd.DataFrame) -> dict[str, Table]:
+    """Medians of all variants: one table a precision and pass."""
+    rows = frames.of(data, topic="benchmark")
+    return {
+        f"race_{precision}_{name}": _race(collected, rows, precision, name)
+        for precision in frames.order(rows, "precision")
+        for name in PASSES
+    }
+
+
+def _race(collected: Collected, rows: pd.DataFrame, precision: str, name: str) -> Table:
+    here = frames.of(rows, precision=precision, pass_=name)
+    arms = frames.arms_of(here)
+    used = _used(collected, precision)
+    return Table(
+        title=f"{TITLES[name]}, {precision}, causal: median time in ms",
+        columns=[
+            Column("Head dim"),
+            Column("Sequence"),
+            *(Column(frames.label(arm)) for arm in arms),
+        ],
+        rows=[
+            [
+                str(head_dim),
+                f"{sequence:,}",
+                *(
+                    median_cell(frames.of(here, head_dim=head_dim, sequence=sequence, arm=arm))
+                    for arm in arms
+                ),
+            ]
+            for head_dim in frames.order(here, "head_dim")
+            for sequence in frames.order(frames.of(here, head_dim=head_dim), "sequence")
+        ],
+        caption=f"{caption(used)} Batch {used[0].point.settings['batch']}, one head. All of a row "
+        f"in one process, in turns. {NOTHING}: not asked for at this shape.",
+        sources=sources_of(used),
+    )
+
+
+def limits(collected: Collected, data: pd.DataFrame) -> Table | None:
+    """What our kernels reach at the longest sequence, beside the best of the others."""
+    rows = frames.of(data, topic="benchmark")
+    ours = frames.measured(frames.of(rows, arm=frames.OURS))
+    if not len(ours):
+        return None
+    body = [
+        _limit(collected, rows, precision, head_dim)
+        for precision in frames.order(ours, "precision")
+        for head_dim in frames.order(frames.of(ours, precision=precision), "head_dim")
+    ]
+    used = frames.rows_of(collected, "benchmark")
+    card = [f"results/{collected.machine}/machine.json"] if collected.card else []
+    return Table(
+        title="Our kernels at the longest sequence measured: TFLOP/s (best other variant)",
+        columns=[
+            Column("Precision", "left"),
+            Column("Head dim"),
+            Column("Sequence"),
+            *(Column(TITLES[name]) for name in PASSES),
+            Column("Both, of measured matmul"),
+        ],
+        rows=body,
+        caption=f"{caption(used)} Rates count the unmasked half alone: two products forward, five "
+        "backward. Measured matmul: the fastest product of this precision on this machine.",
+        sources=[*sources_of(used), *card],
+    )
+
+
+def _limit(collected: Collected, rows: pd.DataFrame, precision: str, head_dim: int) -> list[str]:
+    here = frames.of(rows, precision=precision, head_dim=head_dim)
+    longest = max(frames.measured(frames.of(here, arm=frames.OURS))["sequence"])
+    here = frames.of(here, sequence=longest)
+    ceiling = collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
+    both = frames.measured(frames.of(here, arm=frames.OURS, pass_="both"))
+    share = percent(both["tflops"].iloc[0] / ceiling) if ceiling and len(both) else "no ceiling"
+    cells = [_rate(frames.of(here, pass_=name)) for name in PASSES]
+    return [precision, str(head_dim), f"{longest:,}", *cells, share]
+
+
+def _rate(here: pd.DataFrame) -> str:
+    ours = median_cell(frames.of(here, arm=frames.OURS), "tflops")
+    best = fastest(here, without=[frames.OURS])
+    if not len(best):
+        return ours
+    row = best.iloc[0]
+    return f"{ours} ({frames.label(row['arm'])} {significant(row['tflops'])})"
+
+
+def _used(collected: Collected, precision: str) -> Sequence[Row]:
+    return [
+        row
+        for row in frames.rows_of(collected, "benchmark")
+        if row.point.parameters["precision"] == precision
+    ]

@@ -1,0 +1,88 @@
+"""The attention figures: with units, told apart without colour, and only where there is data."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib import pyplot as plt
+
+from lmlab.study.points import Point
+from lmlab.writeup import style
+from lmlab.writeup.figure import Drawing
+from lmlab.writeup.figures.attention import figures
+from lmlab.writeup.figures.attention_race import BEST, ratios
+from lmlab.writeup.frames import attention as frames
+from tests.writeup import synthetic
+from tests.writeup.small_attention import both, collected, noted, nothing, without
+
+GPU = figures(collected())
+CPU = figures(synthetic.collected("attention", "cpu"))
+UNITS = {
+    "naive_time": "Time (ms)",
+    "naive_memory": "Memory (GiB)",
+    "race_64": "TFLOP/s",
+    "race_map": "Sequence (tokens)",
+    "tiles": "Rows kept",
+    "model_attention": "Peak memory (GiB)",
+}
+
+
+def test_what_is_drawn() -> None:
+    assert list(GPU) == list(UNITS)
+    assert set(CPU) == {"naive_time", "naive_memory", "race_16", "race_64", "model_attention"}
+
+
+@pytest.mark.parametrize(("drawing", "unit"), [(GPU[n], u) for n, u in UNITS.items()], ids=UNITS)
+def test_axes_have_units_and_series_differ_without_colour(drawing: Drawing, unit: str) -> None:
+    assert drawing.draw is not None
+    with style.house_style():
+        figure = drawing.draw()
+    assert unit in {text for a in figure.axes for text in (a.get_xlabel(), a.get_ylabel())}
+    for axis in figure.axes:
+        looks = [
+            (str(line.get_marker()), str(line.get_linestyle()), line.get_linewidth())
+            for line in axis.get_lines()
+            if not str(line.get_label()).startswith("_")
+        ]
+        assert len(set(looks)) == len(looks)
+    plt.close(figure)
+
+
+def test_without_results_nothing_is_drawn() -> None:
+    for name, drawing in figures(collected(nothing)).items():
+        assert drawing.draw is None, name
+
+
+def test_without_our_kernels_there_is_no_map() -> None:
+    assert "race_map" not in figures(collected(without({"flash": ("failed", "it broke")})))
+
+
+def test_the_map_holds_ratios() -> None:
+    rows = frames.of(frames.frame(collected()), topic="benchmark", pass_="both", precision="bf16")
+    rows = frames.measured(rows)
+    naive, best = ratios(rows, frames.NAIVE), ratios(rows, BEST)
+    assert naive.loc[64, 128] == pytest.approx(4.0, rel=0.01)
+    assert (best <= naive).all().all()
+
+
+def test_a_cell_of_the_tiles_says_what_happened() -> None:
+    broke = both(
+        without({"64x64": ("failed", "it broke")}, topic="tiles"),
+        noted("64x64", kept=64, walked=64),
+    )
+    drawing = figures(collected(broke))["tiles"]
+    assert drawing.draw is not None
+    figure = drawing.draw()
+    texts = {text.get_text() for text in figure.axes[0].texts}
+    assert {"does not fit", "failed"} <= texts
+    plt.close(figure)
+
+
+def test_a_direction_that_was_not_measured_has_no_map() -> None:
+    def forward_alone(point: Point, values: object) -> bool | None:
+        return False if point.parameters.get("direction") == "backward" else None
+
+    drawing = figures(collected(forward_alone))["tiles"]
+    assert drawing.draw is not None
+    figure = drawing.draw()
+    assert [axis.get_title() for axis in figure.axes] == ["Forward, head dim 128"]
+    plt.close(figure)

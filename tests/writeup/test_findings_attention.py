@@ -1,0 +1,327 @@
+"""What the attention chapter claims, in every branch, and turned round with its data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmlab.study.points import Point
+from lmlab.writeup.findings.attention import findings
+from tests.writeup import synthetic
+from tests.writeup.small_attention import (
+    Change,
+    both,
+    collected,
+    noted,
+    nothing,
+    scaled,
+    study,
+    without,
+)
+
+OOM = ("oom", "asked for 128 GiB, 9 GiB free")
+
+
+def told(name: str, change: Change | None = None, device: str = "cuda", **topics: Any) -> str:
+    what = study(**topics)
+    return findings(collected(change, what, device))[name]
+
+
+def all_ok(point: Point, values: dict[str, Any]) -> bool | None:
+    """Leaves out the shape that is there to not fit."""
+    return False if values["status"] == "oom" else None
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_finding_is_a_sentence(device: str) -> None:
+    for name, text in findings(synthetic.collected("attention", device)).items():
+        assert text.endswith("."), name
+        assert "nan" not in text, name
+        assert "None" not in text, name
+
+
+def test_without_results_every_finding_says_so() -> None:
+    for name, text in findings(collected(nothing)).items():
+        assert any(word in text for word in ("not", "No ", "no ")), name
+
+
+class TestSummary:
+    def test_says_what_our_kernels_give(self) -> None:
+        text = told("summary")
+        assert "our Triton kernels are 4.00× to 5.91× as fast as the naive formula" in text
+        assert "With them a train step is up to 1.67× as fast (small at context 1024)." in text
+
+    def test_without_our_kernels_naive_speaks(self) -> None:
+        text = told("summary", without({"flash": ("unsupported", "no such GPU")}))
+        assert text == (
+            "Naive attention over 4,096 tokens takes 0.183 ms forward and backward (head dim 64, "
+            "bf16); our kernels were not timed."
+        )
+
+    def test_nothing(self) -> None:
+        assert told("summary", nothing) == "No attention was measured."
+
+
+class TestNaive:
+    def test_where_it_runs_out_and_why(self) -> None:
+        text = told("out_of_memory")
+        assert text.startswith(
+            "Naive attention runs out of memory at head dim 64, sequence 65,536 (asked for 128.00"
+        )
+        assert "head dim 64, sequence 8,192 still fits" in text
+        assert "because every score is written to memory" in text
+
+    def test_where_all_fits(self) -> None:
+        text = told("out_of_memory", all_ok)
+        assert text.startswith("No measured shape runs out of memory: the largest, head dim 64,")
+        assert "6.08 GiB at its peak" in text
+
+    def test_where_nothing_fits(self) -> None:
+        text = told("out_of_memory", without({"naive": OOM}, topic="naive"))
+        assert text.startswith("Naive attention runs out of memory at head dim 16, sequence 1,024")
+        assert "still fits" not in text
+
+    def test_the_smallest_shape_that_does_not_fit_is_accounted_for(self) -> None:
+        text = told("account")
+        assert text == (
+            "At the peak 3 tensors of scores, 128 GiB each, are 99.8 % of the 385 GiB that the "
+            "formula asks for, more than there is."
+        )
+
+    def test_or_the_largest_that_does(self) -> None:
+        assert "the allocator counted 6.08 GiB" in told("account", all_ok)
+
+    def test_on_a_cpu_nobody_counts(self) -> None:
+        assert told("account", all_ok, device="cpu").endswith("nothing counted them here.")
+
+    def test_growth_is_the_square(self) -> None:
+        text = told("growth_sequence")
+        assert "to the power of 2.00 (the square)" in text
+        assert "time, from sequence 4,096 on" in text
+
+    def test_growth_that_is_not_the_square_is_called_so(self) -> None:
+        def linear(point: Point, values: dict[str, Any]) -> None:
+            arm = values["data"].get("arms", {}).get("naive", {})
+            if "saved_bytes" in arm:
+                arm["saved_bytes"] = point.parameters.get("sequence", 1)
+
+        assert "to the power of 1.00 (not the square)" in told("growth_sequence", linear)
+
+    def test_one_sequence_says_nothing_of_growth(self) -> None:
+        one = {"sequences": [1024], "beyond": []}
+        assert "is not known" in told("growth_sequence", naive=one)
+
+    def test_a_wider_head_costs_less_than_its_arithmetic(self) -> None:
+        text = told("growth_head_dim")
+        assert text.startswith("At sequence 8,192, head dim 64 against 16, 4.0× the products")
+        assert "less than the arithmetic" in text
+
+    def test_or_as_much(self) -> None:
+        wide = scaled({"naive": 4.0}, head_dim=64, topic="naive")
+        assert "as much as the arithmetic" in told("growth_head_dim", wide)
+
+    def test_one_head_dim_says_nothing(self) -> None:
+        one = {"head_dims": [16], "beyond": []}
+        assert "too few ran" in told("growth_head_dim", naive=one)
+
+
+class TestCompiling:
+    def test_the_formula_is_faster(self) -> None:
+        text = told("compiled_attention")
+        assert text.startswith("Compiled, 12 of 12 passes are faster, up to")
+        assert "slower" not in text
+        assert text.endswith("The first pass takes 4.20 s, compilation included.")
+
+    def test_the_formula_is_slower(self) -> None:
+        text = told("compiled_attention", scaled({"compiled": 3.0}, topic="naive"))
+        assert text.startswith("Compiled, 0 of 12 passes are faster; 12 slower, down to")
+
+    def test_fused_attention_in_its_place_is_told(self) -> None:
+        text = told("compiled_attention", noted("compiled", attention_replaced=2))
+        assert "put PyTorch's fused attention in place of the formula" in text
+
+    def test_without_compiled_arms(self) -> None:
+        gone = without({"compiled": ("unsupported", "no compiler")})
+        assert told("compiled_attention", gone) == (
+            "No shape was measured both eager and compiled."
+        )
+        assert told("compiled_model", gone) == "The whole model was not compiled (no compiler)."
+        assert "is not known" in told("compiling_cost", gone)
+
+    def test_the_model_is_faster_at_every_size(self) -> None:
+        assert told("compiled_model") == (
+            "Compiled, forward is 1.36× as fast (every size); forward with backward is 1.36× as "
+            "fast (every size); a train step is 1.36× as fast (every size)."
+        )
+
+    def test_the_model_is_faster_at_some(self) -> None:
+        slow = scaled({"compiled": 2.0}, size="small", topic="model_compile")
+        assert "a train step is 1.36× as fast (medium)" in told("compiled_model", slow)
+
+    def test_the_model_is_faster_nowhere(self) -> None:
+        slow = scaled({"compiled": 2.0}, topic="model_compile")
+        assert "forward is faster at no size" in told("compiled_model", slow)
+        assert told("compiling_cost", slow).endswith("which no later step makes good.")
+
+    def test_the_models_attention_was_replaced(self) -> None:
+        text = told("compiled_model", noted("compiled", attention_replaced=12))
+        assert text.endswith("put PyTorch's fused attention in place of the model's own.")
+
+    def test_what_compiling_costs_in_steps(self) -> None:
+        assert told("compiling_cost") == (
+            "The first compiled step takes 30.0 s; that is made good after 5,960 to 15,895 steps, "
+            "by size."
+        )
+
+
+class TestRace:
+    def test_all_arms_are_right(self) -> None:
+        assert told("correctness").endswith("output and gradients; all are right.")
+
+    def test_arms_that_are_off_are_named(self) -> None:
+        errors = {"output": 0.5}
+        wrong = both(
+            without({"flex": ("failed", "output off by 5.0e-01; allowed is 3e-02")}),
+            noted("flex", errors=errors),
+        )
+        text = told("correctness", wrong)
+        assert text.startswith("3 of ")
+        assert "FlexAttention (output off by 5.0e-01; allowed is 3e-02)" in text
+
+    def test_ours_wins_everywhere(self) -> None:
+        assert told("flash_wins") == (
+            "In bf16, forward and backward, our kernels beat every other variant: head dim 64 at "
+            "every sequence."
+        )
+
+    def test_ours_wins_from_a_sequence_on(self) -> None:
+        slow = scaled({"flash": 5.0}, topic="benchmark", sequence=128)
+        assert "head dim 64 from sequence 4,096 on." in told("flash_wins", slow)
+
+    def test_ours_wins_up_to_a_sequence(self) -> None:
+        slow = scaled({"flash": 50.0}, topic="benchmark", sequence=4096)
+        assert "head dim 64 at some sequences, but not at 4,096." in told("flash_wins", slow)
+
+    def test_ours_wins_nowhere(self) -> None:
+        slow = scaled({"flash": 50.0}, topic="benchmark")
+        assert "head dim 64 nowhere beyond noise." in told("flash_wins", slow)
+
+    def test_ours_alone_beats_nobody(self) -> None:
+        alone = {"arms": ["flash"]}
+        assert "against nobody" in told("flash_wins", benchmark=alone)
+
+    def test_ours_was_not_timed(self) -> None:
+        gone = without({"flash": ("unsupported", "no such GPU")})
+        assert told("flash_wins", gone).endswith("they were not timed: no such GPU.")
+        assert "is not known" in told("limit", gone)
+        assert "is not known" in told("growth_flash", gone)
+        assert told("not_slower", gone) == "Our kernels were timed beside no other variant."
+
+    def test_nowhere_slower(self) -> None:
+        assert told("not_slower") == (
+            "Nowhere are they slower than naive, compiled naive or SDPA flash beyond noise, in 18 "
+            "comparisons."
+        )
+
+    def test_somewhere_slower(self) -> None:
+        slow = scaled({"flash.forward": 1.8}, topic="benchmark", sequence=128)
+        assert told("not_slower", slow) == (
+            "In 1 of 18 comparisons they are slower than naive, compiled naive or SDPA flash "
+            "beyond noise, down to 0.926× against SDPA flash (forward, head dim 64, sequence 128, "
+            "bf16)."
+        )
+
+    def test_growth_of_ours(self) -> None:
+        text = told("growth_flash", benchmark={"sequences": [4096, 8192, 16384]})
+        assert text.startswith("From sequence 4,096 on their time grows with the sequence to the")
+
+    def test_the_limit_with_a_ceiling(self) -> None:
+        assert told("limit").endswith("of the measured matmul rate.")
+
+    def test_the_limit_without_one(self) -> None:
+        made = collected()
+        bare = type(made)(**{**vars(made), "card": None})
+        assert "no measured matmul rate" in findings(bare)["limit"]
+
+
+class TestTilesAndBoard:
+    def test_the_fastest_cut_and_what_does_not_fit(self) -> None:
+        text = told("tiles")
+        assert "Forward, head dim 128: the fastest plain cut keeps 64 rows and walks 64" in text
+        assert "What the launch table takes: 2.39 ms." in text
+        assert "Not held by the GPU: 256x128 forward and 256x128 backward (out of resource" in text
+
+    def test_where_every_cut_fits(self) -> None:
+        text = told("tiles", tiles={"kept": [64], "walked": [64]})
+        assert text.endswith("Every cut that was tried fits.")
+
+    def test_without_the_chosen_one(self) -> None:
+        text = told("tiles", without({"chosen": ("failed", "it hangs")}))
+        assert "launch table" not in text
+
+    def test_a_cpu_has_no_tiles(self) -> None:
+        assert told("tiles", device="cpu") == "No cut was timed: a shape for GPUs."
+        assert told("leaderboard", device="cpu").endswith("published shape: a shape for GPUs.")
+
+    @pytest.mark.parametrize(
+        ("factor", "words"),
+        [(0.5, "faster than"), (2.0, "slower than"), (0.983, "within noise of")],
+    )
+    def test_our_place_beside_the_best_other(self, factor: float, words: str) -> None:
+        text = told("leaderboard", scaled({"flash": factor}, topic="leaderboard"))
+        assert f"{words} the best other variant (SDPA cuDNN, 4.04 ms" in text
+        assert text.endswith("the best published entry, on another GPU (H100), 5.364 ms.")
+
+    def test_alone_at_the_published_shape(self) -> None:
+        text = told("leaderboard", leaderboard={"arms": ["flash"], "head_dims": [128]})
+        assert text == "At head dim 128 our kernels take 8.20 ms."
+
+
+class TestModel:
+    def test_faster_and_smaller(self) -> None:
+        assert told("model_attention") == (
+            "With flash (ours) 4 of 4 train steps are faster, up to 1.67× (small at context 1024). "
+            "The peak falls by up to 26.2 GiB, from 49.2 GiB to 22.9 GiB (medium at context 1024)."
+        )
+
+    def test_slower(self) -> None:
+        text = told("model_attention", scaled({"flash": 3.0}, topic="model"))
+        assert text.startswith("With flash (ours) 0 of 4 train steps are faster, 4 slower, down to")
+
+    def test_no_memory_saved(self) -> None:
+        text = told("model_attention", noted("flash", peak_memory_bytes=2**60))
+        assert text.endswith("It saves no memory.")
+
+    def test_runs_where_naive_does_not_fit(self) -> None:
+        full = without({"naive": OOM}, topic="model", size="medium", context=1024)
+        text = told("model_attention", full)
+        assert text.endswith(
+            "Where naive runs out of memory it still runs: medium at context 1024 (30.2 ms)."
+        )
+
+    def test_naive_fits_nowhere(self) -> None:
+        text = told("model_attention", without({"naive": OOM}, topic="model"))
+        assert text.startswith("No train step was timed both naive and with flash (ours).")
+
+    def test_not_here(self) -> None:
+        gone = without({"flash": ("unsupported", "no such GPU")})
+        assert told("model_attention", gone) == (
+            "With flash (ours) no train step was timed (no such GPU)."
+        )
+
+
+@pytest.mark.parametrize(
+    ("topic", "finding", "words"),
+    [
+        ("naive", "out_of_memory", "was not asked for"),
+        ("tiles", "tiles", "were not asked for"),
+        ("leaderboard", "leaderboard", "was not asked for"),
+        ("model", "model_attention", "was not measured with another attention"),
+    ],
+)
+def test_a_topic_that_the_study_leaves_out(topic: str, finding: str, words: str) -> None:
+    made = collected()
+    rest = [row for row in made.rows if row.point.parameters["topic"] != topic]
+    bare = type(made)(**{**vars(made), "rows": rest})
+    assert words in findings(bare)[finding]
