@@ -33,11 +33,16 @@ status: setup ## say which results there are, and which are of other code than t
 example: setup ## render docs/nvidia-h200 from the committed results, measuring nothing
 	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200
 
+# Tests of the workflow and of the warm start look at the clock, so nothing runs beside them.
+QUIET := tests/workflow tests/measure/warm_start
+
 test: setup lint ## every check and every test
-	pytest
+	pytest -n 2 --dist loadfile $(QUIET:%=--ignore=%)
+	pytest $(QUIET)
 
 test-fast: setup ## the two-minute part, for work in progress
-	pytest -m "not slow"
+	pytest -n 2 --dist loadfile -m "not slow" $(QUIET:%=--ignore=%)
+	pytest -m "not slow" $(QUIET)
 
 lint: setup ## style, types and workflow
 	ruff check .
