@@ -22,7 +22,7 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
     assert {result["chapter"] for result in results} == {
         *("machine", "end_to_end", "profile", "precision")
     }
-    assert len(results) == 101
+    assert len(results) == 98
     page = (fresh.folder / "report/writeup.md").read_text()
     assert "CPU" in page
     assert "GPU busy" not in page
