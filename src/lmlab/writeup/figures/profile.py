@@ -36,7 +36,8 @@ SMALLEST_LABEL = 0.055
 
 def figures(collected: Collected) -> dict[str, Drawing]:
     """All figures by name; a timeline a size."""
-    shares, parts = frames.families(collected), frames.parts(collected)
+    shares = frames.first_kind(frames.families(collected))
+    parts = frames.first_kind(frames.parts(collected))
     note = recorded(collected.results, collected)
     return {
         "families": Drawing(
