@@ -101,6 +101,11 @@ def results_of(chapter):
     return paths if MEASURING else [path for path in paths if Path(path).exists()]
 
 
+def others_of(chapter):
+    """Results of other chapters that a chapter's page refers to."""
+    return [path for other in ALSO_READS.get(chapter, ()) for path in results_of(other)]
+
+
 def remarks_on_results():
     """What Snakemake's own records cannot tell: they stay behind when results travel."""
     torch_version = installed_torch() if MACHINE == HERE.id else None

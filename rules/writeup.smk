@@ -3,11 +3,6 @@
 CONFIG_JSON = json.dumps(config, sort_keys=True)
 
 
-def others_of(chapter):
-    """Results of other chapters that a chapter's page refers to."""
-    return [path for other in ALSO_READS.get(chapter, ()) for path in results_of(other)]
-
-
 rule chapter:
     input:
         results=lambda wildcards: results_of(wildcards.chapter),
