@@ -6,36 +6,8 @@ completed from that. The report stays, for a user to open. Whatever goes wrong w
 in the log, and under `profiler: auto` torch's profiler takes over.
 """
 
-from lmlab.measure.trace.nsys_command import TROUBLE, UNDER_NSYS, NsysTrouble, find_nsys
 
-
-def nsys_for(block):
-    """The nsys that records this study's profiles, or None and the line that says why not."""
-    asked = block["profiler"] if block else "torch"
-    if not MEASURING or asked == "torch" or (asked == "auto" and SELECTION.device != "cuda"):
-        return None, ""
-    try:
-        return find_nsys(), ""
-    except NsysTrouble as trouble:
-        if asked == "nsys" and MACHINE == HERE.id:
-            stop(f"config: profile.profiler = 'nsys', but {trouble}; allowed here: auto, torch")
-        return None, str(trouble)
-
-
-PROFILE = STUDY.chapters.get("profile")
-NSYS, WITHOUT_NSYS = nsys_for(PROFILE)
-if WITHOUT_NSYS and not workflow.remote_exec:
-    print(f"profile: {WITHOUT_NSYS}; torch's profiler records instead", file=sys.stderr)
-
-
-# Why torch's profiler records: nothing at hand, or what was at hand gave no result.
-TROUBLE_LINE = f"nsys {NSYS.version} failed, the log has what it said" if NSYS else WITHOUT_NSYS
-
-
-def derived(*words):
-    """Words of a command that Snakemake leaves out of its records, as it does those of `script`."""
-    command = shlex.join(words)
-    return lambda wildcards, output: command
+include: "nsys.smk"
 
 
 WITH_TORCH = (

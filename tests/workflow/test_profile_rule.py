@@ -77,7 +77,7 @@ FAILED = "nsys 2026.3.1.97 failed, the log has what it said"
 
 
 def test_torchs_profiler_takes_over_from_an_nsys_that_records_nothing(fresh: Project) -> None:
-    fresh.edit("rules/profile.smk", *WITHOUT_A_GPU)
+    fresh.edit("rules/nsys.smk", *WITHOUT_A_GPU)
     fresh.run(COMMAND, PATH=path_with(fresh, fault="records nothing"))
     result = read(fresh.folder / RESULT)
     assert result.status == "ok"
@@ -97,7 +97,7 @@ def test_an_nsys_that_was_asked_for_and_cannot_record_is_a_failed_job(fresh: Pro
 
 
 def test_a_broken_nsys_is_one_line_before_any_job_and_torch_records(fresh: Project) -> None:
-    fresh.edit("rules/profile.smk", *WITHOUT_A_GPU)
+    fresh.edit("rules/nsys.smk", *WITHOUT_A_GPU)
     done = fresh.run(f"{COMMAND} -n -p", PATH=path_with(fresh, fault="broken"))
     lines = [line for line in done.stderr.splitlines() if line.startswith("profile: ")]
     assert len(lines) == 1

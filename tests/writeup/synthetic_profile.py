@@ -189,7 +189,7 @@ def profile(point: Point, device: str = "cuda", **changes: Any) -> Result:
 def corners(point: Point, device: str = "cuda") -> Result | None:
     """The same for a few points alone, where all would take a test too long."""
     few = point.parameters["size"] in ("small", "2.7b", "cpu-small", "cpu-large")
-    ends = (128, 1024) if device == "cuda" else (32, 256)
+    ends = (128, 1024) if device == "cuda" else (64, 256)
     return profile(point, device) if few and point.parameters["context"] in ends else None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.chapters import points_of
+from lmlab.study.chapters import READS, points_of
 from lmlab.study.files import REFERENCES
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import collect, pattern_of, sources_of
@@ -124,3 +124,13 @@ def test_a_cpu_is_labelled_as_one_with_its_threads() -> None:
 
 def test_a_caption_of_nothing_says_so() -> None:
     assert describe([]) == "Nothing measured."
+
+
+def test_a_chapter_sees_the_results_of_those_it_refers_to(root: Path) -> None:
+    profiles = collect(
+        STUDY, "profile", machine="nvidia-h200", device="cuda", results=root / "results",
+        references=REFERENCES,
+    )  # fmt: skip
+    assert set(profiles.beside) == set(READS["profile"]) == {"end_to_end"}
+    assert len(profiles.beside["end_to_end"]) == len(POINTS)
+    assert read_back(root).others == {}

@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 from lmlab.writeup import style
 from lmlab.writeup.figure import save
 from lmlab.writeup.figures.profile import LOOKS, figures
+from lmlab.writeup.figures.profile_timeline import _runs
 from lmlab.writeup.frames import profile as frames
 from tests.writeup import synthetic
 from tests.writeup.small_profile import collected, nothing
@@ -83,6 +84,22 @@ def test_a_model_without_marked_layers_has_the_step_alone() -> None:
         figure = draw()
     assert len(figure.axes) == 1
     plt.close(figure)
+
+
+def test_a_bar_is_of_one_batch_and_one_precision() -> None:
+    draw = figures(collected(batches=[1, 4], precisions=["fp32", "tf32"]))["families"].draw
+    assert draw is not None
+    with style.house_style():
+        figure = draw()
+    tops = [bar.get_y() + bar.get_height() for axis in figure.axes for bar in axis.patches]
+    plt.close(figure)
+    assert max(tops) == pytest.approx(100)
+
+
+def test_bins_that_look_the_same_are_drawn_as_one() -> None:
+    starts, shares = _runs([0, 0, 1000, 1000, 996, 500, 0])
+    assert starts.tolist() == [0, 2, 5, 6]
+    assert shares.tolist() == [0.0, 1.0, 0.5, 0.0]
 
 
 def test_nothing_recorded_draws_nothing() -> None:

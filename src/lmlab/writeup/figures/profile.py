@@ -29,12 +29,15 @@ LOOKS = {
     "optimizer": ("#CC79A7", ""),
     "other": ("#C8C8C8", "..."),
 }
+# Colours on which black cannot be read.
+DARK = ("#0072B2", "#000000")
 SMALLEST_LABEL = 0.055
 
 
 def figures(collected: Collected) -> dict[str, Drawing]:
     """All figures by name; a timeline a size."""
-    shares, parts = frames.families(collected), frames.parts(collected)
+    shares = frames.first_kind(frames.families(collected))
+    parts = frames.first_kind(frames.parts(collected))
     note = recorded(collected.results, collected)
     return {
         "families": Drawing(
@@ -93,10 +96,9 @@ def _block(axis: Axes, position: int, bottom: float, share: float, family: str) 
         color=colour, hatch=hatch, edgecolor="white", linewidth=0.5,
     )  # fmt: skip
     if share >= SMALLEST_LABEL:
-        axis.annotate(
-            f"{100 * share:.0f}", (position, 100 * (bottom + share / 2)),
-            ha="center", va="center", fontsize=7.5,
-            bbox={"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.75},
+        axis.text(
+            position, 100 * (bottom + share / 2), f"{100 * share:.0f}",
+            ha="center", va="center", fontsize=7.5, color="white" if colour in DARK else "black",
         )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ PHASE_COLOURS = {
 }
 LANE = 0.86
 LONG_LAYER_NS = 10_000_000
+STEPS_OF_A_LANE = 40
 # A phase narrower than this share of the picture has no room for its name.
 NARROWEST_NAME = 0.07
 # Names of attention's parts, and how high they stand: the middle one is long.
@@ -119,10 +120,17 @@ def _lane(axis: Axes, edges: Any, thousandths: list[int], row: int, look: tuple[
     """A family's share of each moment, standing on the floor of its lane."""
     floor = row - LANE / 2
     axis.axhspan(floor, row + LANE / 2, color="#F4F4F4", zorder=0, linewidth=0)
-    heights = floor + LANE * np.array(thousandths) / 1000
-    axis.fill_between(
-        edges, np.append(heights, floor), floor, step="post", color=look[0], linewidth=0
-    )
+    starts, shares = _runs(thousandths)
+    heights = floor + LANE * np.append(shares, 0.0)
+    at = edges[np.append(starts, len(thousandths))]
+    axis.fill_between(at, heights, floor, step="post", color=look[0], linewidth=0)
+
+
+def _runs(thousandths: list[int]) -> tuple[Any, Any]:
+    """First bins of runs that look the same, and their shares: a picture needs no finer steps."""
+    shares = np.round(np.array(thousandths) / 1000 * STEPS_OF_A_LANE) / STEPS_OF_A_LANE
+    starts = np.flatnonzero(np.append(True, np.diff(shares) != 0))
+    return starts, shares[starts]
 
 
 def _layer(

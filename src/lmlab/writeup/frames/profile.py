@@ -175,6 +175,13 @@ def order(data: pd.DataFrame, column: str) -> list[Any]:
     return list(dict.fromkeys(data[column]))
 
 
+def first_kind(data: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the study's first batch and precision, where a figure can show but one."""
+    for column in ("batch", "precision"):
+        data = data[data[column] == data[column].iloc[0]] if len(data) else data
+    return data
+
+
 def prefix(values: pd.Series) -> str:
     """The prefix in which the largest of some numbers is at least one."""
     most = values.max()

@@ -117,7 +117,8 @@ def _kernel_row(row: pd.Series) -> list[str]:
 
 def others(collected: Collected) -> Table:
     """The kernels of forward that are no matrix product, at the largest context of each size."""
-    kernels = frames.of(frames.largest_context(frames.kernels(collected)), mode="forward")
+    largest = frames.first_kind(frames.largest_context(frames.kernels(collected)))
+    kernels = frames.of(largest, mode="forward")
     chosen = kernels[~kernels["family"].isin(frames.MATMULS)]
     shown = chosen.groupby("size", sort=False).head(OTHERS_SHOWN)
     word = kernel_word(collected).capitalize()
