@@ -212,6 +212,15 @@ def test_why_it_can_cost_more_are_the_copies() -> None:
     )
 
 
+def test_a_peak_of_the_optimizer_has_no_copies() -> None:
+    def change(point: Point, data: dict[str, Any]) -> None:
+        if "modes" in data:
+            data["modes"]["train_step"]["peak_phase"] = "optimizer"
+
+    text = memory_peaks.low_precision(data_of(change), "train_step")
+    assert "at context 128 the peak is the optimizer's, when the copies are gone and at" in text
+
+
 def test_activations_that_stay_are_said_to_stay() -> None:
     def change(point: Point, data: dict[str, Any]) -> None:
         for mode in data.get("modes", {}).values():
@@ -275,7 +284,7 @@ def test_reserved_memory_is_told_as_a_range() -> None:
             mode["accounting"]["peak_reserved_bytes"] = int(reserved)
 
     text = memory_counts.unused(data_of(change), "cuda")
-    assert "has reserved 10 % (small at context 128, fp32) to 50 % (small at context 256" in text
+    assert "at its peak, 10 % (small at context 128, fp32) to 50 % (small at context 256" in text
 
 
 def test_nothing_ran_out_of_memory() -> None:

@@ -71,8 +71,8 @@ def outside(collected: Collected, data: pd.DataFrame) -> str:
     )
     return (
         f"Outside PyTorch's allocator lie {span(amounts)} MiB (CUDA context, kernel images, "
-        f"library handles; {nccl}). That, the cache, and rounding are the difference between what "
-        "nvidia-smi shows and memory_allocated."
+        f"library handles; {nccl}). That, the driver's own reserve, the cache and rounding are the "
+        "difference between what nvidia-smi shows and memory_allocated."
     )
 
 
@@ -87,9 +87,9 @@ def unused(data: pd.DataFrame, device: str) -> str:
     steps = steps.assign(free=1 - steps["allocated_bytes"] / steps["reserved_bytes"])
     low, high = (extreme(steps, "free", largest=largest) for largest in (False, True))
     return (
-        f"At its peak a training step has reserved {percent(low['free'], 2)} ({place(low)}, "
+        f"Of what a training step reserves at its peak, {percent(low['free'], 2)} ({place(low)}, "
         f"{low['precision']}) to {percent(high['free'], 2)} ({place(high)}, {high['precision']}) "
-        "more than tensors ever use at once: the price of blocks that fit no later tensor."
+        "is never in use at once: the price of blocks that fit no later tensor."
     )
 
 
