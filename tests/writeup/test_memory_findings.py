@@ -250,8 +250,7 @@ def test_a_stream_that_is_not_found_is_admitted() -> None:
 
 
 def test_what_lies_outside_pytorch_has_a_reason() -> None:
-    found = collected()
-    text = memory_counts.outside(found, frames.frame(found))
+    text = memory_counts.outside(collected())
     assert text.startswith("Outside PyTorch's allocator lie 520 MiB (CUDA context")
     assert "no NCCL is running" in text
 
@@ -261,16 +260,14 @@ def test_nccl_is_named_where_it_runs() -> None:
         for mode in data.get("modes", {}).values():
             mode["accounting"]["nccl_is_running"] = True
 
-    found = collected(change)
-    assert "NCCL is part of it" in memory_counts.outside(found, frames.frame(found))
-    empty = collected(nothing)
-    assert "not known" in memory_counts.outside(empty, frames.frame(empty))
+    assert "NCCL is part of it" in memory_counts.outside(collected(change))
+    assert "not known" in memory_counts.outside(collected(nothing))
 
 
 def test_a_cpu_has_no_layers() -> None:
     found = collected(device="cpu", sizes=["cpu-small"], contexts=[16])
     data = frames.frame(found)
-    assert memory_counts.outside(found, data).startswith("On a CPU there are no layers")
+    assert memory_counts.outside(found).startswith("On a CPU there are no layers")
     assert memory_counts.unused(data, "cpu") == "A CPU's allocator reserves nothing ahead."
     assert memory_counts.replayed(data).startswith("There is no allocator's counter")
 
@@ -346,8 +343,17 @@ def test_predictions_that_are_near() -> None:
     text = memory_counts.predictions(data_of(predicted(-0.05, "activations")))
     assert text == (
         "The cost model's peak is off by −5.0 % to −5.0 % over 24 recordings: nowhere by more than "
-        "10 %."
+        "10 %. It puts every peak into the phase in which it is measured."
     )
+
+
+def test_a_peak_in_another_phase_than_predicted_is_counted() -> None:
+    def change(point: Point, data: dict[str, Any]) -> None:
+        if "modes" in data and context(point) == 256:
+            data["modes"]["forward"]["peak_phase"] = "elsewhere"
+
+    text = memory_counts.predictions(data_of(change))
+    assert "It puts 20 of 24 peaks into the phase in which they are measured" in text
 
 
 @pytest.mark.parametrize(("share", "sign"), [(-0.15, "−15.0 %"), (0.2, "+20.0 %")])

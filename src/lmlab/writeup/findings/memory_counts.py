@@ -51,7 +51,7 @@ def stream(data: pd.DataFrame) -> str:
     )
 
 
-def outside(collected: Collected, data: pd.DataFrame) -> str:
+def outside(collected: Collected) -> str:
     """What nvidia-smi shows and PyTorch does not."""
     if collected.device != "cuda":
         return "On a CPU there are no layers between the driver and the tensors to tell apart."
@@ -147,13 +147,24 @@ def predictions(data: pd.DataFrame) -> str:
     )
     far = rows[rows["error"].abs() > FAR_OFF]
     if not len(far):
-        return f"{text}: nowhere by more than {percent(FAR_OFF, 2)}."
+        return f"{text}: nowhere by more than {percent(FAR_OFF, 2)}. {_same_phase(rows)}"
     told = [
         f"{MODES[row['mode']]} of {place(row)}, {row['precision']}: "
         f"{deviation(row['error'])}, most of it {_culprit(row)}"
         for _, row in far.iterrows()
     ]
-    return f"{text}. By more than {percent(FAR_OFF, 2)} for {'; '.join(told)}."
+    return f"{text}. By more than {percent(FAR_OFF, 2)} for {'; '.join(told)}. {_same_phase(rows)}"
+
+
+def _same_phase(rows: pd.DataFrame) -> str:
+    """Whether the model also knows where the peak is."""
+    same = rows[rows["peak_phase"] == rows["predicted_phase"]]
+    if len(same) == len(rows):
+        return "It puts every peak into the phase in which it is measured."
+    return (
+        f"It puts {len(same)} of {counted(len(rows), 'peak')} into the phase in which they are "
+        "measured."
+    )
 
 
 def _culprit(row: pd.Series) -> str:
