@@ -133,4 +133,4 @@ def test_a_chapter_sees_the_results_of_those_it_refers_to(root: Path) -> None:
     )  # fmt: skip
     assert set(profiles.beside) == set(READS["profile"]) == {"end_to_end"}
     assert len(profiles.beside["end_to_end"]) == len(POINTS)
-    assert read_back(root).others == {}
+    assert read_back(root).beside == {}

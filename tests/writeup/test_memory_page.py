@@ -43,9 +43,10 @@ def cpu() -> dict[str, Table]:
 def test_tables_of_a_gpu_and_of_a_cpu(gpu: dict[str, Table], cpu: dict[str, Table]) -> None:
     assert list(gpu) == [
         "peaks", "shares", "largest_fp32", "largest_bf16", "lines_fp32", "lines_bf16", "stream",
-        "layers", "unused", "replay", "prediction", "published", "checkpointing",
+        "layers", "unused", "replay", "prediction", "published", "too_large",
+        "checkpointing",
     ]  # fmt: skip
-    assert set(gpu) - set(cpu) == {"unused", "replay", "published"}
+    assert set(gpu) - set(cpu) == {"unused", "replay", "published", "too_large"}
     for table in [*gpu.values(), *cpu.values()]:
         assert all(len(row) == len(table.columns) for row in table.rows)
         assert table.rows
@@ -94,7 +95,10 @@ def test_publications_stand_below_ours_at_the_same_place(gpu: dict[str, Table]) 
         "H800 PCIe", "001", "2.7b", "128", "fp32", "–", "18.08", "51.44", "–",
     ]  # fmt: skip
     unstated = [row for row in rows if row[1] == "002"]
-    assert [row[-1] for row in unstated] == ["12.3", "17.3"]
+    assert [row[5:] for row in unstated] == [
+        ["–", "not stated", "not stated", "12.3"],
+        ["–", "not stated", "not stated", "17.3"],
+    ]
     without_context = next(row for row in rows if row[1] == "003")
     assert without_context[3] == "not stated"
 
@@ -110,6 +114,30 @@ def test_a_mode_without_a_number_says_why() -> None:
     assert cell(made["unused"], ("small", "256"), "peak reserved, fp32") == "OOM"
     assert cell(made["prediction"], ("small", "256"), "Training step, bf16") == "OOM"
     assert made["largest_fp32"].title.endswith("small at context 128, fp32")
+
+
+def test_where_memory_ran_out_the_live_parts_are_told() -> None:
+    def change(point: Point, data: dict[str, Any]) -> None:
+        if "modes" in data and point.parameters["context"] == 256:
+            mode = data["modes"]["train_step"]
+            mode.update(status="oom", reason="x", asked_bytes=2 * GIB)
+            mode["live_categories_bytes"] = {**dict.fromkeys(frames.CATEGORIES, 0),
+                                             "parameters": GIB, "activations": GIB}  # fmt: skip
+
+    made = tables.tables(collected(change, precisions=["fp32"]))["out_of_memory"]
+    assert [column.title for column in made.columns][4:] == [
+        "Asked for", "Live", "Parameters", "Activations",
+    ]  # fmt: skip
+    assert made.rows[0] == [
+        "training step", "small", "256", "fp32", "2 GiB", "2 GiB", "1 GiB", "1 GiB",
+    ]  # fmt: skip
+
+
+def test_what_others_could_not_fit_stands_beside_what_it_takes_here(gpu: dict[str, Table]) -> None:
+    rows = {(row[1], row[3]): row for row in gpu["too_large"].rows}
+    assert rows["002", "xl"][-1] == "31.6 GiB"
+    assert rows["000", "2.7b"][4] == "not stated"
+    assert rows["000", "2.7b"][-1] == "51.3 to 88.1 GiB"
 
 
 def test_a_study_without_results_has_tables_that_say_so() -> None:

@@ -83,3 +83,11 @@ def test_words_around_numbers() -> None:
 )
 def test_how_far_a_ratio_lies_above_one(ratio: float, shown: str) -> None:
     assert numbers.excess(ratio) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0123, "+1.2 %"), (-0.15, "−15.0 %"), (0.0004, "0.0 %"), (-0.0004, "0.0 %"), (0.0, "0.0 %")],
+)
+def test_a_deviation_has_its_direction_and_a_tenth_of_a_percent(share: float, text: str) -> None:
+    assert numbers.deviation(share) == text

@@ -67,6 +67,14 @@ def published_all_reduce(folder: Path) -> pd.DataFrame:
     return rows[rows["topic"].eq("all_reduce")].astype({"value": float})
 
 
+def published_failures(folder: Path) -> pd.DataFrame:
+    """Configurations that an author says did not fit; empty cells are empty text."""
+    file = folder / "out_of_memory.csv"
+    if not file.exists():
+        return pd.DataFrame(columns=["source", "gpu", "what", "size", "context"])
+    return pd.read_csv(file, dtype=str, keep_default_na=False)
+
+
 def stated(value: str) -> str:
     """A cell as its author gives it, or that he does not."""
     return NOT_STATED if value in UNSTATED else value

@@ -1,7 +1,7 @@
 """The parts of a chapter's page, found by the chapter's name.
 
-A chapter named `memory` is `tables/memory.py`, `figures/memory.py`, `findings/memory.py`,
-`checks/memory.py` and the template `memory.md.j2`; there is no list to add it to. Parts are
+A chapter named `energy` is `tables/energy.py`, `figures/energy.py`, `findings/energy.py`,
+`checks/energy.py` and the template `energy.md.j2`; there is no list to add it to. Parts are
 imported by path and only for the chapter asked for, so that an edit of one chapter's code makes
 that chapter's tables and figures stale and leaves the others alone. This module is read while the
 workflow is parsed, hence it imports neither pandas nor matplotlib.

@@ -37,7 +37,7 @@ def findings(collected: Collected) -> dict[str, str]:
         "composition": composition(data),
         **{f"precision_{mode}": low_precision(data, mode) for mode in MODES},
         "stream": stream(data),
-        "outside": outside(collected, data),
+        "outside": outside(collected),
         "unused": unused(data, collected.device),
         "out_of_memory": out_of_memory(data),
         "replayed": replayed(data),

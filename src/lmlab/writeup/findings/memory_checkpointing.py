@@ -48,13 +48,15 @@ def best(collected: Collected, arms: pd.DataFrame) -> str:
     predicted = _data(collected)["best_predicted"]
     if predicted is None:
         return f"{text}; the cost model does not describe this model."
-    verdict = (
+    height = binary_bytes(predicted["bytes"])
+    # Where the peak lies outside the blocks, several lengths are equally good.
+    as_good = lowest["predicted_bytes"] <= (1 + AS_LOW_WITHIN) * predicted["bytes"]
+    choice = (
         "as the cost model predicts"
-        if int(predicted["blocks"]) == int(lowest["blocks"])
+        if as_good
         else f"while the cost model chooses {_blocks(predicted['blocks'])}"
     )
-    height = binary_bytes(predicted["bytes"])
-    return f"{text}, {verdict} ({height}). {_rule(collected)}".strip()
+    return f"{text}, {choice} ({height}). {_rule(collected)}".strip()
 
 
 def _rule(collected: Collected) -> str:
@@ -80,16 +82,23 @@ def price(arms: pd.DataFrame) -> str:
     ran = frames.measured(arms) if len(arms) else arms
     if not len(ran):
         return NOT_MEASURED if not len(arms) else "No strategy has a time."
-    fastest = extreme(ran, "median_ms", largest=False)
     lowest = extreme(ran, "peak_bytes", largest=False)
     near = ran[ran["peak_bytes"] <= (1 + AS_LOW_WITHIN) * lowest["peak_bytes"]]
     chosen = extreme(near, "median_ms", largest=False)
-    if chosen["name"] == fastest["name"]:
-        return f"The lowest peak costs no time here: {chosen['name']} is the fastest strategy too."
     plain = frames.of(ran, kind="none")
-    base = plain.iloc[0] if len(plain) else fastest
+    if chosen["kind"] == "none":
+        return "Keeping everything has the lowest peak here: checkpointing does not lower it."
+    if len(plain):
+        return _against(chosen, plain.iloc[0], "which keeps everything")
+    others = ran[ran["name"] != chosen["name"]]
+    if not len(others):
+        return f"Only {chosen['name']} ran, so there is no time to compare its own with."
+    return _against(chosen, extreme(others, "median_ms", largest=False), "the fastest other one")
+
+
+def _against(chosen: pd.Series, base: pd.Series, what: str) -> str:
     saved = percent(1 - chosen["peak_bytes"] / base["peak_bytes"], 2)
-    start = f"Against {base['name']}, {chosen['name']} lowers the peak by {saved}"
+    start = f"Against {base['name']}, {what}, {chosen['name']} lowers the peak by {saved}"
     if verdict(timed(chosen), timed(base), margin=0.0) == "same":
         return f"{start}; the times of their steps are the same within noise."
     ratio = factor(chosen["median_ms"] / base["median_ms"])
@@ -114,7 +123,7 @@ def nesting(collected: Collected, arms: pd.DataFrame) -> str:
     one = single.iloc[0]
     ratio = row["peak_bytes"] / one["peak_bytes"]
     if abs(ratio - 1) <= AS_LOW_WITHIN:
-        height = "the same peak, since that lies where hardly any input is left"
+        height = f"the same peak within {percent(AS_LOW_WITHIN, 1)}"
     else:
         height = f"{percent(abs(ratio - 1), 2)} {'below' if ratio < 1 else 'above'} its peak"
     same = verdict(timed(row), timed(one), margin=0.0) == "same"

@@ -51,7 +51,7 @@ def stream(data: pd.DataFrame) -> str:
     )
 
 
-def outside(collected: Collected, data: pd.DataFrame) -> str:
+def outside(collected: Collected) -> str:
     """What nvidia-smi shows and PyTorch does not."""
     if collected.device != "cuda":
         return "On a CPU there are no layers between the driver and the tensors to tell apart."
@@ -71,8 +71,8 @@ def outside(collected: Collected, data: pd.DataFrame) -> str:
     )
     return (
         f"Outside PyTorch's allocator lie {span(amounts)} MiB (CUDA context, kernel images, "
-        f"library handles; {nccl}). That, the cache, and rounding are the difference between what "
-        "nvidia-smi shows and memory_allocated."
+        f"library handles; {nccl}). That, the driver's own reserve, the cache and rounding are the "
+        "difference between what nvidia-smi shows and memory_allocated."
     )
 
 
@@ -87,9 +87,9 @@ def unused(data: pd.DataFrame, device: str) -> str:
     steps = steps.assign(free=1 - steps["allocated_bytes"] / steps["reserved_bytes"])
     low, high = (extreme(steps, "free", largest=largest) for largest in (False, True))
     return (
-        f"At its peak a training step has reserved {percent(low['free'], 2)} ({place(low)}, "
+        f"Of what a training step reserves at its peak, {percent(low['free'], 2)} ({place(low)}, "
         f"{low['precision']}) to {percent(high['free'], 2)} ({place(high)}, {high['precision']}) "
-        "more than tensors ever use at once: the price of blocks that fit no later tensor."
+        "is never in use at once: the price of blocks that fit no later tensor."
     )
 
 
@@ -147,13 +147,24 @@ def predictions(data: pd.DataFrame) -> str:
     )
     far = rows[rows["error"].abs() > FAR_OFF]
     if not len(far):
-        return f"{text}: nowhere by more than {percent(FAR_OFF, 2)}."
+        return f"{text}: nowhere by more than {percent(FAR_OFF, 2)}. {_same_phase(rows)}"
     told = [
         f"{MODES[row['mode']]} of {place(row)}, {row['precision']}: "
         f"{deviation(row['error'])}, most of it {_culprit(row)}"
         for _, row in far.iterrows()
     ]
-    return f"{text}. By more than {percent(FAR_OFF, 2)} for {'; '.join(told)}."
+    return f"{text}. By more than {percent(FAR_OFF, 2)} for {'; '.join(told)}. {_same_phase(rows)}"
+
+
+def _same_phase(rows: pd.DataFrame) -> str:
+    """Whether the model also knows where the peak is."""
+    same = rows[rows["peak_phase"] == rows["predicted_phase"]]
+    if len(same) == len(rows):
+        return "It puts every peak into the phase in which it is measured."
+    return (
+        f"It puts {len(same)} of {counted(len(rows), 'peak')} into the phase in which they are "
+        "measured."
+    )
 
 
 def _culprit(row: pd.Series) -> str:

@@ -85,7 +85,7 @@ def low_precision(data: pd.DataFrame, mode: str) -> str:
         if same:
             told.append(f"the same within {percent(SAME_WITHIN, 1)} at {counted(same, 'place')}")
         verdict = "; ".join(told)
-    return f"{name}: {verdict}.{_begins(saves, both)}{_why(both, mode)}"
+    return f"{name}: {verdict}.{_begins(saves, both)}{_why(both)}"
 
 
 def _group(rows: pd.DataFrame, both: pd.DataFrame, claim: str, *, largest: bool) -> str:
@@ -115,20 +115,24 @@ def _begins(saves: pd.DataFrame, both: pd.DataFrame) -> str:
     return f" For {size} it saves at context {listed(map(str, saving))} only."
 
 
-def _why(both: pd.DataFrame, mode: str) -> str:
+def _why(both: pd.DataFrame) -> str:
     """What autocast adds and what it takes away, at the ends of the first size's contexts."""
     size = frames.order(both, "size")[0]
     rows = both[both["size"] == size].sort_values("context")
     ends: Sequence[pd.Series] = [rows.iloc[0], rows.iloc[-1]] if len(rows) > 1 else [rows.iloc[0]]
-    told = [
-        f"at context {row['context']} the copies are {binary_bytes(row['live_weight_copies_b'])} "
-        f"and activations and workspace {_change(row)}"
-        for row in ends
-    ]
+    told = [f"at context {row['context']} {_balance(row)}" for row in ends]
     return (
         f" Weights stay in {BASE} and autocast adds 16-bit copies of them: for {size}, "
         f"{listed(told)}."
     )
+
+
+def _balance(row: pd.Series) -> str:
+    """Copies against activations; an update of the weights has neither."""
+    if row["peak_phase_b"] == "optimizer":
+        return "the peak is the optimizer's, when the copies are gone"
+    copies = binary_bytes(row["live_weight_copies_b"])
+    return f"the copies are {copies} and activations and workspace {_change(row)}"
 
 
 def _change(row: pd.Series) -> str:

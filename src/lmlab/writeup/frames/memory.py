@@ -39,13 +39,13 @@ COLUMNS = [
     "size", "context", "batch", "precision", "mode", "status", "reason", "asked_bytes",
     "peak_bytes", "replayed_bytes", "replayed_requested_bytes", "allocated_bytes",
     "requested_bytes", "unrecorded_bytes", "reserved_bytes", "splits_bytes", "peak_phase",
-    "history_was_cut", "predicted_bytes", "predicted_phase", "predicted_moment", "error",
+    "history_was_cut", "predicted_bytes", "predicted_phase", "error",
     "stream_bytes", "stream_allocated", "stream_live", "stream_lines",
     *(f"live_{name}" for name in CATEGORIES), *(f"predicted_{name}" for name in CATEGORIES),
 ]  # fmt: skip
 ARM_COLUMNS = [
     "name", "kind", "blocks", "status", "reason", "peak_bytes", "kept_bytes", "predicted_bytes",
-    "predicted_phase", "error", "n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms",
+    "error", "n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms",
 ]  # fmt: skip
 
 
@@ -168,7 +168,6 @@ def _mode(mode: Mapping[str, Any], result: Result | None) -> dict[str, Any]:
         "history_was_cut": bool(mode.get("history_was_cut")),
         "predicted_bytes": _number(predicted.get("bytes")),
         "predicted_phase": predicted.get("phase"),
-        "predicted_moment": predicted.get("moment"),
         "error": _number(predicted.get("bytes")) / peak - 1 if ok and peak else math.nan,
         "stream_bytes": result.data["stream_bytes"],
         "stream_allocated": _number(stream.get("allocated")),
@@ -192,7 +191,6 @@ def _arm(arm: Mapping[str, Any], measurements: Mapping[str, Mapping[str, Any]]) 
         "peak_bytes": peak,
         "kept_bytes": _number(arm["kept_bytes"]),
         "predicted_bytes": _number(predicted.get("bytes")),
-        "predicted_phase": predicted.get("phase"),
         "error": _number(predicted.get("bytes")) / peak - 1,
         **{
             key: _number(times.get(key))

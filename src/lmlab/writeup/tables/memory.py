@@ -16,7 +16,7 @@ from lmlab.writeup.numbers import binary_bytes, deviation, percent, significant
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 from lmlab.writeup.tables.memory_checkpointing import checkpointing
 from lmlab.writeup.tables.memory_layers import layers
-from lmlab.writeup.tables.memory_published import published
+from lmlab.writeup.tables.memory_published import published, too_large
 
 NO_PREDICTION = "no prediction"
 PLACE_COLUMNS = [Column("Size", "left"), Column("Context")]
@@ -28,6 +28,7 @@ def tables(collected: Collected) -> dict[str, Table]:
     shown = frames.shown_places(data)
     return {
         "peaks": peaks(collected, data),
+        **out_of_memory(collected, data),
         **({"shares": shares(collected, data)} if len(frames.measured(data)) else {}),
         **{f"largest_{p['precision']}": largest(collected, p) for p in shown},
         **{f"lines_{p['precision']}": lines(collected, p) for p in shown},
@@ -36,6 +37,7 @@ def tables(collected: Collected) -> dict[str, Table]:
         **({"replay": replay(collected, data)} if collected.device == "cuda" else {}),
         "prediction": prediction(collected, data),
         **published(collected, data),
+        **too_large(collected, data),
         **checkpointing(collected),
     }
 
@@ -130,6 +132,40 @@ def shares(collected: Collected, data: pd.DataFrame) -> Table:
             if row.point.parameters["size"] == first
         ),
     )
+
+
+def out_of_memory(collected: Collected, data: pd.DataFrame) -> dict[str, Table]:
+    """What was live where memory ran out, and what was asked for on top; nothing if all fit."""
+    failed = data[data["status"] == "oom"]
+    told = failed[failed["live_parameters"].notna()]
+    if not len(told):
+        return {}
+    used = [name for name in CATEGORIES if told[f"live_{name}"].sum() > 0]
+    rows = [
+        [
+            MODES[row["mode"]],
+            *(str(row[key]) for key in frames.PLACE),
+            "not told" if math.isnan(row["asked_bytes"]) else binary_bytes(row["asked_bytes"]),
+            binary_bytes(sum(row[f"live_{name}"] for name in CATEGORIES)),
+            *(binary_bytes(row[f"live_{name}"]) for name in used),
+        ]
+        for _, row in told.iterrows()
+    ]
+    return {
+        "out_of_memory": Table(
+            title="Where memory ran out: what was asked for, and what was live",
+            columns=[
+                Column("Mode", "left"),
+                *(Column(title, "left") for title in ("Size", "Context", "Precision")),
+                Column("Asked for"),
+                Column("Live"),
+                *(Column(CATEGORIES[name].capitalize()) for name in used),
+            ],
+            rows=rows,
+            caption=f"{caption(collected)} The snapshots of these are kept under snapshots/.",
+            sources=sources_of(frames.rows_of(collected, frames.TIMELINE)),
+        )
+    }
 
 
 def _share_cells(row: pd.Series, names: Sequence[str]) -> list[str]:

@@ -10,8 +10,14 @@ import pandas as pd
 from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import memory as frames
 from lmlab.writeup.frames.memory import MODES
-from lmlab.writeup.numbers import significant
-from lmlab.writeup.references import NOT_STATED, NOTES, published_peaks, stated
+from lmlab.writeup.numbers import significant, span
+from lmlab.writeup.references import (
+    NOT_STATED,
+    NOTES,
+    published_failures,
+    published_peaks,
+    stated,
+)
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 
 GIB = 2**30
@@ -54,6 +60,44 @@ def published(collected: Collected, data: pd.DataFrame) -> dict[str, Table]:
     }
 
 
+def too_large(collected: Collected, data: pd.DataFrame) -> dict[str, Table]:
+    """What publications could not fit, and what a training step of it takes here."""
+    theirs = published_failures(collected.references)
+    theirs = theirs[theirs["size"].isin({str(size) for size in data["size"]})]
+    if collected.device != "cuda" or not len(theirs):
+        return {}
+    rows = [
+        [
+            *(stated(str(row[key])) for key in ("gpu", "source", "what", "size", "context")),
+            _range_here(data, str(row["size"]), str(row["context"])),
+        ]
+        for _, row in theirs.iterrows()
+    ]
+    titles = ("GPU", "Publication", "What did not fit", "Size", "Context")
+    return {
+        "too_large": Table(
+            title="What publications report as too large for their GPU",
+            columns=[*(Column(title, "left") for title in titles), Column("Training step here")],
+            rows=rows,
+            caption=f"Peaks of {collected.device_name} in {frames.BASE} at the same context, or "
+            "over all contexts where none is stated.",
+            sources=[
+                *sources_of(frames.rows_of(collected, frames.TIMELINE)),
+                "report/references/out_of_memory.csv",
+            ],
+        )
+    }
+
+
+def _range_here(data: pd.DataFrame, size: str, context: str) -> str:
+    rows = frames.of(data, size=size, precision=frames.BASE, mode="train_step")
+    rows = frames.of(rows, context=int(context)) if context else rows
+    ran = frames.measured(rows)
+    if not len(ran):
+        return STATUS_CELLS[rows["status"].iloc[0]] if len(rows) else NOTHING
+    return f"{span(ran['peak_bytes'] / GIB)} GiB"
+
+
 def _our_row(
     collected: Collected, data: pd.DataFrame, size: str, context: str, precision: str
 ) -> list[str] | None:
@@ -79,7 +123,7 @@ def _their_rows(part: pd.DataFrame) -> list[list[str]]:
         source, gpu, size, context, precision = (stated(str(value)) for value in key)
         by_mode = {row["mode"]: str(row["peak_gib"]) for _, row in each.iterrows()}
         cells = [
-            by_mode.get(THEIR_MODES.get(mode, ""), NOTHING if mode == "forward" else NOT_STATED)
+            by_mode.get(THEIR_MODES[mode], NOT_STATED) if mode in THEIR_MODES else NOTHING
             for mode in MODES
         ]
         rows.append([gpu, source, size, context, precision, *cells, by_mode.get("", NOTHING)])
