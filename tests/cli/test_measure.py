@@ -273,9 +273,10 @@ def test_a_list_with_a_wrong_value_is_refused_in_one_line(
 
 
 def test_sizes_that_a_job_may_choose_from_are_named(nano: Study) -> None:
-    point = point_from_words(nano, "fsdp", ["sizes=cpu-medium,cpu-small", "rounds=4"])
+    words = ["sizes=cpu-medium,cpu-small", "rounds=4"]
+    point = point_from_words(nano, "data_parallel", words)
     assert [size["size"] for size in point.settings["sizes"]] == ["cpu-medium", "cpu-small"]
     assert point.settings["sizes"][1]["d_model"] == 64
     assert point.settings["rounds"] == 4
     with pytest.raises(KeyValueError, match="sizes = 'huge'; allowed: some of these"):
-        point_from_words(nano, "fsdp", ["sizes=huge"])
+        point_from_words(nano, "data_parallel", ["sizes=huge"])

@@ -123,19 +123,25 @@ class Forgetful(FlatDDP):
         list(self.module.parameters())[-1].grad.mul_(1.5)  # type: ignore[union-attr]
 
 
-def measure_forgetful() -> dict[str, Any]:
+def check_with_a_forgetful_arm() -> dict[str, Any]:
+    asked = point("data_parallel")
+    work = RankWork(candidates(asked, CPU)[0].workload, CPU)
+    model = work.model()
     with patch.object(data_parallel_arms, "FlatDDP", Forgetful):
-        return measure_here("data_parallel")
+        arms = data_parallel.make_arms(asked, work, model)
+    faults = data_parallel.check(arms, work, model)
+    nothing: Any = None  # neither rounds nor traces are looked at
+    kept = data_parallel.entry("flat", arms["flat"], faults["flat"], nothing, nothing)
+    return {"flat": kept, "naive": faults["naive"]}
 
 
 def test_an_arm_whose_gradients_are_off_gets_no_time(ranks: RankPool) -> None:
-    (found, _) = ranks.run(measure_forgetful, WORLD)
-    arm = found["arms"]["flat"]
-    assert arm["status"] == "failed"
-    assert "gradients are off by" in arm["reason"]
-    assert "flat" not in found["times"]
-    assert "ranks_ms" not in arm
-    assert found["arms"]["naive"]["status"] == "ok"
+    for found in ranks.run(check_with_a_forgetful_arm, WORLD):
+        assert found["flat"]["status"] == "failed"
+        assert "gradients are off by" in found["flat"]["reason"]
+        assert "ranks_ms" not in found["flat"]
+        assert "reason" not in found["naive"]
+        assert found["naive"]["gradient_error"] < 1e-5
 
 
 def test_the_sharded_optimizer_keeps_its_share_alone(sharded: dict[str, Any]) -> None:
@@ -175,18 +181,17 @@ class Stale(ShardedOptimizer):
         return iter(())
 
 
-def measure_stale() -> dict[str, Any]:
+def memory_with_a_stale_optimizer() -> dict[str, Any]:
     stale = {"sharded": lambda parameters: Stale(parameters, torch.optim.AdamW)}
     with patch.dict(sharded_optimizer.OPTIMIZERS, stale):
-        return measure_here("sharded_optimizer")
+        return sharded_optimizer.measure_memory(candidates(point("sharded_optimizer"), CPU), CPU)
 
 
-def test_an_optimizer_that_leaves_ranks_apart_gets_no_time(ranks: RankPool) -> None:
-    (found, _) = ranks.run(measure_stale, WORLD)
-    assert found["memory"]["arms"]["sharded"]["status"] == "failed"
-    assert "weights after a step are off" in found["memory"]["arms"]["sharded"]["reason"]
-    assert "sharded" not in found["times"]
-    assert "torch_zero" in found["times"]
+def test_an_optimizer_that_leaves_ranks_apart_is_failed(ranks: RankPool) -> None:
+    for found in ranks.run(memory_with_a_stale_optimizer, WORLD):
+        assert found["arms"]["sharded"]["status"] == "failed"
+        assert "weights after a step are off" in found["arms"]["sharded"]["reason"]
+        assert found["arms"]["torch_zero"]["status"] == "ok"
 
 
 def test_fsdp_keeps_a_share_of_everything(fully: dict[str, Any]) -> None:
@@ -212,16 +217,35 @@ def refuse(work: Any) -> Any:
     raise RuntimeError("no such\n  mesh")
 
 
-def measure_without_torchs() -> dict[str, Any]:
-    with patch.object(fsdp_arms, "_torch", refuse):
-        return measure_here("fsdp")
+def try_arm(name: str) -> dict[str, Any]:
+    work = RankWork(candidates(point("fsdp"), CPU)[0].workload, CPU)
+    build = fsdp_arms.Builder(bucket_mb=1)
+    with patch.object(fsdp_arms, "_torch", refuse), patch.object(fsdp_arms, "_ours", refuse):
+        try:
+            return fsdp_arms.alone(name, build, work)
+        except RuntimeError as error:
+            return {"raised": str(error)}
 
 
 def test_a_fully_shard_that_does_not_run_here_says_why(ranks: RankPool) -> None:
-    (found, _) = ranks.run(measure_without_torchs, WORLD)
-    arm = found["arms"]["torch_fully_shard"]
-    assert (arm["status"], arm["reason"]) == ("unsupported", "RuntimeError: no such mesh")
-    assert set(found["times"]) == {"ddp", "ddp_sharded_optimizer", "fsdp"}
+    for arm in ranks.run(try_arm, WORLD, name="torch_fully_shard"):
+        assert arm == {"status": "unsupported", "reason": "RuntimeError: no such mesh"}
+
+
+def test_ours_that_does_not_run_is_a_failure_of_the_point(ranks: RankPool) -> None:
+    for arm in ranks.run(try_arm, WORLD, name="fsdp"):
+        assert arm["raised"].startswith("no such")
+
+
+def test_losses_that_differ_are_failed() -> None:
+    work = RankWork.__new__(RankWork)
+    work.workload = candidates(point("fsdp"), CPU)[0].workload
+    base = {"status": "ok", "reason": None, "ranks": [{"losses": [3.0, 2.0]}]}
+    for losses in ([3.0, 2.1], [3.0, float("nan")]):
+        off = fsdp.judged({**base, "ranks": [{"losses": losses}]}, base, work)
+        assert off["status"] == "failed"
+        assert "losses of two steps are off by" in off["reason"]
+    assert fsdp.judged(base, base, work)["status"] == "ok"
 
 
 def own_batches() -> tuple[list[int], list[int]]:

@@ -124,7 +124,9 @@ def test_every_study_has_every_chapter(config: Config) -> None:
     chapters = {
         name: set(load({**config, "study": name}, "cpu").chapters) for name in config["studies"]
     }
-    assert chapters["tiny"] == chapters["full"] == chapters["nano"]
+    assert chapters["tiny"] == chapters["full"]
+    # Of the chapters that train on several ranks, which take seconds to start, nano has one.
+    assert chapters["full"] - chapters["nano"] == {"sharded_optimizer", "fsdp"}
 
 
 def test_a_number_is_the_same_with_and_without_a_point(config: Config) -> None:

@@ -93,7 +93,7 @@ def judged(arm: dict[str, Any], base: dict[str, Any], work: RankWork) -> dict[st
     """Whether an arm's losses are those of data parallelism, rank by rank."""
     if arm["status"] != "ok":
         return arm
-    off = max(
+    off = together.worst(
         abs(found - expected) / abs(expected)
         for theirs, its in zip(arm["ranks"], base["ranks"], strict=True)
         for found, expected in zip(theirs["losses"], its["losses"], strict=True)

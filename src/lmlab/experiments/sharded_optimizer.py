@@ -166,12 +166,12 @@ def weights_digest(model: nn.Module) -> list[float]:
 
 def judged(arm: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     """Whether an arm's ranks hold the weights that the plain optimizer has."""
-    off = max(
-        abs(found - expected) / expected
+    off = together.worst(
+        abs(found - expected) / (expected or 1.0)
         for rank in arm["ranks"]
         for found, expected in zip(rank["digest"], plain["ranks"][0]["digest"], strict=True)
     )
-    failed = not off <= TOLERANCE
+    failed = off > TOLERANCE
     reason = f"weights after a step are off by {off:.2g}, allowed is {TOLERANCE:g}"
     kept = ("moments", "peaks_bytes", "loss")
     return {

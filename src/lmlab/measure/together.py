@@ -8,6 +8,8 @@ ever in its next collective. Values travel as pickled objects; none of this runs
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
+from math import inf, isnan
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +33,11 @@ def largest(value: float) -> float:
 def smallest(value: float) -> float:
     """The smallest of all ranks' values."""
     return min(from_all_ranks(value))
+
+
+def worst(errors: Iterable[float]) -> float:
+    """The largest error; one that is not a number is infinite, where `max` would pass it over."""
+    return max((inf if isnan(error) else error for error in errors), default=0.0)
 
 
 def ranks_on_one_device(device: torch.device) -> int:

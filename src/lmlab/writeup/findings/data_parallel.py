@@ -139,8 +139,8 @@ def _share(variant: Variant) -> float:
 
 
 def _range(group: list[Variant]) -> str:
-    shares = [_share(variant) for variant in group]
-    return f"{percent(min(shares), 2)} to {percent(max(shares), 2)}"
+    low, high = (percent(find(map(_share, group)), 2) for find in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def buckets(job: Job) -> str:

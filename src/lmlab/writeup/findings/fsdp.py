@@ -89,10 +89,10 @@ def speed(job: Job) -> str:
         if interval is None:
             continue
         if interval.low <= 1 <= interval.high:
-            parts.append(f"cannot be told from {frames.LABELS[name]}")
+            parts.append(f"cannot be told from {frames.WORDS[name]}")
         else:
             parts.append(
-                f"takes {significant(interval.ratio)} times as long as {frames.LABELS[name]}"
+                f"takes {significant(interval.ratio)} times as long as {frames.WORDS[name]}"
             )
     failed = [
         f" {frames.LABELS[name]}: {arm['status']} ({arm['reason']})."

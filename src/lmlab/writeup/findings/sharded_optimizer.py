@@ -60,8 +60,8 @@ def saved(job: Job) -> str:
     ours = highest(arms[frames.OURS]["ranks"], "after_step")["allocated_bytes"]
     words = "saves" if ours < plain else "saves nothing: it takes"
     return (
-        f"{job.who}: after the step a rank holds {_state(job, frames.OURS)} of optimizer state "
-        f"instead of {_state(job, frames.PLAIN)}, and {binary_bytes(ours)} of "
+        f"{job.who}: after a step of {memory_size(job)} a rank holds {_state(job, frames.OURS)} of "
+        f"optimizer state instead of {_state(job, frames.PLAIN)}, and {binary_bytes(ours)} of "
         f"{binary_bytes(plain)} in all; that {words} {percent(abs(1 - ours / plain), 2)}"
         f"{'' if ours < plain else ' more'}."
     )

@@ -23,6 +23,10 @@ LABELS = {
     OURS: "FSDP",
     TORCH: "PyTorch fully_shard",
 }
+WORDS = {
+    DDP: "that of data parallelism",
+    SHARDED: "that of data parallelism with a sharded optimizer",
+}
 PHASES = ("forward", "backward")
 
 

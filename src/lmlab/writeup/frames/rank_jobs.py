@@ -17,6 +17,7 @@ from lmlab.writeup.collect import Collected, Row
 from lmlab.writeup.numbers import counted, listed
 
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
+PLACES = {"own_gpu": "with a GPU each", "shared_gpu": "that share one GPU", "cpu": "on CPU cores"}
 MIB = 2**20
 
 
@@ -53,10 +54,8 @@ class Job:
         ranks = self.data["ranks"]
         backend = BACKENDS.get(ranks["backend"], ranks["backend"])
         number = counted(self.world_size, "rank")
-        if ranks["device"] == "cpu":
-            return f"{number} on CPU cores, {backend}"
-        where = "that share one GPU" if self.shared else "with a GPU each"
-        return f"{number} {where}, {backend}"
+        own = "cpu" if ranks["device"] == "cpu" else "shared_gpu" if self.shared else "own_gpu"
+        return f"{number} {PLACES[own]}, {backend}"
 
     @property
     def work(self) -> str:
@@ -86,17 +85,21 @@ def jobs(collected: Collected) -> list[Job]:
 
 def left_out(collected: Collected) -> str:
     """The points without numbers in a sentence, reasons and all; empty if there are none."""
-    by_reason: dict[str, list[str]] = {}
+    alike: dict[tuple[str, str], list[Row]] = {}
     for row in collected.rows:
         if row.status != "ok":
-            parameters = row.point.parameters
-            world = f"{parameters['world_size']} ranks ({PLACES[str(parameters['placement'])]})"
-            by_reason.setdefault(row.reason or "not measured", []).append(world)
-    parts = [f"{listed(worlds)}: {reason}" for reason, worlds in by_reason.items()]
+            place = PLACES[str(row.point.parameters["placement"])]
+            alike.setdefault((place, row.status), []).append(row)
+    parts = [_without(place, rows) for (place, _), rows in alike.items()]
     return f"Without numbers: {'; '.join(parts)}." if parts else ""
 
 
-PLACES = {"own_gpu": "a GPU each", "shared_gpu": "one GPU for all", "cpu": "CPU cores"}
+def _without(place: str, rows: Sequence[Row]) -> str:
+    """`2, 4 and 8 ranks with a GPU each (needs 2 GPUs, 1 found, and so on)`."""
+    worlds = listed(str(row.point.parameters["world_size"]) for row in rows)
+    reasons = list(dict.fromkeys(row.reason or "not measured" for row in rows))
+    more = ", and so on" if len(reasons) > 1 else ""
+    return f"{worlds} ranks {place} ({reasons[0]}{more})"
 
 
 def slowest(ranks_ms: Sequence[Sequence[float]]) -> list[float]:
