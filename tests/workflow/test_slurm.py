@@ -58,7 +58,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A checkout whose nano study is cut down to three points."""
     project = checkout(tmp_path_factory.mktemp("cluster") / "project")
     config = yaml.safe_load((project.folder / "config.yaml").read_text())
-    config["studies"]["nano"]["precision"]["enabled"] = False
+    for chapter in ("precision", "attention"):
+        config["studies"]["nano"][chapter]["enabled"] = False
     cold = {"warmups": [0], "context": 16, "batch": 2, "precision": "fp32", "mode": "forward"}
     config["studies"]["nano"]["end_to_end"].update(
         precisions=["fp32"], modes=["forward"], cold_start=cold

@@ -27,7 +27,7 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
     assert {result["chapter"] for result in results} == {
         *("machine", "end_to_end", "precision", "attention"),
     }
-    assert len(results) == 116
+    assert len(results) == 110
     page = (fresh.folder / "report/writeup.md").read_text()
     assert "CPU" in page
     assert "GPU busy" not in page

@@ -282,7 +282,8 @@ class TestModel:
     def test_faster_and_smaller(self) -> None:
         assert told("model_attention") == (
             "With flash (ours) a train step is faster at 4 of 4 places, up to 1.67× (small at "
-            "context 1024). The peak falls by up to 26.2 GiB, from 49.2 GiB to 22.9 GiB (medium at context 1024)."
+            "context 1024). The peak falls by up to 26.2 GiB, from 49.2 GiB to 22.9 GiB (medium at "
+            "context 1024)."
         )
 
     def test_slower(self) -> None:
