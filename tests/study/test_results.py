@@ -124,6 +124,8 @@ def test_a_file_that_is_no_result_is_named_in_one_line(tmp_path: Path, text: str
 
 def test_the_headline_is_the_times_or_the_reason() -> None:
     assert make().headline() == "forward 2 ms"
+    many = make(measurements={f"arm{n}": make().measurements["forward"] for n in range(8)})
+    assert many.headline().endswith("arm5 2 ms, 2 more")
     failed = make(status="oom", reason="needs 3 GiB", measurements={})
     assert failed.headline() == "oom: needs 3 GiB"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from lmlab.study.points import Point
 from lmlab.writeup.findings.attention import findings
 from tests.writeup import synthetic
 from tests.writeup.small_attention import (
+    STUDY,
     Change,
     both,
     collected,
@@ -23,8 +25,16 @@ from tests.writeup.small_attention import (
 OOM = ("oom", "asked for 128 GiB, 9 GiB free")
 
 
+@cache
+def plain() -> dict[str, str]:
+    """Of the small study as it is, which most tests ask for."""
+    return findings(collected())
+
+
 def told(name: str, change: Change | None = None, device: str = "cuda", **topics: Any) -> str:
-    what = study(**topics)
+    if change is None and device == "cuda" and not topics:
+        return plain()[name]
+    what = study(**topics) if topics else STUDY
     return findings(collected(change, what, device))[name]
 
 
@@ -96,7 +106,7 @@ class TestNaive:
         assert told("account", all_ok, device="cpu").endswith("nothing counted them here.")
 
     def test_growth_is_the_square(self) -> None:
-        text = told("growth_sequence")
+        text = told("growth_sequence", naive={"sequences": [1024, 4096, 8192, 16384]})
         assert "to the power of 2.00 (the square)" in text
         assert "time, from sequence 4,096 on" in text
 
@@ -281,13 +291,16 @@ class TestTilesAndBoard:
 class TestModel:
     def test_faster_and_smaller(self) -> None:
         assert told("model_attention") == (
-            "With flash (ours) 4 of 4 train steps are faster, up to 1.67× (small at context 1024). "
-            "The peak falls by up to 26.2 GiB, from 49.2 GiB to 22.9 GiB (medium at context 1024)."
+            "With flash (ours) a train step is faster at 4 of 4 places, up to 1.67× (small at "
+            "context 1024). The peak falls by up to 26.2 GiB, from 49.2 GiB to 22.9 GiB (medium at "
+            "context 1024)."
         )
 
     def test_slower(self) -> None:
         text = told("model_attention", scaled({"flash": 3.0}, topic="model"))
-        assert text.startswith("With flash (ours) 0 of 4 train steps are faster, 4 slower, down to")
+        assert text.startswith(
+            "With flash (ours) a train step is faster at 0 of 4 places, slower at 4, down to"
+        )
 
     def test_no_memory_saved(self) -> None:
         text = told("model_attention", noted("flash", peak_memory_bytes=2**60))

@@ -23,6 +23,8 @@ Status = Literal["ok", "oom", "unsupported", "failed"]
 
 # Pictures need reduced data, not traces; past this a page of six hundred results gets slow.
 SIZE_LIMIT_BYTES = 200_000
+# A race has dozens of times; a progress line has room for the phases of a step.
+HEADLINE_TIMES = 6
 
 
 class ResultError(ValueError):
@@ -72,7 +74,8 @@ class Result:
             f"{name} {measurement['median_ms']:.4g} ms"
             for name, measurement in self.measurements.items()
         ]
-        return ", ".join(times) or "ok"
+        more = [f"{len(times) - HEADLINE_TIMES} more"] if len(times) > HEADLINE_TIMES else []
+        return ", ".join([*times[:HEADLINE_TIMES], *more]) or "ok"
 
 
 def read(path: Path) -> Result:

@@ -86,7 +86,7 @@ def _draw_lines(rows: pd.DataFrame) -> Figure:
         axis.set_xticks(sequences, [_short(value) for value in sequences], rotation=45)
     for axis, precision in zip(axes[:: len(PASSES)], precisions, strict=True):
         axis.set_ylabel("TFLOP/s")
-        axis.set_ylim(bottom=_bottom(frames.of(rows, precision=precision)))
+        axis.set_ylim(*_span(frames.of(rows, precision=precision)))
         style.log_axis(axis, "y")
     for axis in axes[-len(PASSES) :]:
         axis.set_xlabel("Sequence (tokens)")
@@ -94,10 +94,12 @@ def _draw_lines(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def _bottom(rows: pd.DataFrame) -> float:
-    """Where a panel begins: a walk in Python is slower by powers of ten and would flatten all."""
+def _span(rows: pd.DataFrame) -> tuple[float, float]:
+    """Where a panel begins and ends: a walk in Python is slower by powers of ten and would flatten
+    all the others."""
     others = rows[rows["arm"] != TILED]
-    return 0.8 * float((others if len(others) else rows)["tflops"].min())
+    rates = (others if len(others) else rows)["tflops"]
+    return 0.8 * float(rates.min()), 1.3 * float(rates.max())
 
 
 def _look(index: int, arm: str) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def _map(axis: Axes, rows: pd.DataFrame, base: str) -> None:
     axis.imshow(values, cmap="PuOr", norm=LogNorm(vmin=SLOWEST, vmax=FASTEST), aspect="auto")
     for (row, column), value in _cells(values):
         text = "–" if math.isnan(value) else significant(value, 2)
-        strong = not math.isnan(value) and not 1 / 4 < value < 4
+        strong = not math.isnan(value) and not 1 / 3.4 < value < 3.4
         axis.text(
             column, row, text, ha="center", va="center", fontsize=6.5,
             color="white" if strong else "black",

@@ -92,13 +92,13 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
     if not len(ratios):
         return f"No train step was timed both naive and with {name}.{alone}"
     faster, slower = (ratios[ratios["verdict"] == word] for word in ("faster", "slower"))
-    text = f"With {name} {len(faster)} of {counted(len(ratios), 'train step')} are faster"
+    text = f"With {name} a train step is faster at {len(faster)} of {_places(len(ratios))}"
     if len(faster):
         best = extreme(faster, "speedup", largest=True)
         text += f", up to {factor(best['speedup'])} ({_place(best)})"
     if len(slower):
         worst = extreme(slower, "speedup", largest=False)
-        text += f", {len(slower)} slower, down to {factor(worst['speedup'])} ({_place(worst)})"
+        text += f", slower at {len(slower)}, down to {factor(worst['speedup'])} ({_place(worst)})"
     return f"{text}.{_memory(ratios)}{alone}"
 
 
@@ -126,6 +126,10 @@ def _fits_alone(rows: pd.DataFrame, arm: str) -> str:
         return ""
     places = [f"{_place(row)} ({significant(row['median_ms_b'])} ms)" for _, row in both.iterrows()]
     return f" Where naive runs out of memory it still runs: {listed(places)}."
+
+
+def _places(count: int) -> str:
+    return counted(count, "place")
 
 
 def _place(row: pd.Series) -> str:
