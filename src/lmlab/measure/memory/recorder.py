@@ -114,9 +114,8 @@ def record(
 
 
 def _mark(notes: _Notes, name: str, device: torch.device, identify: Callable[[], Any]) -> None:
-    # First what can fail: a mark that finds no memory leaves no half of itself behind.
-    notes.marks.append(torch.empty(MARK_BYTES, dtype=torch.uint8, device=device))
     notes.known.append(identify())
+    notes.marks.append(torch.empty(MARK_BYTES, dtype=torch.uint8, device=device))
     if name:
         notes.names.append(name)
 
