@@ -318,6 +318,11 @@ def test_a_replay_that_meets_the_counter() -> None:
     assert "within 2 % for all 24 recordings; the largest difference is 1.0 %" in text
 
 
+def test_a_replay_that_is_the_counter() -> None:
+    text = memory_counts.replayed(data_of(replay_off(0.0)))
+    assert text == "The replayed peak is max_memory_allocated to the byte for all 24 recordings."
+
+
 def test_a_replay_that_does_not() -> None:
     text = memory_counts.replayed(data_of(replay_off(0.05)))
     assert "off by more than 2 % for 24 of 24 recordings" in text

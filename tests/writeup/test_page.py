@@ -196,6 +196,19 @@ def test_without_any_result_there_is_still_a_page(tmp_path: Path) -> None:
     assert "nan" not in re.sub(r"\w*nan\w+|\w+nan\w*", "", text)
 
 
+def test_a_chapter_of_which_nothing_is_measured_is_one_line(root: Path, tmp_path: Path) -> None:
+    documents = [root / f"report/chapters/{name}.json" for name in ("machine", "end_to_end")]
+    documents.append(tmp_path / "precision.json")
+    build(
+        small_config(), "precision", machine="nvidia-h200", device="cuda",
+        results=tmp_path / "results", figures=tmp_path / "figures", out=documents[-1],
+    )  # fmt: skip
+    text = render(documents, templates=TEMPLATES, page_folder=root / "report")
+    assert "Of `precision` nothing is measured on this machine yet." in text
+    assert "## Precision" not in text
+    assert "| `precision` " in text.split("## Appendix")[1]
+
+
 def test_failed_checks_stand_out_on_the_page(root: Path, tmp_path: Path) -> None:
     document = json.loads((root / "report/chapters/precision.json").read_text())
     document["warnings"] = ["A sum of <2> terms | is off."]

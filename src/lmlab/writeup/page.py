@@ -52,6 +52,12 @@ class Chapter:
     def __getitem__(self, key: str) -> Any:
         return self.document[key]
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is any result of it, with a number or without."""
+        counts = self.document["counts"]
+        return bool(counts["ok"] or counts["not_ok"])
+
     def finding(self, name: str) -> str:
         """A sentence chosen by the data."""
         return str(self._named("findings", name))
@@ -113,11 +119,18 @@ def render(documents: Sequence[Path], *, templates: Path, page_folder: Path) -> 
     """The page as text."""
     chapters = [Chapter(_read(path), path.parent, page_folder) for path in documents]
     written = [chapter.document for chapter in chapters]
+    # A section of nothing but "not measured" tells a reader less than one line does.
+    shown = [chapter for chapter in chapters if chapter.is_measured] or chapters
     try:
         text = (
             environment(templates)
             .get_template(PAGE_TEMPLATE)
-            .render(chapters=chapters, appendix=appendix(written), totals=totals(written))
+            .render(
+                chapters=shown,
+                unmeasured=[chapter.name for chapter in chapters if chapter not in shown],
+                appendix=appendix(written),
+                totals=totals(written),
+            )
         )
     except jinja2.TemplateError as error:
         raise PageError(f"templates: {_place(error)}{error.message}") from error

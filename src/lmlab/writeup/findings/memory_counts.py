@@ -119,6 +119,11 @@ def replayed(data: pd.DataFrame) -> str:
             else "Nothing was replayed."
         )
     rows = rows.assign(off=(rows["replayed_bytes"] / rows["allocated_bytes"] - 1).abs())
+    if not rows["off"].any():
+        return (
+            "The replayed peak is max_memory_allocated to the byte for "
+            f"{every(len(rows), 'recording')}."
+        )
     worst = extreme(rows, "off", largest=True)
     beyond = rows[rows["off"] > REPLAY_WITHIN]
     verdict = (

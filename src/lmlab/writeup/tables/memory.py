@@ -81,8 +81,7 @@ def replay(collected: Collected, data: pd.DataFrame) -> Table:
             for place, here in places(steps, precisions)
         ],
         caption=f"{caption(collected)} The allocator counts blocks, which are larger than what was "
-        "asked for; of blocks that did not live to the end of the step only the size asked for is "
-        "known, rounded up to 512 bytes.",
+        "asked for; the replay cuts them by the allocator's own rule.",
         sources=sources_of(frames.rows_of(collected, frames.TIMELINE)),
     )
 
