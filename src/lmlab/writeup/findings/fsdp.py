@@ -64,14 +64,11 @@ def memory(job: Job) -> str:
         for name, count in held.items()
         if name != frames.DDP
     ]
-    highest_moment = _highest_moment(job)
+    moment = _highest_moment(job)
+    why = ": activations are nobody's to shard" if moment == "after_forward" else ""
     return (
         f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; of that, "
-        f"{listed(shares)}. What FSDP holds is highest {MOMENTS[highest_moment]}: activations are "
-        "nobody's to shard."
-        if highest_moment == "after_forward"
-        else f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; of "
-        f"that, {listed(shares)}. What FSDP holds is highest {MOMENTS[highest_moment]}."
+        f"{listed(shares)}. What FSDP holds is highest {MOMENTS[moment]}{why}."
     )
 
 
