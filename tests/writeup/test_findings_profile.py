@@ -201,6 +201,15 @@ class TestTop:
         assert f"{SIMT} in 2 points (80.0 % of forward, 85 calls a pass) and {ADD} in 2 " in text
         assert "(90.0 % of forward, 1 call a pass)" in text
 
+    def test_only_the_first_few_of_many_are_named(self) -> None:
+        def make(point: Point) -> Result:
+            name = f"sgemm_{point.parameters['size']}_{point.parameters['context']}"
+            return recording(point, forward=[(name, 9.0, 1)])
+
+        text = profile_kernels.top(collected(make, contexts=[128, 256, 512]))
+        assert text.count("sgemm") == 4
+        assert text.endswith("a pass) and 2 more.")
+
     def test_calls_that_differ(self) -> None:
         text = profile_kernels.top(collected(by_size({}, {"forward": [(SIMT, 9.0, 1000)]})))
         assert "85 to 1,000 calls a pass" in text

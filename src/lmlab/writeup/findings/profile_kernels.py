@@ -8,6 +8,7 @@ its operands are not aligned to 16 bytes; then some side of it is no multiple of
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -31,15 +32,24 @@ def top(collected: Collected) -> str:
     first = _first(frames.kernels(collected), "forward")
     if first.empty:
         return NOTHING
-    names = first["short_name"].value_counts(sort=False)
-    parts = [
-        f"{name} {_in_points(rows, first)} ({span(100 * rows['share'])} % of forward, "
-        f"{_calls(rows)} a pass)"
-        for name in sorted(names.index, key=lambda name: -names[name])
-        if len(rows := frames.of(first, short_name=name))
-    ]
+    counts = first["short_name"].value_counts()  # most points first
+    parts = [_leader(name, frames.of(first, short_name=name), first) for name in counts.index]
     word = "kernel" if collected.device == "cuda" else "operator"
-    return f"In forward the {word} with the most cumulative time is {listed(parts)}."
+    return f"In forward the {word} with the most cumulative time is {_shortened(parts)}."
+
+
+def _leader(name: str, rows: pd.DataFrame, every_: pd.DataFrame) -> str:
+    return (
+        f"{name} {_in_points(rows, every_)} ({span(100 * rows['share'])} % of forward, "
+        f"{_calls(rows)} a pass)"
+    )
+
+
+def _shortened(items: Iterable[str]) -> str:
+    """The first few of a list, and how many more there are."""
+    listed_ = list(items)
+    more = len(listed_) - NAMES_LISTED
+    return listed([*listed_[:NAMES_LISTED], *([f"{more} more"] if more > 0 else [])])
 
 
 def _calls(rows: pd.DataFrame) -> str:
@@ -64,7 +74,7 @@ def top_in_other_modes(collected: Collected) -> str:
         both = first.merge(_first(kernels, mode), on=frames.PLACE, suffixes=("", "_there"))
         same = both[both["name"] == both["name_there"]]
         other = both[both["name"] != both["name_there"]]
-        leaders = listed(dict.fromkeys(other["short_name_there"]))
+        leaders = _shortened(dict.fromkeys(other["short_name_there"]))
         sentences.append(_leads(mode, same, other, leaders, len(both)))
     return " ".join(sentences)
 
