@@ -8,7 +8,12 @@ import pytest
 
 from lmlab.study.points import Point
 from lmlab.study.results import Result
-from lmlab.writeup.findings import profile_attention, profile_kernels, profile_timeline
+from lmlab.writeup.findings import (
+    profile_attention,
+    profile_cores,
+    profile_kernels,
+    profile_timeline,
+)
 from lmlab.writeup.findings.profile import findings, recorded, summary
 from tests.writeup import factory, small_profile, synthetic
 from tests.writeup.small_profile import (
@@ -291,7 +296,7 @@ class TestCores:
     def text(*kernels: tuple[str, float], precision: str = "fp32", **changes: Any) -> str:
         forward = [(name, ms, 1) for name, ms in kernels]
         make = all_alike(forward=forward, backward=[], **changes)
-        return profile_kernels.cores(collected(make, precisions=[precision]))
+        return profile_cores.cores(collected(make, precisions=[precision]))
 
     def test_fp32_cannot_use_tensor_cores(self) -> None:
         text = self.text((SIMT, 10.0))
@@ -336,7 +341,7 @@ class TestCores:
                 data=result.data,
             )
 
-        text = profile_kernels.cores(collected(make, precisions=["bf16"]))
+        text = profile_cores.cores(collected(make, precisions=["bf16"]))
         assert "a side that is no multiple of 8 leaves operands unaligned, and here" in text
         assert "vocab_size 10001 are none." in text
 
@@ -356,11 +361,11 @@ class TestCores:
         assert "none of the products' time is on tensor cores (10 % do not tell)" in text
 
     def test_a_cpu_has_none(self) -> None:
-        text = profile_kernels.cores(collected(device="cpu", sizes=["cpu-small"]))
+        text = profile_cores.cores(collected(device="cpu", sizes=["cpu-small"]))
         assert text == "A CPU has no tensor cores to choose; its products are one family."
 
     def test_nothing(self) -> None:
-        assert profile_kernels.cores(collected(nothing)) == "No matrix product was recorded."
+        assert profile_cores.cores(collected(nothing)) == "No matrix product was recorded."
 
 
 class TestAttention:

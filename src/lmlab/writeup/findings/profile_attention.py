@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import counted, percent, significant, span
@@ -33,8 +34,8 @@ def attention(collected: Collected) -> str:
         )
     flops = f"{span(counted_['flops_ratio'])} times their FLOPs"
     parts = frames.parts(collected)
-    rate = frames.prefix(1e12 * parts["tflops"])
-    rates = parts.assign(rate=1e12 * parts["tflops"] / frames.PREFIXES[rate])
+    rate = words.prefix(1e12 * parts["tflops"])
+    rates = parts.assign(rate=1e12 * parts["tflops"] / words.PREFIXES[rate])
     softmax = frames.of(rates, part="softmax")["rate"]
     products = frames.of(rates, part=PRODUCTS)["rate"]
     return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.frames.repeats import GPU_LIMITED_FROM, HOST_LIMITED_BELOW
@@ -183,7 +184,7 @@ def slow_ranges(collected: Collected) -> str:
         if longest[key]
     ]
     within = f"; in it {listed(ran)}" if ran else "; nothing was recorded in it"
-    run = frames.MODE_NAMES.get(longest["run"], "outside the runs")
+    run = words.MODE_NAMES.get(longest["run"], "outside the runs")
     return (
         f"{counted(len(rows), 'range')} took more than five times the median of their name on the "
         f"host. The longest is {longest['range']} ({run}, {place(longest)}): "

@@ -17,35 +17,6 @@ from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected, Row
 
 PLACE = ["size", "context", "batch", "precision"]
-MODES = ("forward", "forward_backward", "train_step")
-MODE_NAMES = {
-    "forward": "forward",
-    "forward_backward": "forward and backward",
-    "train_step": "train step",
-}
-RUN_NAMES = {
-    "forward": "a forward pass",
-    "forward_backward": "a forward and backward pass",
-    "train_step": "a train step",
-}
-MATMULS = ("matmul_tensor_core", "matmul_simt", "matmul")
-FAMILIES = (
-    *MATMULS, "softmax", "elementwise", "reduction", "copy", "communication", "optimizer", "other",
-)  # fmt: skip
-FAMILY_NAMES = {
-    "matmul_tensor_core": "matmul, tensor cores",
-    "matmul_simt": "matmul, SIMT cores",
-}
-PARTS = ("scores", "scale_and_mask", "softmax", "output")
-PART_NAMES = {
-    "scores": "scores QKᵀ",
-    "scale_and_mask": "scale and mask",
-    "softmax": "softmax",
-    "output": "output PV",
-}
-
-PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
-
 CLOCK = ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
 POINT_COLUMNS = [*PLACE, "attention", "status", "tool", "tool_note", "tf32", *CLOCK]
 MODE_COLUMNS = [
@@ -180,18 +151,6 @@ def first_kind(data: pd.DataFrame) -> pd.DataFrame:
     for column in ("batch", "precision"):
         data = data[data[column] == data[column].iloc[0]] if len(data) else data
     return data
-
-
-def prefix(values: pd.Series) -> str:
-    """The prefix in which the largest of some numbers is at least one."""
-    most = values.max()
-    return next((name for name, one in PREFIXES.items() if most >= one), "k")
-
-
-def part_title(part: str) -> str:
-    """A part's name with a capital, its formula as it is."""
-    name = PART_NAMES[part]
-    return name[0].upper() + name[1:]
 
 
 def largest_context(data: pd.DataFrame) -> pd.DataFrame:
