@@ -154,6 +154,26 @@ class TestHost:
         assert text.startswith("In no train step does the host get ahead of the GPU")
         assert "make up 50 % of the step of small at context 128 and 0 % of that of medium" in text
 
+    GAP: ClassVar[dict[str, Any]] = {
+        "gap_ns": 2_500_000,
+        "host_late": True,
+        "before": ADD,
+        "ranges": ["mode train_step", "backward"],
+    }
+
+    @pytest.mark.parametrize("phase", ["backward", None])
+    def test_the_longest_gap_is_named_with_what_follows_it(self, phase: str | None) -> None:
+        def make(point: Point) -> Result:
+            result = recording(point, step={"span_ms": 68.0, "late_ms": 34.0})
+            gap = {**self.GAP, "ranges": [phase] if phase else []}
+            result.data["modes"]["train_step"]["host"]["longest_gaps"] = [gap]
+            return result
+
+        where = f"in {phase} of small" if phase else "in small"
+        assert profile_timeline.host(collected(make)).endswith(
+            f"The longest gap of all, 2.50 ms, lies before {ADD} {where} at context 128."
+        )
+
     def test_on_a_cpu_there_is_nobody_to_wait_for(self) -> None:
         assert "nobody" in profile_timeline.host(collected(device="cpu", sizes=["cpu-small"]))
 
@@ -404,6 +424,17 @@ class TestAttention:
             "Against the two products softmax takes 0.500 times their time; FLOPs are not counted "
             "for this model or precision."
         )
+
+    def test_copies_of_operands_are_told_from_products(self) -> None:
+        def make(point: Point) -> Result:
+            result = recording(point)
+            for row in result.data["attention_parts"]:
+                row["product_ns"] = row["total_ns"] * 9 // 10
+            return result
+
+        text = profile_attention.attention(collected(make))
+        assert "Of the products' time 10 % goes into copying operands into shape." in text
+        assert "copying" not in profile_attention.attention(collected())
 
     def test_no_parts(self) -> None:
         assert "were not recorded" in profile_attention.attention(collected(nothing))

@@ -1,4 +1,4 @@
-"""The chapter's words are those of the results: rooms that may not import each other still agree."""
+"""The chapter's words are those of the results, though its room may not import theirs."""
 
 from __future__ import annotations
 

@@ -167,6 +167,18 @@ def _late(steps: pd.DataFrame) -> str:
         "Gaps before kernels that were launched too late make up "
         f"{percent(most['late'], 2)} of the step of {place(most)} and {percent(least['late'], 2)} "
         f"of that of {place(least)}; under a profiler, which makes the host slower than it is."
+        f"{_longest_gap(steps)}"
+    )
+
+
+def _longest_gap(steps: pd.DataFrame) -> str:
+    row = extreme(steps, "longest_gap_ms", largest=True)
+    if not row["gap_before"]:
+        return ""
+    phase = f"in {row['gap_phase']} of " if row["gap_phase"] else "in "
+    return (
+        f" The longest gap of all, {significant(row['longest_gap_ms'])} ms, lies before "
+        f"{row['gap_before']} {phase}{place(row)}."
     )
 
 

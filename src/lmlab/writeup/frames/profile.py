@@ -22,6 +22,7 @@ POINT_COLUMNS = [*PLACE, "attention", "status", "tool", "tool_note", "tf32", *CL
 MODE_COLUMNS = [
     *PLACE, "mode", "kernels", "total_ms", "busy_ms", "span_ms", "table_ms", "copies_ms",
     "wait_ms", "wait_call", "wait_after", "delay_ms", "gap_ms", "late_gap_ms", "gaps", "host_ms",
+    "longest_gap_ms", "gap_before", "gap_phase",
 ]  # fmt: skip
 PHASE_COLUMNS = [*PLACE, "mode", "phase", "kernels", "total_ms", "busy_ms", "span_ms", "host_ms"]
 FAMILY_COLUMNS = [*PLACE, "mode", "family", "total_ms", "instances", "share"]
@@ -196,6 +197,7 @@ def _point(row: Row) -> dict[str, Any]:
 def _run(run: Mapping[str, Any]) -> dict[str, Any]:
     host = run["host"]
     longest = host["waits"][0] if host["waits"] else {"name": None, "after": None}
+    names = [phase["phase"] for phase in run["phases"]]
     in_tables = sum(run["table"]["total_ns"]) + run["rest"]["total_ns"]
     return {
         **_in_ms(run),
@@ -209,6 +211,19 @@ def _run(run: Mapping[str, Any]) -> dict[str, Any]:
         "late_gap_ms": host["host_late_gap_ns"] / 1e6,
         "gaps": host["gaps"],
         "host_ms": sum(phase["host_ns"] for phase in run["phases"]) / 1e6,
+        **_longest_gap(host["longest_gaps"], names),
+    }
+
+
+def _longest_gap(gaps: list[dict[str, Any]], phases: list[str]) -> dict[str, Any]:
+    """The longest time in which nothing ran, what came after it, and in which phase."""
+    if not gaps:
+        return {"longest_gap_ms": 0.0, "gap_before": None, "gap_phase": None}
+    first = gaps[0]
+    return {
+        "longest_gap_ms": first["gap_ns"] / 1e6,
+        "gap_before": first["before"],
+        "gap_phase": next((name for name in first["ranges"] if name in phases), None),
     }
 
 
