@@ -8,7 +8,12 @@ import pytest
 
 from lmlab.study.points import Point
 from lmlab.study.results import Result
-from lmlab.writeup.findings import profile_attention, profile_kernels, profile_timeline
+from lmlab.writeup.findings import (
+    profile_attention,
+    profile_cores,
+    profile_kernels,
+    profile_timeline,
+)
 from lmlab.writeup.findings.profile import findings, recorded, summary
 from tests.writeup import factory, small_profile, synthetic
 from tests.writeup.small_profile import (
@@ -149,6 +154,26 @@ class TestHost:
         assert text.startswith("In no train step does the host get ahead of the GPU")
         assert "make up 50 % of the step of small at context 128 and 0 % of that of medium" in text
 
+    GAP: ClassVar[dict[str, Any]] = {
+        "gap_ns": 2_500_000,
+        "host_late": True,
+        "before": ADD,
+        "ranges": ["mode train_step", "backward"],
+    }
+
+    @pytest.mark.parametrize("phase", ["backward", None])
+    def test_the_longest_gap_is_named_with_what_follows_it(self, phase: str | None) -> None:
+        def make(point: Point) -> Result:
+            result = recording(point, step={"span_ms": 68.0, "late_ms": 34.0})
+            gap = {**self.GAP, "ranges": [phase] if phase else []}
+            result.data["modes"]["train_step"]["host"]["longest_gaps"] = [gap]
+            return result
+
+        where = f"in {phase} of small" if phase else "in small"
+        assert profile_timeline.host(collected(make)).endswith(
+            f"The longest gap of all, 2.50 ms, lies before {ADD} {where} at context 128."
+        )
+
     def test_on_a_cpu_there_is_nobody_to_wait_for(self) -> None:
         assert "nobody" in profile_timeline.host(collected(device="cpu", sizes=["cpu-small"]))
 
@@ -200,6 +225,15 @@ class TestTop:
         text = profile_kernels.top(collected(by_size({}, {"forward": other})))
         assert f"{SIMT} in 2 points (80.0 % of forward, 85 calls a pass) and {ADD} in 2 " in text
         assert "(90.0 % of forward, 1 call a pass)" in text
+
+    def test_only_the_first_few_of_many_are_named(self) -> None:
+        def make(point: Point) -> Result:
+            name = f"sgemm_{point.parameters['size']}_{point.parameters['context']}"
+            return recording(point, forward=[(name, 9.0, 1)])
+
+        text = profile_kernels.top(collected(make, contexts=[128, 256, 512]))
+        assert text.count("sgemm") == 4
+        assert text.endswith("a pass) and 2 more.")
 
     def test_calls_that_differ(self) -> None:
         text = profile_kernels.top(collected(by_size({}, {"forward": [(SIMT, 9.0, 1000)]})))
@@ -282,7 +316,7 @@ class TestCores:
     def text(*kernels: tuple[str, float], precision: str = "fp32", **changes: Any) -> str:
         forward = [(name, ms, 1) for name, ms in kernels]
         make = all_alike(forward=forward, backward=[], **changes)
-        return profile_kernels.cores(collected(make, precisions=[precision]))
+        return profile_cores.cores(collected(make, precisions=[precision]))
 
     def test_fp32_cannot_use_tensor_cores(self) -> None:
         text = self.text((SIMT, 10.0))
@@ -327,7 +361,7 @@ class TestCores:
                 data=result.data,
             )
 
-        text = profile_kernels.cores(collected(make, precisions=["bf16"]))
+        text = profile_cores.cores(collected(make, precisions=["bf16"]))
         assert "a side that is no multiple of 8 leaves operands unaligned, and here" in text
         assert "vocab_size 10001 are none." in text
 
@@ -347,11 +381,11 @@ class TestCores:
         assert "none of the products' time is on tensor cores (10 % do not tell)" in text
 
     def test_a_cpu_has_none(self) -> None:
-        text = profile_kernels.cores(collected(device="cpu", sizes=["cpu-small"]))
+        text = profile_cores.cores(collected(device="cpu", sizes=["cpu-small"]))
         assert text == "A CPU has no tensor cores to choose; its products are one family."
 
     def test_nothing(self) -> None:
-        assert profile_kernels.cores(collected(nothing)) == "No matrix product was recorded."
+        assert profile_cores.cores(collected(nothing)) == "No matrix product was recorded."
 
 
 class TestAttention:
@@ -390,6 +424,17 @@ class TestAttention:
             "Against the two products softmax takes 0.500 times their time; FLOPs are not counted "
             "for this model or precision."
         )
+
+    def test_copies_of_operands_are_told_from_products(self) -> None:
+        def make(point: Point) -> Result:
+            result = recording(point)
+            for row in result.data["attention_parts"]:
+                row["product_ns"] = row["total_ns"] * 9 // 10
+            return result
+
+        text = profile_attention.attention(collected(make))
+        assert "Of the products' time 10 % goes into copying operands into shape." in text
+        assert "copying" not in profile_attention.attention(collected())
 
     def test_no_parts(self) -> None:
         assert "were not recorded" in profile_attention.attention(collected(nothing))

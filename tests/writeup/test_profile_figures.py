@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup import style
 from lmlab.writeup.figure import save
 from lmlab.writeup.figures.profile import LOOKS, figures
@@ -18,7 +19,7 @@ from tests.writeup.synthetic_profile import corners
 
 
 def test_every_family_has_a_look_of_its_own() -> None:
-    assert set(LOOKS) == set(frames.FAMILIES)
+    assert set(LOOKS) == set(words.FAMILIES)
     assert len(set(LOOKS.values())) == len(LOOKS)
 
 

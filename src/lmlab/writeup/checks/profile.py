@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import percent, significant
@@ -36,7 +37,7 @@ def kernels_add_up(modes: pd.DataFrame, phases: pd.DataFrame) -> list[str]:
     for _, run in modes.iterrows():
         here = frames.of(phases, **{key: run[key] for key in [*frames.PLACE, "mode"]})
         added = here["total_ms"].sum()
-        name = f"{frames.MODE_NAMES[run['mode']]} of {place(run)}"
+        name = f"{words.MODE_NAMES[run['mode']]} of {place(run)}"
         if not _same(added, run["total_ms"]):
             warnings.append(
                 f"The kernels of the phases of {name} add up to {significant(added)} ms of "
@@ -54,7 +55,7 @@ def kernels_add_up(modes: pd.DataFrame, phases: pd.DataFrame) -> list[str]:
 def tables_add_up(modes: pd.DataFrame) -> list[str]:
     """The kernel table, its rest and the copies are all of a run."""
     return [
-        f"The kernel table of {frames.MODE_NAMES[run['mode']]} of {place(run)} adds up to "
+        f"The kernel table of {words.MODE_NAMES[run['mode']]} of {place(run)} adds up to "
         f"{significant(run['table_ms'] + run['copies_ms'])} ms of "
         f"{significant(run['total_ms'])} ms."
         for _, run in modes.iterrows()
@@ -123,7 +124,7 @@ def below_peak(collected: Collected) -> list[str]:
         peak = collected.ceiling("peaks", "tflops", row["precision"])
         if peak is not None and row["tflops"] > peak:
             warnings.append(
-                f"Attention's {frames.PART_NAMES[row['part']]} of {place(row)} runs at "
+                f"Attention's {words.PART_NAMES[row['part']]} of {place(row)} runs at "
                 f"{significant(row['tflops'])} TFLOP/s, above the stated peak of "
                 f"{significant(peak)}."
             )

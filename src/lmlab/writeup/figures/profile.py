@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup import style
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
@@ -62,15 +63,15 @@ def _families(shares: pd.DataFrame) -> Figure:
     contexts = sorted(set(shares["context"]))
     contexts = [contexts[0], contexts[-1]] if len(contexts) > 1 else contexts
     figure, axes = style.panels(
-        len(contexts), len(frames.MODES), height=2.7, sharex=True, sharey=True
+        len(contexts), len(words.MODES), height=2.7, sharex=True, sharey=True
     )
-    cases = [(context, mode) for context in contexts for mode in frames.MODES]
+    cases = [(context, mode) for context in contexts for mode in words.MODES]
     for axis, (context, mode) in zip(axes, cases, strict=True):
         _stack(axis, frames.of(shares, context=context, mode=mode), frames.order(shares, "size"))
-        axis.set_title(f"{frames.MODE_NAMES[mode].capitalize()}, context {context}")
+        axis.set_title(f"{words.MODE_NAMES[mode].capitalize()}, context {context}")
         axis.set_ylim(0, 100)
         axis.grid(axis="x", visible=False)
-    for axis in axes[:: len(frames.MODES)]:
+    for axis in axes[:: len(words.MODES)]:
         axis.set_ylabel("Share of device time (%)")
     _family_legend(figure, shares)
     return figure
@@ -78,7 +79,7 @@ def _families(shares: pd.DataFrame) -> Figure:
 
 def _stack(axis: Axes, shares: pd.DataFrame, sizes: list[Any]) -> None:
     bottom = dict.fromkeys(sizes, 0.0)
-    for family in frames.FAMILIES:
+    for family in words.FAMILIES:
         for position, size in enumerate(sizes):
             share = float(frames.of(shares, family=family, size=size)["share"].sum())
             _block(axis, position, bottom[size], share, family)
@@ -109,9 +110,9 @@ def _family_legend(figure: Figure, shares: pd.DataFrame) -> None:
             facecolor=LOOKS[family][0],
             hatch=LOOKS[family][1],
             edgecolor="white",
-            label=frames.FAMILY_NAMES.get(family, family),
+            label=words.FAMILY_NAMES.get(family, family),
         )
-        for family in frames.FAMILIES
+        for family in words.FAMILIES
         if family in there
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
@@ -124,9 +125,9 @@ def _attention(parts: pd.DataFrame) -> Figure:
     figure, axes = style.panels(lines, columns, height=2.7, sharex=True, sharey=True)
     contexts = sorted(set(parts["context"]))
     for axis, size in zip(axes, sizes, strict=False):
-        for index, part in enumerate(frames.PARTS):
+        for index, part in enumerate(words.PARTS):
             rows = frames.of(parts, size=size, part=part).sort_values("context")
-            label = frames.part_title(part)
+            label = words.part_title(part)
             axis.plot(rows["context"], rows["total_ms"], label=label, **style.series(index))
         axis.set_title(str(size))
         style.log_axis(axis, "x", ticks=contexts)

@@ -17,6 +17,7 @@ from matplotlib.gridspec import GridSpec
 from matplotlib.pyplot import figure as new_figure
 
 from lmlab.study.results import Result
+from lmlab.writeup import profile_words as words
 from lmlab.writeup import style
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
@@ -70,7 +71,7 @@ def _timeline(collected: Collected, result: Result, looks: Looks) -> Drawing:
 
 def _draw(data: Mapping[str, Any], looks: Looks, size: str, context: int, device: str) -> Figure:
     line, layer = data["timeline"], data["layer"]
-    lanes = [family for family in frames.FAMILIES if family in line["families"]]
+    lanes = [family for family in words.FAMILIES if family in line["families"]]
     heights = [0.27 * (len(lanes) + 2) + 0.3, 1.25] if layer else [0.27 * (len(lanes) + 2) + 0.3]
     drawn = new_figure(figsize=(style.WIDTH_INCHES, sum(heights) + 1.0))
     grid = GridSpec(len(heights), 1, figure=drawn, height_ratios=heights)
@@ -95,7 +96,7 @@ def _step(axis: Axes, line: Mapping[str, Any], lanes: list[str], looks: Looks, d
     edges = np.linspace(0, end_ms, line["bins"] + 1)
     for row, family in enumerate(reversed(lanes)):
         _lane(axis, edges, line["families"][family], row, looks[family])
-    names = [frames.FAMILY_NAMES.get(family, family) for family in reversed(lanes)]
+    names = [words.FAMILY_NAMES.get(family, family) for family in reversed(lanes)]
     axis.set_yticks(range(len(lanes) + len(phases)), [*names, *phases])
     axis.set_ylim(-0.6, len(lanes) + len(phases) - 0.4)
     axis.set_xlim(0, end_ms)

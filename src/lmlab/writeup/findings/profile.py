@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
-from lmlab.writeup.findings import profile_attention, profile_kernels, profile_timeline
+from lmlab.writeup.findings import (
+    profile_attention,
+    profile_cores,
+    profile_kernels,
+    profile_timeline,
+)
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import counted, listed, span
 from lmlab.writeup.places import shares
@@ -24,7 +30,7 @@ def findings(collected: Collected) -> dict[str, str]:
         "top_in_other_modes": profile_kernels.top_in_other_modes(collected),
         "others": profile_kernels.others(collected),
         "families": profile_kernels.families(collected),
-        "cores": profile_kernels.cores(collected),
+        "cores": profile_cores.cores(collected),
         "attention": profile_attention.attention(collected),
         "consequence": profile_attention.consequence(collected),
     }
@@ -32,7 +38,7 @@ def findings(collected: Collected) -> dict[str, str]:
 
 def summary(collected: Collected) -> str:
     """The chapter in two sentences, for the abstract."""
-    products = frames.of(frames.families(collected), family=set(frames.MATMULS), mode="forward")
+    products = frames.of(frames.families(collected), family=set(words.MATMULS), mode="forward")
     if products.empty:
         return "No profile was recorded."
     totals = products.groupby(frames.PLACE, sort=False)["share"].sum().reset_index()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import counted, percent, significant, span
@@ -17,6 +18,7 @@ PRODUCTS = {"scores", "output"}
 # Between one and the other nothing is claimed.
 MORE_THAN = 1.1
 MOST_OF_ATTENTION = 0.5
+WORTH_SAYING = 0.01
 
 
 def attention(collected: Collected) -> str:
@@ -33,15 +35,15 @@ def attention(collected: Collected) -> str:
         )
     flops = f"{span(counted_['flops_ratio'])} times their FLOPs"
     parts = frames.parts(collected)
-    rate = frames.prefix(1e12 * parts["tflops"])
-    rates = parts.assign(rate=1e12 * parts["tflops"] / frames.PREFIXES[rate])
+    rate = words.prefix(1e12 * parts["tflops"])
+    rates = parts.assign(rate=1e12 * parts["tflops"] / words.PREFIXES[rate])
     softmax = frames.of(rates, part="softmax")["rate"]
     products = frames.of(rates, part=PRODUCTS)["rate"]
     return (
         f"Against the two products softmax has {flops} (5 a score against 4 times the head "
         f"dimension) and takes {time}: "
         f"{_verdict(counted_)} It runs at {span(softmax)} {rate}FLOP/s, the products at "
-        f"{span(products)}. {_bandwidth(collected, parts)}"
+        f"{span(products)}.{_copies(parts)} {_bandwidth(collected, parts)}"
     )
 
 
@@ -73,6 +75,16 @@ def _verdict(both: pd.DataFrame) -> str:
     if excess.min() >= 1 / MORE_THAN and excess.max() <= MORE_THAN:
         return "about as much time as its arithmetic would take at their rate."
     return "in some points more time than its arithmetic would take at their rate, in others not."
+
+
+def _copies(parts: pd.DataFrame) -> str:
+    """How much of the products' time is not multiplying but bringing operands into shape."""
+    rows = frames.of(parts, part=PRODUCTS)
+    rows = rows[rows["product_ms"] > 0]
+    share = 1 - rows["product_ms"] / rows["total_ms"]
+    if rows.empty or share.max() < WORTH_SAYING:
+        return ""
+    return f" Of the products' time {span(100 * share, 2)} % goes into copying operands into shape."
 
 
 def _bandwidth(collected: Collected, parts: pd.DataFrame) -> str:

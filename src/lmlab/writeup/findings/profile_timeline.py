@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.frames.repeats import GPU_LIMITED_FROM, HOST_LIMITED_BELOW
@@ -166,6 +167,18 @@ def _late(steps: pd.DataFrame) -> str:
         "Gaps before kernels that were launched too late make up "
         f"{percent(most['late'], 2)} of the step of {place(most)} and {percent(least['late'], 2)} "
         f"of that of {place(least)}; under a profiler, which makes the host slower than it is."
+        f"{_longest_gap(steps)}"
+    )
+
+
+def _longest_gap(steps: pd.DataFrame) -> str:
+    row = extreme(steps, "longest_gap_ms", largest=True)
+    if not row["gap_before"]:
+        return ""
+    phase = f"in {row['gap_phase']} of " if row["gap_phase"] else "in "
+    return (
+        f" The longest gap of all, {significant(row['longest_gap_ms'])} ms, lies before "
+        f"{row['gap_before']} {phase}{place(row)}."
     )
 
 
@@ -183,7 +196,7 @@ def slow_ranges(collected: Collected) -> str:
         if longest[key]
     ]
     within = f"; in it {listed(ran)}" if ran else "; nothing was recorded in it"
-    run = frames.MODE_NAMES.get(longest["run"], "outside the runs")
+    run = words.MODE_NAMES.get(longest["run"], "outside the runs")
     return (
         f"{counted(len(rows), 'range')} took more than five times the median of their name on the "
         f"host. The longest is {longest['range']} ({run}, {place(longest)}): "

@@ -17,40 +17,12 @@ from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected, Row
 
 PLACE = ["size", "context", "batch", "precision"]
-MODES = ("forward", "forward_backward", "train_step")
-MODE_NAMES = {
-    "forward": "forward",
-    "forward_backward": "forward and backward",
-    "train_step": "train step",
-}
-RUN_NAMES = {
-    "forward": "a forward pass",
-    "forward_backward": "a forward and backward pass",
-    "train_step": "a train step",
-}
-MATMULS = ("matmul_tensor_core", "matmul_simt", "matmul")
-FAMILIES = (
-    *MATMULS, "softmax", "elementwise", "reduction", "copy", "communication", "optimizer", "other",
-)  # fmt: skip
-FAMILY_NAMES = {
-    "matmul_tensor_core": "matmul, tensor cores",
-    "matmul_simt": "matmul, SIMT cores",
-}
-PARTS = ("scores", "scale_and_mask", "softmax", "output")
-PART_NAMES = {
-    "scores": "scores QKᵀ",
-    "scale_and_mask": "scale and mask",
-    "softmax": "softmax",
-    "output": "output PV",
-}
-
-PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
-
 CLOCK = ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
 POINT_COLUMNS = [*PLACE, "attention", "status", "tool", "tool_note", "tf32", *CLOCK]
 MODE_COLUMNS = [
     *PLACE, "mode", "kernels", "total_ms", "busy_ms", "span_ms", "table_ms", "copies_ms",
     "wait_ms", "wait_call", "wait_after", "delay_ms", "gap_ms", "late_gap_ms", "gaps", "host_ms",
+    "longest_gap_ms", "gap_before", "gap_phase",
 ]  # fmt: skip
 PHASE_COLUMNS = [*PLACE, "mode", "phase", "kernels", "total_ms", "busy_ms", "span_ms", "host_ms"]
 FAMILY_COLUMNS = [*PLACE, "mode", "family", "total_ms", "instances", "share"]
@@ -182,18 +154,6 @@ def first_kind(data: pd.DataFrame) -> pd.DataFrame:
     return data
 
 
-def prefix(values: pd.Series) -> str:
-    """The prefix in which the largest of some numbers is at least one."""
-    most = values.max()
-    return next((name for name, one in PREFIXES.items() if most >= one), "k")
-
-
-def part_title(part: str) -> str:
-    """A part's name with a capital, its formula as it is."""
-    name = PART_NAMES[part]
-    return name[0].upper() + name[1:]
-
-
 def largest_context(data: pd.DataFrame) -> pd.DataFrame:
     """Of each size, the rows at the largest context that it was recorded at."""
     if data.empty:
@@ -237,6 +197,7 @@ def _point(row: Row) -> dict[str, Any]:
 def _run(run: Mapping[str, Any]) -> dict[str, Any]:
     host = run["host"]
     longest = host["waits"][0] if host["waits"] else {"name": None, "after": None}
+    names = [phase["phase"] for phase in run["phases"]]
     in_tables = sum(run["table"]["total_ns"]) + run["rest"]["total_ns"]
     return {
         **_in_ms(run),
@@ -250,6 +211,19 @@ def _run(run: Mapping[str, Any]) -> dict[str, Any]:
         "late_gap_ms": host["host_late_gap_ns"] / 1e6,
         "gaps": host["gaps"],
         "host_ms": sum(phase["host_ns"] for phase in run["phases"]) / 1e6,
+        **_longest_gap(host["longest_gaps"], names),
+    }
+
+
+def _longest_gap(gaps: list[dict[str, Any]], phases: list[str]) -> dict[str, Any]:
+    """The longest time in which nothing ran, what came after it, and in which phase."""
+    if not gaps:
+        return {"longest_gap_ms": 0.0, "gap_before": None, "gap_phase": None}
+    first = gaps[0]
+    return {
+        "longest_gap_ms": first["gap_ns"] / 1e6,
+        "gap_before": first["before"],
+        "gap_phase": next((name for name in first["ranges"] if name in phases), None),
     }
 
 

@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import factor, percent, significant
@@ -27,13 +28,13 @@ def summary(collected: Collected) -> Table:
         times = here.set_index("part")["total_ms"]
         products, softmax = frames.of(here, part=PRODUCTS), frames.of(here, part="softmax").iloc[0]
         return [
-            *(significant(times[part]) for part in frames.PARTS),
+            *(significant(times[part]) for part in words.PARTS),
             factor(softmax["total_ms"] / products["total_ms"].sum()),
             _ratio(softmax["flops"], products["flops"].sum()),
         ]
 
     titles = [
-        *(f"{frames.part_title(part)} (ms)" for part in frames.PARTS),
+        *(f"{words.part_title(part)} (ms)" for part in words.PARTS),
         "Softmax / products, time",
         "Softmax / products, FLOPs",
     ]
@@ -63,8 +64,8 @@ def details(collected: Collected) -> dict[str, Table]:
 
 def _details(collected: Collected, parts: pd.DataFrame, size: str) -> Table:
     rows = [row for row in collected.rows if row.point.parameters["size"] == size]
-    work, moved = frames.prefix(parts["flops"]), frames.prefix(parts["bytes"])
-    rate = frames.prefix(1e12 * parts["tflops"])
+    work, moved = words.prefix(parts["flops"]), words.prefix(parts["bytes"])
+    rate = words.prefix(1e12 * parts["tflops"])
     titles = [
         *("Context", "Part", "Time (ms)", "Of attention", f"{work}FLOPs", f"{moved}B moved"),
         *(f"{rate}FLOP/s", "GB/s", "FLOPs a byte"),
@@ -82,12 +83,12 @@ def _details(collected: Collected, parts: pd.DataFrame, size: str) -> Table:
 def _detail(row: pd.Series, work: str, moved: str, rate: str) -> list[str]:
     return [
         str(row["context"]),
-        frames.PART_NAMES[row["part"]],
+        words.PART_NAMES[row["part"]],
         significant(row["total_ms"]),
         percent(row["share"], 2),
-        _counted(row["flops"] / frames.PREFIXES[work]),
-        _counted(row["bytes"] / frames.PREFIXES[moved]),
-        _counted(1e12 * row["tflops"] / frames.PREFIXES[rate]),
+        _counted(row["flops"] / words.PREFIXES[work]),
+        _counted(row["bytes"] / words.PREFIXES[moved]),
+        _counted(1e12 * row["tflops"] / words.PREFIXES[rate]),
         _counted(row["gb_per_s"]),
         _counted(row["flops"] / row["bytes"]),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import counted, percent, significant
@@ -27,13 +28,13 @@ def top(collected: Collected) -> Table:
 
     def cells(key: Key) -> list[str]:
         here = at(kernels, key)
-        by_mode = {mode: frames.of(here, mode=mode) for mode in frames.MODES}
+        by_mode = {mode: frames.of(here, mode=mode) for mode in words.MODES}
         first = by_mode["forward"].iloc[0]
         last = by_mode["train_step"].iloc[0]
         return [
             first["short_name"],
             f"{first['instances']:,}",
-            *(_share_of(first["name"], by_mode[mode]) for mode in frames.MODES),
+            *(_share_of(first["name"], by_mode[mode]) for mode in words.MODES),
             last["short_name"],
             percent(last["share"]),
         ]
@@ -71,7 +72,7 @@ def full(collected: Collected) -> dict[str, Table]:
     for size, result in found.items():
         rows = [row for row in collected.rows if row.result is result]
         key = tuple(result.parameters[name] for name in frames.PLACE)
-        for mode in frames.MODES:
+        for mode in words.MODES:
             here = frames.of(at(kernels, key), mode=mode)
             rest = result.data["modes"][mode]["rest"]
             tables[f"kernels_{size}_{mode}"] = _full(collected, rows, here, rest, mode)
@@ -91,7 +92,7 @@ def _full(
         share = f"{100 * rest['total_ns'] / 1e6 / whole:.1f}"
         body.append([share, *cells, *[NOTHING] * len(STATISTICS), more])
     return Table(
-        title=f"All {word}s of {frames.RUN_NAMES[mode]}: "
+        title=f"All {word}s of {words.RUN_NAMES[mode]}: "
         f"{place['size']} at context {place['context']}",
         columns=[
             *(Column(title) for title in ("Time (%)", "Total (ms)", "Instances")),
@@ -119,7 +120,7 @@ def others(collected: Collected) -> Table:
     """The kernels of forward that are no matrix product, at the largest context of each size."""
     largest = frames.first_kind(frames.largest_context(frames.kernels(collected)))
     kernels = frames.of(largest, mode="forward")
-    chosen = kernels[~kernels["family"].isin(frames.MATMULS)]
+    chosen = kernels[~kernels["family"].isin(words.MATMULS)]
     shown = chosen.groupby("size", sort=False).head(OTHERS_SHOWN)
     word = kernel_word(collected).capitalize()
     return Table(
@@ -155,7 +156,7 @@ def families(collected: Collected) -> Table:
     word = kernel_word(collected)
     points, shares = frames.points(collected), frames.families(collected)
     wanted = {
-        "Matmul": (frames.MATMULS, frames.MODES),
+        "Matmul": (words.MATMULS, words.MODES),
         "Softmax": (("softmax",), ("forward",)),
         "Elementwise": (("elementwise",), ("forward", "train_step")),
         "Reduction": (("reduction",), ("forward", "train_step")),
@@ -174,7 +175,7 @@ def families(collected: Collected) -> Table:
         title="What the device's time is spent on, from forward to train step",
         columns=[
             *place_columns(points),
-            *(Column(f"{title}, {frames.MODE_NAMES[mode]}") for title, _, mode in columns),
+            *(Column(f"{title}, {words.MODE_NAMES[mode]}") for title, _, mode in columns),
         ],
         rows=by_point(points, len(columns), cells),
         caption=f"{recorded(collected.results, collected)} Shares of the run's work on the device; "
@@ -192,16 +193,16 @@ def cores(collected: Collected) -> dict[str, Table]:
     kernels = frames.of(frames.kernels(collected), mode="train_step")
 
     def cells(key: Key) -> list[str]:
-        here = frames.of(at(shares, key), mode="train_step", family=set(frames.MATMULS))
+        here = frames.of(at(shares, key), mode="train_step", family=set(words.MATMULS))
         products = at(kernels, key)
-        products = products[products["family"].isin(frames.MATMULS)]
+        products = products[products["family"].isin(words.MATMULS)]
         whole = here["total_ms"].sum()
         by_family = here.set_index("family")["total_ms"]
         first = products.iloc[0] if len(products) else None
         return [
             significant(whole),
             *(percent(by_family.get(family, 0.0) / whole, 3) if whole else NOTHING
-              for family in frames.MATMULS),
+              for family in words.MATMULS),
             NOTHING if first is None else first["short_name"],
             NOTHING if first is None else percent(first["total_ms"] / whole),
         ]  # fmt: skip
@@ -227,7 +228,7 @@ def cores(collected: Collected) -> dict[str, Table]:
 
 def family_name(family: str) -> str:
     """A family for a reader."""
-    return frames.FAMILY_NAMES.get(family, family)
+    return words.FAMILY_NAMES.get(family, family)
 
 
 def _at_largest(collected: Collected) -> list[Row]:

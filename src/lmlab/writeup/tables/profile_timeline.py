@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from lmlab.writeup import profile_words as words
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import profile as frames
@@ -148,7 +149,7 @@ def slow_ranges(collected: Collected) -> dict[str, Table]:
     body = [
         [
             *(str(row[name]) for name in names),
-            frames.MODE_NAMES.get(row["run"], NOTHING),
+            words.MODE_NAMES.get(row["run"], NOTHING),
             row["range"],
             significant(row["duration_ms"]),
             factor(row["times"], 2),
