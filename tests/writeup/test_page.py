@@ -205,7 +205,7 @@ def test_a_chapter_of_which_nothing_is_measured_is_one_line(root: Path, tmp_path
     )  # fmt: skip
     text = render(documents, templates=TEMPLATES, page_folder=root / "report")
     assert "Of `precision` nothing is measured on this machine yet." in text
-    assert "## Precision" not in text
+    assert "\n## Precision\n" not in text
     assert "| `precision` " in text.split("## Appendix")[1]
 
 
