@@ -27,8 +27,8 @@ def gpu() -> dict[str, Table]:
 
 def test_every_topic_has_its_tables(gpu: dict[str, Table]) -> None:
     assert list(gpu) == [
-        *("naive", "account", "published", "compiled_model", "limits"),
-        *("race_bf16_forward", "race_bf16_backward", "race_bf16_both"),
+        *("naive", "account", "published_naive", "compiled_model", "limits"),
+        *("race_bf16_forward", "race_bf16_backward", "race_bf16_both", "published_race"),
         *("tiles", "leaderboard", "model"),
     ]
     for name, table in gpu.items():
@@ -38,7 +38,8 @@ def test_every_topic_has_its_tables(gpu: dict[str, Table]) -> None:
 
 def test_a_cpu_has_no_tables_of_what_only_a_gpu_can_tell() -> None:
     found = tables(synthetic.collected("attention", "cpu"))
-    assert {"tiles", "leaderboard", "limits", "published", "compiled_model"}.isdisjoint(found)
+    assert {"tiles", "leaderboard", "limits", "compiled_model"}.isdisjoint(found)
+    assert not any(name.startswith("published") for name in found)
     assert set(column(found["naive"], "Peak")) == {"not counted"}
 
 
@@ -74,7 +75,7 @@ def test_the_account_adds_up_beside_what_was_counted(gpu: dict[str, Table]) -> N
 
 
 def test_published_times_stand_beside_ours(gpu: dict[str, Table]) -> None:
-    table = gpu["published"]
+    table = gpu["published_naive"]
     assert [row[:3] for row in table.rows[:3]] == [
         ["NVIDIA H200", "this page", "naive"],
         ["H800 PCIe", "001", "naive"],
@@ -83,10 +84,25 @@ def test_published_times_stand_beside_ours(gpu: dict[str, Table]) -> None:
     assert column(table, "4,096")[1] == "5.12 / 15.9"
 
 
+def test_a_published_sweep_stands_beside_every_precision_of_ours(gpu: dict[str, Table]) -> None:
+    table = gpu["published_race"]
+    assert [row[2] for row in table.rows] == [
+        *("naive, bf16", "flash (ours), bf16"),
+        *("naive", "triton_tile16", "triton_tile_adaptive"),
+    ]
+    assert column(table, "4,096")[2] == "0.559 / 2.99"
+    assert column(table, "128")[1] == "0.00429 / 0.0150"
+
+
+def test_an_arm_that_did_not_fit_says_so_beside_published_times() -> None:
+    table = tables(collected(without({"naive": OOM}, topic="benchmark")))["published_race"]
+    assert column(table, "128")[0] == "OOM"
+
+
 def test_a_study_without_publications_has_no_published_table(tmp_path: Path) -> None:
     made = collected()
     bare = tables(type(made)(**{**vars(made), "references": tmp_path}))
-    assert "published" not in bare
+    assert not any(name.startswith("published") for name in bare)
     assert not any("published" in row[1] for row in bare["leaderboard"].rows)
 
 

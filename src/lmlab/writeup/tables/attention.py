@@ -6,7 +6,8 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.table import Table
 from lmlab.writeup.tables.attention_model import compiled_model, model
-from lmlab.writeup.tables.attention_naive import account, naive, published
+from lmlab.writeup.tables.attention_naive import account, naive
+from lmlab.writeup.tables.attention_published import published_naive, published_race
 from lmlab.writeup.tables.attention_race import limits, races
 from lmlab.writeup.tables.attention_tiles import leaderboard, tiles
 
@@ -17,10 +18,11 @@ def tables(collected: Collected) -> dict[str, Table]:
     made = {
         "naive": naive(collected, data),
         "account": account(collected),
-        "published": published(collected, data),
+        "published_naive": published_naive(collected, data),
         "compiled_model": compiled_model(collected, data),
         "limits": limits(collected, data),
         **races(collected, data),
+        "published_race": published_race(collected, data),
         "tiles": tiles(collected, data),
         "leaderboard": leaderboard(collected, data),
         "model": model(collected, data),

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.numbers import binary_bytes, percent, significant
-from lmlab.writeup.references import NOT_STATED
+from lmlab.writeup.numbers import binary_bytes, percent
 from lmlab.writeup.table import NOTHING, Column, Table
 from lmlab.writeup.tables.attention_cells import bytes_cell, caption, seconds_cell, time_cell
-
-PUBLISHED_HEAD_DIM = 64
 
 
 def naive(collected: Collected, data: pd.DataFrame) -> Table | None:
@@ -131,65 +127,3 @@ def _against(counted: int | None, total: int) -> str:
     if counted is None:
         return "not counted"
     return f"{binary_bytes(counted)} ({percent(counted / total)} of the sum)"
-
-
-def published(collected: Collected, data: pd.DataFrame) -> Table | None:
-    """Other GPUs beside this one, at one head dimension."""
-    theirs = _their_times(collected.references / "attention.csv")
-    ours = frames.of(data, topic="naive", head_dim=PUBLISHED_HEAD_DIM)
-    sequences = [s for s in frames.order(ours, "sequence") if str(s) in set(theirs["sequence"])]
-    if collected.device != "cuda" or not sequences:
-        return None
-    body = [
-        [collected.device_name, "this page", arm, *(_ours(ours, arm, s) for s in sequences)]
-        for arm in (frames.NAIVE, frames.COMPILED)
-    ]
-    for key, part in theirs.groupby(["source", "gpu", "implementation"], sort=True):
-        source, gpu, arm = (str(value) for value in key)
-        name = {"eager": frames.NAIVE}.get(arm, arm)
-        body.append([gpu, source, name, *(_theirs(part, s) for s in sequences)])
-    used = frames.rows_of(collected, "naive")
-    return Table(
-        title=f"Published beside measured: naive attention, batch 8, head dim "
-        f"{PUBLISHED_HEAD_DIM}, forward / backward in ms",
-        columns=[
-            Column("GPU", "left"),
-            Column("Publication", "left"),
-            Column("Attention", "left"),
-            *(Column(f"{sequence:,}") for sequence in sequences),
-        ],
-        rows=sorted(body, key=lambda row: row[2] != frames.NAIVE),
-        caption="One column a sequence. Publications are numbered as in report/references and do "
-        "not state their precision; publication 002 gives seconds for a number of passes that is "
-        "taken to be 100.",
-        sources=[*sources_of(used), "report/references/attention.csv"],
-    )
-
-
-def _their_times(file: Path) -> pd.DataFrame:
-    columns = ["source", "gpu", "implementation", "sequence", "head_dim", "batch", "phase"]
-    if not file.exists():
-        return pd.DataFrame(columns=columns)
-    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
-    return rows[
-        rows["batch"].eq("8")
-        & rows["head_dim"].eq(str(PUBLISHED_HEAD_DIM))
-        & rows["phase"].isin(["forward", "backward"])
-    ]
-
-
-def _ours(ours: pd.DataFrame, arm: str, sequence: int) -> str:
-    here = frames.of(ours, arm=arm, sequence=sequence)
-    if not len(here):
-        return NOTHING
-    if not len(frames.measured(here)):
-        return frames.STATUSES[here["status"].iloc[0]]
-    return " / ".join(significant(ms) for ms in here["mean_ms"])
-
-
-def _theirs(part: pd.DataFrame, sequence: int) -> str:
-    here = part[part["sequence"] == str(sequence)]
-    times = [here["ms"][here["phase"] == phase] for phase in ("forward", "backward")]
-    if not any(len(time) for time in times):
-        return NOT_STATED
-    return " / ".join(significant(float(t.iloc[0])) if len(t) else NOT_STATED for t in times)
