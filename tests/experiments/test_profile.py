@@ -157,3 +157,17 @@ def test_the_trace_lies_beside_the_result_of_its_point() -> None:
         *("profile", "size~2.7b", "context~8", "batch~2", "precision~fp32"),
         "attention~naive.trace",
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_kernels_of_all_phases_are_found_and_the_host_waits_at_the_end() -> None:
+    outcome = measure(profile_point(), torch.device("cuda", 0))
+    step = of_mode(outcome, "train_step")
+    assert all(row["kernels"] > 0 for row in step["phases"] if row["phase"] != "zero_grad")
+    assert sum(row["total_ns"] for row in step["phases"]) == step["total_ns"]
+    assert step["host"]["waits"][0]["after"] == "optimizer"
+    assert step["host"]["delay_median_ns"] > 0
+    assert [row["part"] for row in outcome.data["attention_parts"] if row["kernels"]] == [
+        *("scores", "scale_and_mask", "softmax", "output")
+    ]

@@ -33,8 +33,8 @@ def clock(collected: Collected) -> str:
         return (
             "On a CPU the operators' own time under the profiler is "
             f"{span(100 * both['busy_share'], 2)} % of what the host's clock gives for the same "
-            "pass without it; what is missing is Python and dispatch between them, what is over is "
-            "the profiler's own time within them."
+            "pass without it. What is missing lies between operators: Python, dispatch, waiting "
+            "for a core; what is over 100 % is the profiler's own time within them."
         )
     agree = both[(both["stretch"] - 1).abs() <= SAME_WITHIN]
     longer = both[both["stretch"] > 1 + SAME_WITHIN]
