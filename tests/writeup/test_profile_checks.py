@@ -10,6 +10,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.checks.profile import checks
 from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings.profile_consistency import consistency
 from tests.writeup import factory, synthetic
 from tests.writeup.small_profile import SIMT, collected, nothing, recording
 from tests.writeup.synthetic_profile import corners
@@ -108,3 +109,39 @@ def test_a_part_above_the_peak_is_impossible() -> None:
     assert (
         "scores QKᵀ of small at context 128 runs at 4.00 TFLOP/s, above the stated" in warnings[0]
     )
+
+
+def test_what_was_checked_stands_on_the_page() -> None:
+    assert consistency(collected()) == (
+        "In all 12 runs the kernels of the phases add up to the device's time within 0.1 %. "
+        "Kernels of backward take 1.90 times as long as those of forward; 1.5 to 3 times is what "
+        "twice the arithmetic lets one expect. In all 4 points the kernel table of forward differs "
+        "from that of forward and backward."
+    )
+    assert consistency(collected(nothing)) == (
+        "Nothing was recorded, so nothing can contradict itself."
+    )
+
+
+def test_what_does_not_fit_stands_there_too() -> None:
+    def spoil(data: dict[str, Any]) -> None:
+        data["modes"]["forward"]["phases"][0].update(total_ns=9_000_000, busy_ns=9_000_000)
+
+    text = consistency(changed(spoil, backward=[(SIMT, 31.0, 170)]))
+    assert "in 2 of 3 runs only" in text
+    assert "3.10 times as long as those of forward, for 1 point outside the 1.5 to 3" in text
+
+
+def test_lost_kernels_of_backward_stand_there_too() -> None:
+    def spoil(data: dict[str, Any]) -> None:
+        data["modes"]["forward_backward"] = data["modes"]["forward"]
+
+    assert "In 0 of 1 point only the kernel table" in consistency(changed(spoil))
+
+
+def test_of_a_cpu_no_ratio_is_expected() -> None:
+    def make(point: Point) -> Result:
+        return recording(point, "cpu", backward=[(SIMT, 1.0, 3)])
+
+    text = consistency(collected(make, "cpu", sizes=["cpu-small"]))
+    assert "0.100 times as long as those of forward." in text

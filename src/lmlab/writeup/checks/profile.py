@@ -7,23 +7,27 @@ import pandas as pd
 from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
+from lmlab.writeup.frames.profile_consistency import (
+    ADDS_UP_WITHIN,
+    BACKWARD_AT_LEAST,
+    BACKWARD_AT_MOST,
+    added_up,
+    backward_ratios,
+    same,
+    tables_compared,
+)
 from lmlab.writeup.numbers import percent, significant
 from lmlab.writeup.places import place
 
-# Kernels' durations are exact; what is left is rounding.
-ADDS_UP_WITHIN = 0.001
-# Twice the arithmetic, a little more or less for what is not a matmul.
-BACKWARD_AT_LEAST, BACKWARD_AT_MOST = 1.5, 3.0
 # A profiled forward pass cannot work longer than the clock saw it take, but for its own noise.
 BUSY_AT_MOST = 1.15
 
 
 def checks(collected: Collected) -> list[str]:
     """A warning for everything that contradicts something else."""
-    modes = frames.modes(collected)
     return [
-        *kernels_add_up(modes, frames.phases(collected)),
-        *tables_add_up(modes),
+        *kernels_add_up(added_up(collected), frames.phases(collected)),
+        *tables_add_up(frames.modes(collected)),
         *backward_about_twice(collected),
         *tables_differ(collected),
         *busy_within_time(collected),
@@ -36,12 +40,11 @@ def kernels_add_up(modes: pd.DataFrame, phases: pd.DataFrame) -> list[str]:
     warnings = []
     for _, run in modes.iterrows():
         here = frames.of(phases, **{key: run[key] for key in [*frames.PLACE, "mode"]})
-        added = here["total_ms"].sum()
         name = f"{words.MODE_NAMES[run['mode']]} of {place(run)}"
-        if not _same(added, run["total_ms"]):
+        if not run["adds_up"]:
             warnings.append(
-                f"The kernels of the phases of {name} add up to {significant(added)} ms of "
-                f"{significant(run['total_ms'])} ms of GPU time."
+                f"The kernels of the phases of {name} add up to {significant(run['added_ms'])} ms "
+                f"of {significant(run['total_ms'])} ms of GPU time."
             )
         for _, phase in here[here["busy_ms"] > here["total_ms"] * (1 + ADDS_UP_WITHIN)].iterrows():
             warnings.append(
@@ -59,24 +62,15 @@ def tables_add_up(modes: pd.DataFrame) -> list[str]:
         f"{significant(run['table_ms'] + run['copies_ms'])} ms of "
         f"{significant(run['total_ms'])} ms."
         for _, run in modes.iterrows()
-        if not _same(run["table_ms"] + run["copies_ms"], run["total_ms"])
+        if not same(run["table_ms"] + run["copies_ms"], run["total_ms"])
     ]
-
-
-def _same(one: float, other: float) -> bool:
-    return abs(one - other) <= ADDS_UP_WITHIN * max(one, other)
 
 
 def backward_about_twice(collected: Collected) -> list[str]:
     """GPU time of backward is 1.5 to 3 times that of forward; a CPU is not held to it."""
     if collected.device != "cuda":
         return []
-    phases = frames.of(frames.phases(collected), mode="forward_backward")
-    both = frames.of(phases, phase="forward").merge(
-        frames.of(phases, phase="backward"), on=frames.PLACE, suffixes=("_a", "_b")
-    )
-    both = both[both["total_ms_a"] > 0]
-    both = both.assign(ratio=both["total_ms_b"] / both["total_ms_a"])
+    both = backward_ratios(collected)
     outside = both[~both["ratio"].between(BACKWARD_AT_LEAST, BACKWARD_AT_MOST)]
     return [
         f"GPU time of backward should be {BACKWARD_AT_LEAST:g} to {BACKWARD_AT_MOST:g} times that "
@@ -87,20 +81,12 @@ def backward_about_twice(collected: Collected) -> list[str]:
 
 def tables_differ(collected: Collected) -> list[str]:
     """A forward table that equals the forward and backward one has lost the backward kernels."""
-    kernels = frames.kernels(collected)
-    warnings = []
-    for key, here in kernels.groupby(frames.PLACE, sort=False):
-        forward, both = (
-            frames.of(here, mode=mode)[["name", "instances"]].reset_index(drop=True)
-            for mode in ("forward", "forward_backward")
-        )
-        if forward.equals(both):
-            row = pd.Series(dict(zip(frames.PLACE, key, strict=True)))
-            warnings.append(
-                f"The kernel tables of forward and of forward and backward of {place(row)} are the "
-                "same: the kernels of backward are missing."
-            )
-    return warnings
+    compared = tables_compared(collected)
+    return [
+        f"The kernel tables of forward and of forward and backward of {place(row)} are the same: "
+        "the kernels of backward are missing."
+        for _, row in compared[~compared["differ"].astype(bool)].iterrows()
+    ]
 
 
 def busy_within_time(collected: Collected) -> list[str]:

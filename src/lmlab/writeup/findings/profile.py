@@ -8,6 +8,7 @@ from lmlab.writeup import profile_words as words
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.findings import (
     profile_attention,
+    profile_consistency,
     profile_cores,
     profile_kernels,
     profile_timeline,
@@ -26,6 +27,7 @@ def findings(collected: Collected) -> dict[str, str]:
         "elsewhere": profile_timeline.elsewhere(collected),
         "host": profile_timeline.host(collected),
         "slow_ranges": profile_timeline.slow_ranges(collected),
+        "consistency": profile_consistency.consistency(collected),
         "top": profile_kernels.top(collected),
         "top_in_other_modes": profile_kernels.top_in_other_modes(collected),
         "others": profile_kernels.others(collected),
