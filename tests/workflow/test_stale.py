@@ -201,6 +201,7 @@ def test_a_clone_of_ones_own_results_measures_nothing_and_status_names_stale_one
 
 
 def test_an_interrupted_study_goes_on_where_it_stopped(fresh: Project) -> None:
+    fresh.only("end_to_end", "memory", "precision")
     process = fresh.start("snakemake --config study=nano")
     while len(fresh.results()) < 3 and process.poll() is None:
         time.sleep(0.05)
@@ -220,6 +221,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(fresh: Project) -> None:
 
 
 def test_a_point_that_fails_is_recorded_and_the_page_still_comes(measured: Project) -> None:
+    measured.only("end_to_end")
     measured.append(MODEL, "\nraise RuntimeError('broken on purpose')\n")
     measured.run("snakemake --config study=nano")
     files = [*(measured.folder / "results" / MACHINE / "end_to_end").rglob("*.json")]
