@@ -41,6 +41,7 @@ def stop(message):
 
 # Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
 code_of = cache(fingerprint_of)
+torch_now = cache(installed_torch)
 HERE = find_machine()
 try:
     SELECTION = select(config, HERE.id, HERE.device)
@@ -94,7 +95,7 @@ def made_with(chapter):
     """The code and the torch that a result stands for; another one makes it stale."""
     return lambda wildcards: (
         f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, "
-        f"torch {installed_torch()}"
+        f"torch {torch_now()}"
     )
 
 
@@ -111,7 +112,7 @@ def results_read_by(chapter):
 
 def remarks_on_results():
     """What Snakemake's own records cannot tell: they stay behind when results travel."""
-    torch_version = installed_torch() if MACHINE == HERE.id else None
+    torch_version = torch_now() if MACHINE == HERE.id else None
     standings = {path: standing(point, Path(path), torch_version) for path, point in POINTS.items()}
     faults = {
         "were made by other code than the present": lambda each: each.other_code,

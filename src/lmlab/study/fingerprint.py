@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -27,6 +27,9 @@ from pathlib import Path
 
 # Fields that carry no meaning for what the code does, or that only some Python versions have.
 IGNORED_FIELDS = frozenset({"kind", "type_comment", "ctx", "type_ignores"})
+# Fields that hold statements, or what holds them in turn (handlers, cases).
+NESTING = ("body", "orelse", "finalbody", "handlers", "cases")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class UnknownModule(ValueError):
@@ -57,7 +60,7 @@ def import_closure(
     """Module name to file, for the roots and all they import from the roots' own packages."""
     path = tuple(search_path if search_path is not None else sys.path)
     roots = list(roots)
-    homes = {_home(root, path) for root in roots}
+    homes = frozenset(_home(root, path) for root in roots)
     found: dict[str, Path] = {}
     waiting = list(roots)
     while waiting:
@@ -82,7 +85,8 @@ def _home(root: str, path: tuple[str, ...]) -> str:
     return str(file.parents[depth])
 
 
-def _lives_in(homes: Iterable[str], package: str) -> bool:
+@lru_cache(maxsize=4096)
+def _lives_in(homes: frozenset[str], package: str) -> bool:
     """Whether a module or package of that name lies in one of the folders."""
     return any(
         Path(home, f"{package}.py").is_file() or Path(home, package, "__init__.py").is_file()
@@ -117,7 +121,7 @@ def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
     """Every module that a file's import statements may lead to."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     names: list[str] = []
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    for node in _statements(_parsed(file, mtime_ns)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -125,6 +129,16 @@ def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
             names.append(base)
             names += [f"{base}.{alias.name}" for alias in node.names]
     return tuple(names)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements at any depth; expressions, most of a tree, hold no import."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for field in NESTING:
+            waiting += getattr(node, field, ())
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
@@ -138,43 +152,58 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 @lru_cache(maxsize=4096)
 def _file_hash(file: Path, mtime_ns: int) -> str:
     """Keyed on the file's time too, so that a long-lived process sees an edit."""
-    return source_hash(file.read_text())
+    return _tree_hash(_parsed(file, mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(file: Path, mtime_ns: int) -> ast.Module:
+    return ast.parse(file.read_bytes())
 
 
 def source_hash(source: str) -> str:
     """A hash of what the code does: the same for any comment, docstring or layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        _drop_docstring(node)
-    return hashlib.sha256("".join(_canonical(tree)).encode()).hexdigest()
+    return _tree_hash(ast.parse(source))
 
 
-def _drop_docstring(node: ast.AST) -> None:
-    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return
-    first = node.body[0] if node.body else None
+def _tree_hash(tree: ast.Module) -> str:
+    parts: list[str] = []
+    _canonical(tree, parts.append)
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _canonical(node: object, write: Callable[[str], None]) -> None:
+    """The tree as text, leaving out empty fields: a field a newer Python adds is empty here."""
+    if isinstance(node, ast.AST):
+        write(f"({type(node).__name__}")
+        for field in _fields(node._fields):
+            value = getattr(node, field, None)
+            if field == "body" and isinstance(node, DOCUMENTED):
+                value = _without_docstring(node.body)
+            if value is not None and value != []:
+                write(f" {field}=")
+                _canonical(value, write)
+        write(")")
+    elif isinstance(node, list):
+        write("[")
+        for item in node:
+            _canonical(item, write)
+            write(",")
+        write("]")
+    else:
+        write(f"{type(node).__name__}:{node!r}")
+
+
+@lru_cache(maxsize=256)
+def _fields(names: tuple[str, ...]) -> list[str]:
+    return sorted(name for name in names if name not in IGNORED_FIELDS)
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
     if (
         isinstance(first, ast.Expr)
         and isinstance(first.value, ast.Constant)
         and isinstance(first.value.value, str)
     ):
-        node.body = node.body[1:]
-
-
-def _canonical(node: object) -> Iterator[str]:
-    """The tree as text, leaving out empty fields: a field a newer Python adds is empty here."""
-    if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
-        for field, value in sorted(ast.iter_fields(node)):
-            if field not in IGNORED_FIELDS and value is not None and value != []:
-                yield f" {field}="
-                yield from _canonical(value)
-        yield ")"
-    elif isinstance(node, list):
-        yield "["
-        for item in node:
-            yield from _canonical(item)
-            yield ","
-        yield "]"
-    else:
-        yield f"{type(node).__name__}:{node!r}"
+        return body[1:]
+    return body
