@@ -30,7 +30,9 @@ rule chapter:
 
 rule writeup:
     input:
-        chapters=[f"{REPORT}/chapters/{chapter}.json" for chapter in STUDY.chapters],
+        chapters=[
+            f"{REPORT}/chapters/{chapter}.json" for chapter in GRIDS if chapter in STUDY.chapters
+        ],
         templates=files_of(TEMPLATES, "*.md.j2"),
     output:
         f"{REPORT}/writeup.md",

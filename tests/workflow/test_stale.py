@@ -123,7 +123,7 @@ def test_a_new_value_measures_only_its_own_points(measured: Project, axis: str) 
 def test_new_points_leave_all_other_results_bytes_and_times(measured: Project) -> None:
     """Those of the same machine, and those of another one beside it."""
     results = measured.folder / "results"
-    shutil.copytree(results / MACHINE, results / "nvidia-other")
+    shutil.copytree(results / MACHINE, results / "cpu-other")
     before = measured.results()
     measured.configure(contexts=[16, 24])
     measured.run("snakemake --config study=nano")
@@ -165,9 +165,9 @@ def test_a_fresh_clone_renders_another_machines_results_without_measuring(
     """File times are checkout times, Snakemake has no records, the machine is not this one."""
     clone = checkout(tmp_path / "clone")
     source = measured_once.folder / "results" / MACHINE
-    shutil.copytree(source, clone.folder / "results/nvidia-other", copy_function=shutil.copyfile)
+    shutil.copytree(source, clone.folder / "results/cpu-other", copy_function=shutil.copyfile)
     before = clone.results()
-    options = "--config study=nano machine=nvidia-other"
+    options = "--config study=nano machine=cpu-other"
     assert set(clone.would_run(options)) == {"chapter", "writeup"}
     clone.run(f"snakemake {options}")
     assert clone.results() == before
@@ -178,11 +178,11 @@ def test_a_foreign_machines_missing_points_are_named_not_measured(
     measured_once: Project, tmp_path: Path
 ) -> None:
     clone = checkout(tmp_path / "clone")
-    other = clone.folder / "results/nvidia-other"
+    other = clone.folder / "results/cpu-other"
     shutil.copytree(measured_once.folder / "results" / MACHINE, other)
     gone = next((other / "end_to_end").rglob("*bf16*/**/*.json"))
     gone.unlink()
-    options = "--config study=nano machine=nvidia-other"
+    options = "--config study=nano machine=cpu-other"
     clone.run(f"snakemake {options}")
     assert not gone.exists()
     assert "not measured" in (clone.folder / "report/writeup.md").read_text().lower()
