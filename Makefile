@@ -33,8 +33,8 @@ status: setup ## say which results there are, and which are of other code than t
 example: setup ## render docs/nvidia-h200 from the committed results, measuring nothing
 	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200
 
-# Tests of the workflow and of the warm start look at the clock, so nothing runs beside them.
-QUIET := tests/workflow tests/measure/warm_start
+# These tests look at the clock, so nothing runs beside them.
+QUIET := tests/workflow/test_study_times.py tests/measure/warm_start
 
 test: setup lint ## every check and every test
 	pytest -n 2 --dist loadfile $(QUIET:%=--ignore=%)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,11 +225,3 @@ def collected(chapter: str, device: str = "cuda", make: factory.Maker | None = N
         card=card(card_point, device),
         beside={name: MAKERS[name] for name in READS.get(chapter, ())},
     )
-
-
-def write_study(root: Path, device: str = "cuda") -> Path:
-    """A whole study's results under a folder, as measuring leaves them."""
-    for chapter, make in MAKERS.items():
-        for point in points_of(factory.study(device), chapter):
-            make(point, device).write(point.path(root / "results", factory.MACHINES[device]["id"]))
-    return root / "results"

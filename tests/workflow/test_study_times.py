@@ -1,4 +1,4 @@
-"""The study that a machine without a GPU gets, whole: measured for real, in minutes."""
+"""How long whole studies take on two cores that nobody else uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS
-from tests.workflow.conftest import COMMAND, Project
+from tests.workflow.conftest import COMMAND, Project, Run
 
 
 @pytest.mark.slow
@@ -30,3 +30,8 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
     assert "CPU" in page
     assert "GPU busy" not in page
     assert seconds < 300
+
+
+@pytest.mark.slow
+def test_the_whole_nano_study_takes_under_a_minute(first_run: Run) -> None:
+    assert first_run.seconds < 60
