@@ -125,10 +125,10 @@ def test_another_python_version_gives_the_same_hash() -> None:
 
     source = Path(module.__file__)
     script = (
-        "import importlib.util, pathlib, sys\n"
-        f"spec = importlib.util.spec_from_file_location('f', {str(source)!r})\n"
-        "f = importlib.util.module_from_spec(spec); spec.loader.exec_module(f)\n"
-        f"print(f.source_hash(pathlib.Path({str(source)!r}).read_text()))\n"
+        "import pathlib, sys\n"
+        f"sys.path.insert(0, {str(source.parents[2])!r})\n"
+        "from lmlab.study.fingerprint import source_hash\n"
+        f"print(source_hash(pathlib.Path({str(source)!r}).read_text()))\n"
     )
     theirs = subprocess.run([other, "-c", script], capture_output=True, text=True, check=True)
     assert theirs.stdout.strip() == source_hash(source.read_text())

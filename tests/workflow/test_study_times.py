@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 
 import pytest
@@ -35,3 +36,27 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
 @pytest.mark.slow
 def test_the_whole_nano_study_takes_under_a_minute(first_run: Run) -> None:
     assert first_run.seconds < 60
+
+
+def cpu_seconds() -> float:
+    """What the processes that ended so far have worked: a busy neighbour does not count."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_full_study_takes_under_5_s(fresh: Project) -> None:
+    before = cpu_seconds()
+    jobs = fresh.would_run("--config study=full")
+    assert cpu_seconds() - before < 5
+    assert len(jobs["end_to_end"]) == 140
+    assert len(jobs["profile"]) == 20
+    assert len(jobs["memory"]) == 41
+
+
+@pytest.mark.slow
+def test_a_rerun_with_nothing_to_do_takes_under_5_s(measured: Project) -> None:
+    before = cpu_seconds()
+    done = measured.run(f"{COMMAND} --config study=nano")
+    assert cpu_seconds() - before < 5
+    assert "Nothing to be done" in done.stderr

@@ -24,11 +24,16 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
+
+from lmlab.study.source_facts import facts_of
 
 # Fields that carry no meaning for what the code does, or that only some Python versions have.
 IGNORED_FIELDS = frozenset({"kind", "type_comment", "ctx", "type_ignores"})
 # Fields that hold statements, or what holds them in turn (handlers, cases).
 NESTING = ("body", "orelse", "finalbody", "handlers", "cases")
+# Another way to hash is another store.
+MADE_BY = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -50,7 +55,7 @@ def code_fingerprint(
     digest = hashlib.sha256()
     for name, file in sorted(import_closure(roots, search_path).items()):
         if not any(fnmatchcase(name, pattern) for pattern in leaving_out):
-            digest.update(f"{name}\0{_file_hash(file, file.stat().st_mtime_ns)}\0".encode())
+            digest.update(f"{name}\0{_facts(file, file.stat().st_mtime_ns)['hash']}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -121,14 +126,33 @@ def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
     """Every module that a file's import statements may lead to."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     names: list[str] = []
-    for node in _statements(_parsed(file, mtime_ns)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, package)
-            names.append(base)
-            names += [f"{base}.{alias.name}" for alias in node.names]
+    for level, module, imported in _facts(file, mtime_ns)["imports"]:
+        base = _absolute(level, module, package)
+        names.append(base)
+        names += [f"{base}.{each}" for each in imported]
     return tuple(names)
+
+
+@lru_cache(maxsize=4096)
+def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
+    """Keyed on the file's time too, so that a long-lived process sees an edit."""
+    facts: dict[str, Any] = facts_of(file.read_bytes(), _read, MADE_BY)
+    return facts
+
+
+def _read(source: bytes) -> dict[str, Any]:
+    tree = ast.parse(source)
+    return {"hash": _tree_hash(tree), "imports": list(_import_statements(tree))}
+
+
+def _import_statements(tree: ast.Module) -> Iterator[list[Any]]:
+    """Level, module, and the names taken from it, of every import statement."""
+    for node in _statements(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield [0, alias.name, []]
+        elif isinstance(node, ast.ImportFrom):
+            yield [node.level, node.module or "", [alias.name for alias in node.names]]
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -141,23 +165,12 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
             waiting += getattr(node, field, ())
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if node.level == 0:
-        return node.module or ""
+def _absolute(level: int, module: str, package: str) -> str:
+    if level == 0:
+        return module
     parts = package.split(".")
-    base = ".".join(parts[: len(parts) - (node.level - 1)])
-    return f"{base}.{node.module}" if node.module else base
-
-
-@lru_cache(maxsize=4096)
-def _file_hash(file: Path, mtime_ns: int) -> str:
-    """Keyed on the file's time too, so that a long-lived process sees an edit."""
-    return _tree_hash(_parsed(file, mtime_ns))
-
-
-@lru_cache(maxsize=4096)
-def _parsed(file: Path, mtime_ns: int) -> ast.Module:
-    return ast.parse(file.read_bytes())
+    base = ".".join(parts[: len(parts) - (level - 1)])
+    return f"{base}.{module}" if module else base
 
 
 def source_hash(source: str) -> str:
