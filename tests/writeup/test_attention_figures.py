@@ -28,7 +28,7 @@ UNITS = {
 
 def test_what_is_drawn() -> None:
     assert list(GPU) == list(UNITS)
-    assert set(CPU) == {"naive_time", "naive_memory", "race_16", "race_64", "model_attention"}
+    assert set(CPU) == {"naive_time", "naive_memory", "race_64", "model_attention"}
 
 
 @pytest.mark.parametrize(("drawing", "unit"), [(GPU[n], u) for n, u in UNITS.items()], ids=UNITS)
