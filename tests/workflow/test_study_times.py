@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import resource
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from lmlab.measure.identity import find_machine
-from lmlab.study.chapters import GRIDS
+from lmlab.study.chapters import GRIDS, all_points
+from lmlab.study.config import load
 from tests.workflow.conftest import COMMAND, Project, Run
 
 
@@ -27,6 +30,9 @@ def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) 
     assert {result["status"] for result in results} == {"ok", "unsupported"}
     assert without_numbers == {"tiles", "leaderboard"}
     assert {result["chapter"] for result in results} == set(GRIDS)
+    study = load(yaml.safe_load((fresh.folder / "config.yaml").read_text()), "cpu")
+    asked = [point.path(Path("results"), find_machine().id) for point in all_points(study)]
+    assert set(fresh.results()) == {path.as_posix() for path in asked}
     page = (fresh.folder / "report/writeup.md").read_text()
     assert "CPU" in page
     assert "GPU busy" not in page

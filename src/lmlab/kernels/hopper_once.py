@@ -12,8 +12,9 @@ Waiting costs little because all programs walk the queries in one direction, fro
 diagonal: program j follows j - 1 through the same blocks, a few turns behind. That also lets the
 longest programs start first, and a block of queries is read by all programs of a head at about the
 same time, from the L2. A program only waits for programs that started before it, so there is
-always one that runs. With few heads, though, every program of a head starts at once and the last
-one waits for all the others: then two walks are faster (`launch_table`).
+always one that runs. With few heads all programs of a head start at once and the last one waits for
+all the others; it still gains: 0.98 against 1.02 ms for four heads of the problem below, 0.41
+against 0.44 for one.
 
 Sums of 128 keys and 64 queries in flight take most of the registers: a group that computes has 200,
 the one that adds 88, which suffices for a head dimension of 64.

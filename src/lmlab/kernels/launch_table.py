@@ -1,7 +1,8 @@
 """How the work is cut, one line a case; the first line that covers a case is taken.
 
-The lines of Hopper for 16 bit without a bound on rows were timed on an H200 (sequence 16384, 16
-heads, causal; the kernels' files say what else was tried). The other lines have not been timed yet.
+The lines of Hopper for 16 bit and head dimensions 64 and 128 without a bound on rows were timed on
+an H200 (sequence 16384, 16 heads, causal; the kernels' files say what else was tried). The other
+lines have not been timed yet.
 
 Columns: architecture (several with commas), direction, bits of the type, head dimension (up to),
 mask (causal, full, any), longer sequence (up to), batch x heads x queries (up to); then the choice:

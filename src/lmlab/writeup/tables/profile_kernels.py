@@ -19,8 +19,6 @@ from lmlab.writeup.tables.profile_rows import (
 )
 
 OTHERS_SHOWN = 5
-# Below this a table would print 0.0 %; such kernels are added up in its last row.
-LEAST_SHARE = 0.0005
 STATISTICS = ("avg", "med", "min", "max", "sd")
 
 
@@ -86,9 +84,13 @@ def _full(
 ) -> Table:
     word = kernel_word(collected)
     place = rows[0].point.parameters
-    is_shown = kernels["share"] >= LEAST_SHARE
-    body = [_kernel_row(row) for _, row in kernels[is_shown].iterrows()]
-    body += _rest(kernels, kernels[~is_shown], rest, word)
+    body = [_kernel_row(row) for _, row in kernels.iterrows()]
+    if rest["names"]:
+        whole = kernels["total_ms"].sum() + rest["total_ns"] / 1e6
+        more = f"{counted(rest['names'], f'more {word}')}, added up"
+        cells = [significant(rest["total_ns"] / 1e6), f"{rest['instances']:,}"]
+        share = f"{100 * rest['total_ns'] / 1e6 / whole:.1f}"
+        body.append([share, *cells, *[NOTHING] * len(STATISTICS), more])
     return Table(
         title=f"All {word}s of {words.RUN_NAMES[mode]}: "
         f"{place['size']} at context {place['context']}",
@@ -102,21 +104,6 @@ def _full(
         caption=recorded([row.result for row in rows if row.result], collected),
         sources=sources_of(rows),
     )
-
-
-def _rest(
-    kernels: pd.DataFrame, small: pd.DataFrame, unnamed: dict[str, int], word: str
-) -> list[list[str]]:
-    """One row for kernels too short to show and for those that the result only counts."""
-    names = len(small) + unnamed["names"]
-    if not names:
-        return []
-    whole = kernels["total_ms"].sum() + unnamed["total_ns"] / 1e6
-    total = small["total_ms"].sum() + unnamed["total_ns"] / 1e6
-    instances = int(small["instances"].sum()) + unnamed["instances"]
-    more = f"{counted(names, f'more {word}')}, added up"
-    cells = [f"{100 * total / whole:.1f}", significant(total), f"{instances:,}"]
-    return [[*cells, *[NOTHING] * len(STATISTICS), more]]
 
 
 def _kernel_row(row: pd.Series) -> list[str]:
