@@ -90,7 +90,7 @@ def sent_in_buckets(size_kb: float) -> list[int]:
         pytest.param(0.5, [1, 1, 1, 1, 1], id="smaller than a parameter: one each"),
         pytest.param(1, [1, 1, 1, 1, 1], id="one parameter"),
         pytest.param(2, [2, 2, 1], id="two parameters, from the last"),
-        pytest.param(2.9, [2, 2, 1], id="never over the limit"),
+        pytest.param(2.1, [3, 2], id="the parameter that fills a bucket is its last"),
         pytest.param(1024, [5], id="larger than the model"),
     ],
 )

@@ -5,10 +5,12 @@ function here starts one and returns a `Pending`; nothing may be read from, or w
 tensors involved until `wait` returns. On a GPU with NCCL `wait` blocks no host: it makes the
 current stream wait for the stream that communicates. On gloo it blocks the calling thread.
 
-Means are taken by the backend. Gloo adds and then divides, in the thread that communicates, so the
-division is hidden like the rest and is rounded once. On two ranks, where it is exact, the result
-has the bits of one process that adds both halves of a batch. Gloo has no reduce-scatter of its
-own: torch makes it of an all-reduce, at twice the bytes.
+Means are taken by the backend, which adds and then divides, so that a mean is rounded once. On two
+ranks, where the division is exact, the result has the bits of one process that adds both halves of
+a batch. Gloo divides in the thread that communicates, hidden like the rest; but when the tensors
+are a GPU's, that is a division on the host of what the GPU divides in no time, and its cores are
+what gloo needs for the messages themselves. There the sum comes back and the GPU divides it. Gloo
+has no reduce-scatter of its own: torch makes it of an all-reduce, at twice the bytes.
 
 Torch 2.13 renamed the collectives that work on one large tensor and warns at the old names; the
 new ones do not exist in 2.11.
@@ -33,25 +35,32 @@ class Pending:
     result: Tensor
     source: Tensor | None = None
     """What is being sent, where that is another tensor: kept alive until it has left."""
+    divisor: int = 1
+    """What the result is still to be divided by."""
 
     def wait(self) -> Tensor:
         """The result, ready for whatever the current stream (or thread) does next."""
         self.work.wait()
         self.source = None
+        if self.divisor != 1:
+            self.result.div_(self.divisor)
+            self.divisor = 1
         return self.result
 
 
 def start_mean_all_reduce(buffer: Tensor, group: Group) -> Pending:
     """Replace `buffer` on every rank by the mean over ranks."""
-    work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=group, async_op=True)
-    return Pending(_started(work), buffer)
+    operation, divisor = _mean(buffer, group)
+    work = dist.all_reduce(buffer, op=operation, group=group, async_op=True)
+    return Pending(_started(work), buffer, divisor=divisor)
 
 
 def start_mean_reduce_scatter(part: Tensor, whole: Tensor, group: Group) -> Pending:
     """Into `part`: the mean over ranks of the rank-th equal piece of `whole`."""
     reduce_scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
-    work = reduce_scatter(part, whole, op=dist.ReduceOp.AVG, group=group, async_op=True)
-    return Pending(_started(work), part, whole)
+    operation, divisor = _mean(whole, group)
+    work = reduce_scatter(part, whole, op=operation, group=group, async_op=True)
+    return Pending(_started(work), part, whole, divisor)
 
 
 def start_all_gather(whole: Tensor, part: Tensor, group: Group) -> Pending:
@@ -65,6 +74,13 @@ def start_broadcast(buffer: Tensor, source: int, group: Group) -> Pending:
     """Into `buffer` everywhere: what `source`, a rank of the group, has in it."""
     work = dist.broadcast(buffer, group_src=source, group=group, async_op=True)
     return Pending(_started(work), buffer)
+
+
+def _mean(tensor: Tensor, group: Group) -> tuple[dist.ReduceOp.RedOpType, int]:
+    """What the backend is asked for, and what its result is divided by, to get a mean."""
+    if tensor.is_cuda and dist.get_backend(group) == "gloo":
+        return dist.ReduceOp.SUM, dist.get_world_size(group)
+    return dist.ReduceOp.AVG, 1
 
 
 def _renamed(new: str, old: str) -> Callable[..., Any]:

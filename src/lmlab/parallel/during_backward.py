@@ -25,10 +25,10 @@ from lmlab.parallel.buckets import Bucket
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.contract import DataParallel, Grouping, Parameters, check_still_frozen
 from lmlab.parallel.hooks import weakly
-from lmlab.parallel.messages import in_messages
+from lmlab.parallel.messages import by_kind
 
 BYTES_PER_MB = 2**20
-"""As torch's DistributedDataParallel counts, so that equal settings mean equal buckets."""
+"""As torch's DistributedDataParallel counts."""
 
 
 class _DuringBackward(DataParallel):
@@ -123,12 +123,27 @@ class BucketedDDP(_DuringBackward):
 
 
 def in_buckets(parameters: Parameters, limit_bytes: float) -> Sequence[Parameters]:
-    """Parameters from the last to the first, cut into buckets, in the order in which they fill."""
+    """Parameters from the last to the first, cut into buckets, in the order in which they fill.
+
+    The parameter with which a bucket reaches its size is its last, so it may be larger than that by
+    one parameter: as in torch's DistributedDataParallel, so that equal settings mean equal buckets.
+    """
     backwards = list(reversed(parameters))
     arrival = {parameter: turn for turn, parameter in enumerate(backwards)}
-    buckets = in_messages(backwards, limit_bytes)
+    buckets = [bucket for kind in by_kind(backwards) for bucket in _filled(kind, limit_bytes)]
     # With several types, buckets of each fill side by side; the one filled first goes first.
     return sorted(buckets, key=lambda bucket: arrival[bucket[-1]])
+
+
+def _filled(parameters: Parameters, limit_bytes: float) -> Iterator[Parameters]:
+    bucket: list[nn.Parameter] = []
+    for parameter in parameters:
+        bucket.append(parameter)
+        if sum(held.nbytes for held in bucket) >= limit_bytes:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
 
 
 def _each_alone_from_the_end(parameters: Parameters) -> Sequence[Parameters]:

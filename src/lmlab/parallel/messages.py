@@ -34,10 +34,15 @@ def in_messages(tensors: Iterable[T], limit_bytes: float = MESSAGE_BYTES) -> lis
 
     Order is kept among tensors of one type. One tensor larger than the limit is a run by itself.
     """
-    by_kind: dict[tuple[torch.dtype, torch.device], list[T]] = defaultdict(list)
+    return [run for kind in by_kind(tensors) for run in _runs(kind, limit_bytes)]
+
+
+def by_kind(tensors: Iterable[T]) -> list[list[T]]:
+    """Tensors that one message could hold: those of one type on one device, in order."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[T]] = defaultdict(list)
     for tensor in tensors:
-        by_kind[tensor.dtype, tensor.device].append(tensor)
-    return [run for kind in by_kind.values() for run in _runs(kind, limit_bytes)]
+        kinds[tensor.dtype, tensor.device].append(tensor)
+    return list(kinds.values())
 
 
 def _runs(tensors: Sequence[T], limit_bytes: float) -> Iterator[list[T]]:
