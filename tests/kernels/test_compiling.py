@@ -60,8 +60,12 @@ def signature(kernel: Any, case: Case, tiles: Tiles) -> dict[str, Any]:
             return "*i32"
         if name in ("q", "k", "v", "grad_o") and tiles.descriptors:
             rows = tiles.kept if (case.direction, name) == ("forward", "q") else tiles.walked
-            return f"tensordesc<{element}[1,1,{rows},{block_d}]>"
-        is_tensor = name in ("q", "k", "v", "o") or name.startswith("grad_") or "kept" in name
+            kind = "bf16" if tiles.parts > 1 else element
+            return f"tensordesc<{kind}[1,1,{rows},{block_d}]>"
+        is_input = name in ("q", "k", "v", "grad_o") or "kept" in name
+        if is_input and tiles.products == "bf16x6":
+            return "*bf16"
+        is_tensor = is_input or name == "o" or name.startswith("grad_")
         return f"*{element}" if is_tensor else "i32"
 
     return {name: of(name) for name in kernel.arg_names}
@@ -81,7 +85,7 @@ def constants(case: Case, tiles: Tiles) -> dict[str, Any]:
     }
     if case.direction == "forward":
         return shared | {"SPLITS": 1, "PERSISTENT": False}
-    return shared | {"PAIRED": True, "group": 1}
+    return shared | {"PAIRED": True, "group": 1, "PARTS": tiles.parts}
 
 
 def compiled(case: Case, tiles: Tiles) -> Any:

@@ -36,6 +36,8 @@ def pass_through(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> t
         pytest.param(Tiles(**PLAIN, splits=3), id="keys shared by three"),
         pytest.param(Tiles(**PLAIN, splits=16), id="more shares than tiles"),
         pytest.param(Tiles(**PLAIN, descriptors=True), id="descriptors"),
+        pytest.param(Tiles(**PLAIN, products="bf16x6"), id="numbers in parts"),
+        pytest.param(Tiles(**PLAIN, products="bf16x6", descriptors=True), id="parts by engine"),
         pytest.param(Tiles(**PLAIN | {"kept": 16, "walked": 32}), id="walked longer than kept"),
     ],
 )

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from lmlab.kernels.views import addressable, descriptor, empty_by_heads, has_descriptor
+from lmlab.kernels.views import (
+    addressable,
+    descriptor,
+    empty_by_heads,
+    empty_gradient,
+    has_descriptor,
+)
 
 
 def test_a_dense_last_dimension_is_enough() -> None:
@@ -61,3 +67,18 @@ def test_a_dimension_of_one_may_have_any_stride() -> None:
 
     assert has_descriptor(odd)
     assert descriptor(odd, 8, 16).block_shape == [1, 1, 8, 16]
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(torch.empty(2, 3, 5, 16), id="contiguous"),
+        pytest.param(torch.empty(2, 5, 3, 16).transpose(1, 2), id="heads side by side"),
+    ],
+)
+def test_a_gradient_lies_as_its_tensor_does(of: torch.Tensor) -> None:
+    assert empty_gradient(of).stride() == of.stride()
+
+
+def test_a_gradient_of_what_no_kernel_can_walk_is_contiguous() -> None:
+    assert empty_gradient(torch.empty(2, 3, 16, 5).mT).is_contiguous()

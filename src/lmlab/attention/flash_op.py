@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmlab.kernels import launch
-from lmlab.kernels.views import empty_by_heads
+from lmlab.kernels.views import empty_by_heads, empty_gradient
 
 
 @torch.library.custom_op("lmlab::flash_forward", mutates_args=())
@@ -57,7 +57,7 @@ def _(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_by_heads(q), empty_by_heads(k), empty_by_heads(v)
+    return empty_gradient(q), empty_gradient(k), empty_gradient(v)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

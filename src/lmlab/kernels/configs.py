@@ -29,6 +29,9 @@ Direction = Literal["forward", "backward"]
 ANY = 2**62
 """The bound of a row that has none."""
 
+PARTS = 3
+"""bf16 numbers that hold the digits of one of fp32 (`lmlab.kernels.parts`)."""
+
 SMALLEST_TILE = 16
 """A product on tensor cores needs 16 rows."""
 
@@ -56,8 +59,14 @@ class Tiles:
     """Hopper, 16 bit: kernels whose warps load or compute, 64 kept rows for each that computes."""
     once: bool = False
     """Specialised backward at head dimension 64: one walk for all gradients, dQ added in order."""
-    products: Literal["ieee", "tf32x3"] = "ieee"
-    """fp32 only: plain fp32 products, or three TF32 products that add up to the same digits."""
+    products: Literal["ieee", "tf32x3", "bf16x6"] = "ieee"
+    """fp32 only: plain fp32 products, or three TF32 products that add up to the same digits, or,
+    backward, six products of numbers that were cut into bf16 parts before."""
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a number of the inputs is cut."""
+        return PARTS if self.products == "bf16x6" else 1
 
     def plain(self) -> Tiles:
         """For the kernels that run where the specialised ones cannot: powers of two."""
@@ -111,7 +120,8 @@ def architecture(major: int, minor: int) -> str | None:
 
 def shared_bytes(case: Case, tiles: Tiles) -> int:
     """Shared memory that a launch takes, by count of its tiles; never less than the compiler's."""
-    row = power_of_two(case.head_dim) * case.bits // 8
+    bits = tiles.parts * 16 if tiles.parts > 1 else case.bits
+    row = power_of_two(case.head_dim) * bits // 8
     kept_tensors, row_sums = (1, 0) if case.direction == "forward" else (2, 8)
     # With three products each kept tile is there twice, its leading and its trailing digits.
     copies = 2 if case.bits == 32 and tiles.products == "tf32x3" else 1
@@ -152,7 +162,7 @@ def smaller_and_smaller(tiles: Tiles) -> Iterator[Tiles]:
             tiles = replace(tiles, kept=tiles.kept // 2, warps=warps)
         elif tiles.stages > 1:
             tiles = replace(tiles, stages=1)
-        elif tiles.products == "tf32x3":
+        elif tiles.products != "ieee":
             tiles = replace(tiles, products="ieee")
         else:
             return
@@ -221,9 +231,15 @@ def _row(line: str) -> Row:
             persistent="persistent" in words,
             specialised="specialised" in words,
             once="once" in words,
-            products="tf32x3" if "tf32x3" in words else "ieee",
+            products=_products(words),
         ),
     )
+
+
+def _products(words: list[str]) -> Literal["ieee", "tf32x3", "bf16x6"]:
+    if "bf16x6" in words:
+        return "bf16x6"
+    return "tf32x3" if "tf32x3" in words else "ieee"
 
 
 def line_of(case: Case, tiles: Tiles) -> str:
@@ -237,6 +253,7 @@ def line_of(case: Case, tiles: Tiles) -> str:
             ("specialised", tiles.specialised),
             ("once", tiles.once),
             ("tf32x3", tiles.products == "tf32x3"),
+            ("bf16x6", tiles.products == "bf16x6"),
         )
         if holds
     ]

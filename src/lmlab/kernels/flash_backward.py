@@ -29,10 +29,10 @@ warps; 329 at d = 64 with 128 x 64, 4 warps. Loads by descriptors take 43 regist
 import triton
 import triton.language as tl
 
+from lmlab.kernels.parts import add_product, in_parts, load_parts, turned
 from lmlab.kernels.tiles import (
     keys_seen,
     load_row,
-    load_tile,
     place,
     queries_that_see,
     store_tile,
@@ -44,11 +44,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def walk_queries(
-    grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, lse, delta, batch, head, columns,
-    first, last, queries, shift, scale_log2,
-    WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, batches, lse, delta,
+    batch, head, columns, first, last, queries, shift, scale_log2,
+    KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     MASKED: tl.constexpr, RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries from `first` to `last` send back to one tile of keys and values.
 
@@ -57,55 +57,61 @@ def walk_queries(
     grad_k, grad_v = grads
     for start in tl.range(first, last, WALKED):
         start = tl.multiple_of(start, WALKED)
-        q_tile = load_tile(
-            q, q_strides, batch, head, start, queries,
-            WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR,
+        q_tile = load_parts(
+            q, batches, q_strides, batch, head, start, queries,
+            WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR, PARTS,
         )  # fmt: skip
         # Beyond the last query a log-sum-exp of infinity makes the weight zero.
         lse_row = load_row(lse, start, queries, float("inf"), WALKED, RAGGED) * LOG2E
-        scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+        nothing = tl.full([KEPT, WALKED], 0.0, tl.float32)
+        scores = add_product(nothing, k_tile, turned(q_tile, PARTS), PRECISION, PARTS)
         weights = tl.exp2(scores * scale_log2 - lse_row[None, :])
         if MASKED:
             rows = start + tl.arange(0, WALKED)
             weights = tl.where(columns[:, None] <= rows[None, :] + shift, weights, 0.0)
-        grad_tile = load_tile(
-            grad_o, grad_o_strides, batch, head, start, queries,
-            WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR,
+        grad_tile = load_parts(
+            grad_o, batches, grad_o_strides, batch, head, start, queries,
+            WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR, PARTS,
         )  # fmt: skip
-        grad_v = tl.dot(weights.to(grad_tile.dtype), grad_tile, grad_v, input_precision=PRECISION)
+        kind: tl.constexpr = q_tile[0].dtype
+        grad_v = add_product(grad_v, in_parts(weights, kind, PARTS), grad_tile, PRECISION, PARTS)
         delta_row = load_row(delta, start, queries, 0.0, WALKED, RAGGED)
-        grad_weights = tl.dot(v_tile, tl.trans(grad_tile), input_precision=PRECISION)
+        grad_weights = add_product(nothing, v_tile, turned(grad_tile, PARTS), PRECISION, PARTS)
         grad_scores = weights * (grad_weights - delta_row[None, :])
-        grad_k = tl.dot(grad_scores.to(q_tile.dtype), q_tile, grad_k, input_precision=PRECISION)
+        grad_k = add_product(grad_k, in_parts(grad_scores, kind, PARTS), q_tile, PRECISION, PARTS)
     return grad_k, grad_v
 
 
 @triton.jit
 def walk_keys(
-    grad_q, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batch, head, rows,
-    first, last, keys, shift, scale_log2,
-    WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    grad_q, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batches,
+    batch, head, rows, first, last, keys, shift, scale_log2,
+    KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Add what the keys from `first` to `last` send back to one tile of queries."""
     for start in tl.range(first, last, WALKED):
         start = tl.multiple_of(start, WALKED)
-        k_tile = load_tile(
-            k, k_strides, batch, head, start, keys, WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
-        )
-        v_tile = load_tile(
-            v, v_strides, batch, head, start, keys, WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
-        )
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        k_tile = load_parts(
+            k, batches, k_strides, batch, head, start, keys,
+            WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR, PARTS,
+        )  # fmt: skip
+        v_tile = load_parts(
+            v, batches, v_strides, batch, head, start, keys,
+            WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR, PARTS,
+        )  # fmt: skip
+        nothing = tl.full([KEPT, WALKED], 0.0, tl.float32)
+        scores = add_product(nothing, q_tile, turned(k_tile, PARTS), PRECISION, PARTS)
         weights = tl.exp2(scores * scale_log2 - lse_row[:, None])
         if MASKED:
             columns = start + tl.arange(0, WALKED)
             seen = visible(rows[:, None], columns[None, :], keys, shift, IS_CAUSAL, RAGGED)
             weights = tl.where(seen, weights, 0.0)
-        grad_weights = tl.dot(grad_tile, tl.trans(v_tile), input_precision=PRECISION)
+        grad_weights = add_product(nothing, grad_tile, turned(v_tile, PARTS), PRECISION, PARTS)
         grad_scores = weights * (grad_weights - delta_row[:, None])
-        grad_q = tl.dot(grad_scores.to(k_tile.dtype), k_tile, grad_q, input_precision=PRECISION)
+        kind: tl.constexpr = k_tile[0].dtype
+        grad_q = add_product(grad_q, in_parts(grad_scores, kind, PARTS), k_tile, PRECISION, PARTS)
     return grad_q
 
 
@@ -113,22 +119,24 @@ def walk_keys(
 def grads_of_keys(
     tile, batch, head, q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
     q_strides, k_strides, v_strides, grad_o_strides, grad_k_strides, grad_v_strides,
-    scale, heads, group, queries, keys,
+    batches, scale, heads, group, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Keep one tile of keys and values, walk the queries of all heads that share them."""
     start = tile * KEPT
     columns = start + tl.arange(0, KEPT)
     first, clear = queries_that_see(start, queries, keys, KEPT, WALKED, IS_CAUSAL)
     # Keys beyond the last read as zeros; what comes out in their rows is not stored.
-    k_tile = load_tile(
-        k_kept, k_strides, batch, head, start, keys, KEPT, BLOCK_D, HEAD_DIM, RAGGED_KEYS, False
-    )
-    v_tile = load_tile(
-        v_kept, v_strides, batch, head, start, keys, KEPT, BLOCK_D, HEAD_DIM, RAGGED_KEYS, False
-    )
+    k_tile = load_parts(
+        k_kept, batches, k_strides, batch, head, start, keys,
+        KEPT, BLOCK_D, HEAD_DIM, RAGGED_KEYS, False, PARTS,
+    )  # fmt: skip
+    v_tile = load_parts(
+        v_kept, batches, v_strides, batch, head, start, keys,
+        KEPT, BLOCK_D, HEAD_DIM, RAGGED_KEYS, False, PARTS,
+    )  # fmt: skip
     grads = (
         tl.full([KEPT, BLOCK_D], 0.0, tl.float32),
         tl.full([KEPT, BLOCK_D], 0.0, tl.float32),
@@ -138,16 +146,16 @@ def grads_of_keys(
         of_pair = (batch * heads + q_head) * queries
         if IS_CAUSAL:
             grads = walk_queries(
-                grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides,
+                grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, batches,
                 lse + of_pair, delta + of_pair, batch, q_head, columns, first, clear,
-                queries, keys - queries, scale * LOG2E, WALKED, BLOCK_D, HEAD_DIM,
-                True, RAGGED_QUERIES, PRECISION, DESCRIPTOR,
+                queries, keys - queries, scale * LOG2E, KEPT, WALKED, BLOCK_D, HEAD_DIM,
+                True, RAGGED_QUERIES, PRECISION, DESCRIPTOR, PARTS,
             )  # fmt: skip
         grads = walk_queries(
-            grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides,
+            grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, batches,
             lse + of_pair, delta + of_pair, batch, q_head, columns, clear, queries,
-            queries, keys - queries, scale * LOG2E, WALKED, BLOCK_D, HEAD_DIM,
-            False, RAGGED_QUERIES, PRECISION, DESCRIPTOR,
+            queries, keys - queries, scale * LOG2E, KEPT, WALKED, BLOCK_D, HEAD_DIM,
+            False, RAGGED_QUERIES, PRECISION, DESCRIPTOR, PARTS,
         )  # fmt: skip
     k_sum, v_sum = grads
     store_tile(grad_v, grad_v_strides, batch, head, start, keys, v_sum, KEPT, BLOCK_D, HEAD_DIM)
@@ -159,51 +167,52 @@ def grads_of_keys(
 def grads_of_queries(
     tile, batch, head, q_kept, k, v, grad_o_kept, lse, delta, grad_q,
     q_strides, k_strides, v_strides, grad_o_strides, grad_q_strides,
-    scale, heads, group, queries, keys,
+    batches, scale, heads, group, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Keep one tile of queries, walk the keys and values that it sees."""
     start = tile * KEPT
     rows = start + tl.arange(0, KEPT)
     clear, end = keys_seen(start, queries, keys, KEPT, WALKED, IS_CAUSAL)
     of_pair = (batch * heads + head) * queries
-    q_tile = load_tile(
-        q_kept, q_strides, batch, head, start, queries,
-        KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, False,
+    q_tile = load_parts(
+        q_kept, batches, q_strides, batch, head, start, queries,
+        KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, False, PARTS,
     )  # fmt: skip
-    grad_tile = load_tile(
-        grad_o_kept, grad_o_strides, batch, head, start, queries,
-        KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, False,
+    grad_tile = load_parts(
+        grad_o_kept, batches, grad_o_strides, batch, head, start, queries,
+        KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, False, PARTS,
     )  # fmt: skip
     lse_row = load_row(lse + of_pair, start, queries, float("inf"), KEPT, RAGGED_QUERIES) * LOG2E
     delta_row = load_row(delta + of_pair, start, queries, 0.0, KEPT, RAGGED_QUERIES)
     total = tl.full([KEPT, BLOCK_D], 0.0, tl.float32)
     total = walk_keys(
-        total, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batch,
+        total, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batches, batch,
         head // group, rows, 0, clear, keys, keys - queries, scale * LOG2E,
-        WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, False, False, PRECISION, DESCRIPTOR,
+        KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, False, False, PRECISION, DESCRIPTOR, PARTS,
     )  # fmt: skip
     if IS_CAUSAL or RAGGED_KEYS:
         total = walk_keys(
-            total, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batch,
-            head // group, rows, clear, end, keys, keys - queries, scale * LOG2E,
-            WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, True, RAGGED_KEYS, PRECISION, DESCRIPTOR,
+            total, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batches,
+            batch, head // group, rows, clear, end, keys, keys - queries, scale * LOG2E,
+            KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, True, RAGGED_KEYS,
+            PRECISION, DESCRIPTOR, PARTS,
         )  # fmt: skip
     total = total * scale
     store_tile(grad_q, grad_q_strides, batch, head, start, queries, total, KEPT, BLOCK_D, HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["kv_pairs", "kv_heads", "abreast"])
+@triton.jit(do_not_specialize=["batches", "kv_pairs", "kv_heads", "abreast"])
 def flash_backward_kernel(
     q, k, v, grad_o, q_kept, k_kept, v_kept, grad_o_kept, lse, delta, grad_q, grad_k, grad_v,
     q_strides, k_strides, v_strides, grad_o_strides,
     grad_q_strides, grad_k_strides, grad_v_strides,
-    scale, kv_pairs, kv_heads, group, abreast, queries, keys,
+    batches, scale, kv_pairs, kv_heads, group, abreast, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
-    PAIRED: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    PAIRED: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values, and of queries: one after the other or side by side.
 
@@ -234,13 +243,13 @@ def flash_backward_kernel(
         grads_of_keys(
             tile, batch, head, q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
             q_strides, k_strides, v_strides, grad_o_strides, grad_k_strides, grad_v_strides,
-            scale, heads, group, queries, keys, KEPT, WALKED, BLOCK_D, HEAD_DIM,
-            IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
+            batches, scale, heads, group, queries, keys, KEPT, WALKED,
+            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR, PARTS,
         )  # fmt: skip
     if has_queries:
         grads_of_queries(
             tile, batch, head, q_kept, k, v, grad_o_kept, lse, delta, grad_q,
             q_strides, k_strides, v_strides, grad_o_strides, grad_q_strides,
-            scale, heads, group, queries, keys, KEPT, WALKED, BLOCK_D, HEAD_DIM,
-            IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
+            batches, scale, heads, group, queries, keys, KEPT, WALKED,
+            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR, PARTS,
         )  # fmt: skip

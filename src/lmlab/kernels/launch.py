@@ -1,11 +1,12 @@
-"""From tensors to launches: one forward, two backward, with as little on the host as can be.
+"""From tensors to launches: one forward, two or three backward, with little on the host.
 
 A short sequence takes the GPU a few microseconds, less than Python needs to think about it. So all
 that follows from the shapes (tiles, grid, constants) is worked out once a shape and remembered; a
 call allocates its outputs and launches.
 
-Outputs and gradients of (batch, heads, sequence, head_dim) lie in memory as (batch, sequence,
-heads, head_dim). That is the order in which a model joins its heads again, so joining is free.
+Outputs of (batch, heads, sequence, head_dim) lie in memory as (batch, sequence, heads, head_dim).
+That is the order in which a model joins its heads again, so joining is free. A gradient lies as its
+input does, because autograd would copy it there otherwise.
 
 fp32 products are exact unless TF32 is asked for, where it is asked for in PyTorch: by
 `torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision`.
@@ -26,6 +27,7 @@ from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_delta import delta_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
 from lmlab.kernels.interpreted import kernel_for
+from lmlab.kernels.parts import split_kernel
 from lmlab.kernels.problem import (
     Problem,
     backward_plan,
@@ -33,12 +35,15 @@ from lmlab.kernels.problem import (
     delta_rows,
     forward_plan,
     processor,
+    split_grid,
 )
 from lmlab.kernels.sharing import counters, parts
 from lmlab.kernels.views import (
     addressable,
     descriptor,
     empty_by_heads,
+    empty_gradient,
+    empty_parts,
     has_descriptor,
     row_strides,
 )
@@ -97,10 +102,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     problem = Problem.of(q, k, is_causal)
+    grads = empty_gradient(q), empty_gradient(k), empty_gradient(v)
     grad_o, q, k, v, o = (addressable(tensor) for tensor in (grad_o, q, k, v, o))
     lse = lse.contiguous()
     delta = torch.empty_like(lse)
-    grads = empty_by_heads(q), empty_by_heads(k), empty_by_heads(v)
 
     def launch(tiles: Tiles) -> Any:
         return launch_backward(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles)
@@ -197,6 +202,22 @@ def launch_delta(problem: Problem, grad_o: Tensor, o: Tensor, delta: Tensor) -> 
     )  # fmt: skip
 
 
+def launch_split(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four tensors cut into parts that tensor cores take (`lmlab.kernels.parts`)."""
+    cut = empty_parts(q), empty_parts(k), empty_parts(v), empty_parts(grad_o)
+    kernel_for(split_kernel, q.device)[split_grid(problem)](
+        q, grad_o, k, v, cut[0], cut[3], cut[1], cut[2],
+        *map(row_strides, (q, grad_o, k, v, cut[0], cut[1])),
+        problem.pairs, problem.heads, problem.kv_pairs, problem.kv_heads,
+        problem.queries, problem.keys,
+        ROWS=delta_rows(problem), BLOCK_D=power_of_two(problem.head_dim),
+        HEAD_DIM=problem.head_dim,
+    )  # fmt: skip
+    return cut
+
+
 def launch_backward(
     problem: Problem,
     grad_o: Tensor,
@@ -221,6 +242,8 @@ def launch_backward(
             )
         tiles = tiles.plain()
         plan = backward_plan(problem, tiles)
+    if plan.constants["PARTS"] > 1:
+        sources = launch_split(problem, *sources)
     by_engine = tiles.descriptors and all(map(has_descriptor, sources))
     walked: tuple[Any, ...] = sources
     if by_engine:
@@ -228,7 +251,7 @@ def launch_backward(
         walked = tuple(descriptor(tensor, tiles.walked, block_d) for tensor in sources)
     return kernel_for(flash_backward_kernel, q.device)[(plan.grid,)](
         *walked, *sources, lse, delta, *grads, *map(row_strides, (*sources, *grads)),
-        scale, problem.kv_pairs, problem.kv_heads, problem.heads // problem.kv_heads,
+        problem.batch, scale, problem.kv_pairs, problem.kv_heads, problem.heads // problem.kv_heads,
         plan.abreast, problem.queries, problem.keys, DESCRIPTOR=by_engine, **plan.constants,
     )  # fmt: skip
 

@@ -174,18 +174,30 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
         and together >= processor(problem.device).count
     )
     programs = together if paired else apart
-    constants = {**_constants(problem, tiles), "PAIRED": paired}
+    constants = {**_constants(problem, tiles), "PAIRED": paired, "PARTS": parts_of(problem, tiles)}
     return Plan(programs, programs, _abreast(problem, 4), 1, constants)
 
 
+def parts_of(problem: Problem, tiles: Tiles) -> int:
+    """Into how many parts numbers are cut; TF32, where it is asked for, needs no more than one."""
+    return 1 if problem.tf32 else tiles.parts
+
+
 def delta_rows(problem: Problem) -> int:
-    """Queries that one program of the delta kernel takes: 16 KiB of 16-bit numbers."""
+    """Rows that a program takes which passes over them once: 16 KiB of 16-bit numbers."""
     return 8192 // power_of_two(problem.head_dim)
 
 
 def delta_grid(problem: Problem) -> int:
     """Programs of the delta kernel."""
     return _ceil_div(problem.queries, delta_rows(problem)) * problem.pairs
+
+
+def split_grid(problem: Problem) -> tuple[int, int]:
+    """Programs of the kernel that cuts numbers into parts: for queries and for keys, twice."""
+    of_queries = _ceil_div(problem.queries, delta_rows(problem)) * problem.pairs
+    of_keys = _ceil_div(problem.keys, delta_rows(problem)) * problem.kv_pairs
+    return max(of_queries, of_keys), 4
 
 
 def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:
@@ -198,10 +210,17 @@ def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:
         "IS_CAUSAL": problem.is_causal,
         "RAGGED_QUERIES": problem.queries % longer_tile != 0,
         "RAGGED_KEYS": problem.keys % longer_tile != 0,
-        "PRECISION": "tf32" if problem.tf32 else tiles.products,
+        "PRECISION": _precision(problem, tiles),
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
     }
+
+
+def _precision(problem: Problem, tiles: Tiles) -> str:
+    """How fp32 operands are multiplied; parts are products of bf16, plain as such."""
+    if problem.tf32:
+        return "tf32"
+    return "ieee" if tiles.parts > 1 else tiles.products
 
 
 def _splits(works: int, key_tiles: int, processors: int) -> int:

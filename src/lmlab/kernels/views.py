@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from lmlab.kernels.configs import PARTS
 
 LONGEST_TILE = 256
 COPY_ENGINE_ALIGNMENT = 16
@@ -18,10 +21,13 @@ def addressable(tensor: Tensor) -> Tensor:
     The last dimension must be dense (a gradient that was expanded from one number is not), and
     offsets inside a tile must fit 32 bits.
     """
+    return tensor if is_addressable(tensor) else tensor.contiguous()
+
+
+def is_addressable(tensor: Tensor) -> bool:
+    """Whether a kernel can walk the tensor as it lies."""
     dense = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-    if dense and tensor.stride(-2) * LONGEST_TILE < 2**31:
-        return tensor
-    return tensor.contiguous()
+    return dense and tensor.stride(-2) * LONGEST_TILE < 2**31
 
 
 def row_strides(tensor: Tensor) -> tuple[int, int, int]:
@@ -38,6 +44,20 @@ def empty_by_heads(like: Tensor) -> Tensor:
     """
     batch, heads, rows, head_dim = like.shape
     return like.new_empty(batch, rows, heads, head_dim).transpose(1, 2)
+
+
+def empty_gradient(of: Tensor) -> Tensor:
+    """Memory for a gradient, laid out as its tensor is: autograd copies one that is not."""
+    like = torch.empty_like(of)
+    return like if is_addressable(like) else of.new_empty(of.shape)
+
+
+def empty_parts(like: Tensor) -> Tensor:
+    """Memory for a tensor's numbers in parts, one part after the other as if they were batches."""
+    batch, heads, rows, head_dim = like.shape
+    # The interpreter cannot multiply bf16; its first part is the whole number.
+    kind = torch.bfloat16 if like.is_cuda else torch.float32
+    return like.new_empty(PARTS * batch, heads, rows, head_dim, dtype=kind)
 
 
 def has_descriptor(tensor: Tensor) -> bool:
