@@ -85,7 +85,7 @@ def constants(case: Case, tiles: Tiles) -> dict[str, Any]:
     }
     if case.direction == "forward":
         return shared | {"SPLITS": 1, "PERSISTENT": False}
-    return shared | {"PAIRED": True, "group": 1, "PARTS": tiles.parts}
+    return shared | {"PAIRED": True, "group": 1, "PARTS": tiles.parts, "SPLITS": 1}
 
 
 def compiled(case: Case, tiles: Tiles) -> Any:

@@ -32,6 +32,7 @@ def pass_through(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> t
     [
         pytest.param(Tiles(**PLAIN), id="pairs"),
         pytest.param(Tiles(**PLAIN, paired=False), id="keys and queries apart"),
+        pytest.param(Tiles(**PLAIN, paired=False, splits=3), id="walks shared by three"),
         pytest.param(Tiles(**PLAIN, persistent=True), id="persistent"),
         pytest.param(Tiles(**PLAIN, splits=3), id="keys shared by three"),
         pytest.param(Tiles(**PLAIN, splits=16), id="more shares than tiles"),

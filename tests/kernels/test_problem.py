@@ -84,7 +84,9 @@ def test_backward_pairs_tiles_of_keys_and_queries_when_there_are_enough() -> Non
 @pytest.mark.parametrize(
     ("problem", "programs"),
     [
-        pytest.param(of_length(4096), 64 + 64, id="few tiles"),
+        pytest.param(of_length(8192), 128 + 128, id="few tiles"),
+        pytest.param(of_length(4096), (64 + 64) * 2, id="fewer tiles, two to a walk"),
+        pytest.param(of_length(128), 2 + 2, id="walks too short to share"),
         pytest.param(replace(SIXTEEN_HEADS, kv_heads=4), 256 * 4 + 256 * 16, id="grouped heads"),
     ],
 )

@@ -42,14 +42,19 @@ def flash_attention(
     From four dimensions on, the heads (third from last) of q may be a multiple of those of k and v:
     grouped-query attention. `scale` is 1 / sqrt(d) unless given.
     """
+    is_traced = torch.compiler.is_compiling()
+    is_transformed = not is_traced and torch._C._are_functorch_transforms_active()
+    if q.dim() in (3, 4) and not is_traced and not is_transformed:
+        # It checks and casts by itself; on a short sequence doing so twice would show.
+        return FlashAttention.apply(q, k, v, is_causal, scale)
     q, k, v = as_autocast_wants(q, k, v)
     check(q, k, v, is_causal)
     check_kernel_takes(q, scale)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     folded = fold(q), fold(k), fold(v)
-    if torch.compiler.is_compiling():
+    if is_traced:
         o, _ = flash_forward(*folded, is_causal, scale)
-    elif torch._C._are_functorch_transforms_active():
+    elif is_transformed:
         o, _ = Transformable.apply(*folded, is_causal, scale)
     else:
         o = FlashAttention.apply(*folded, is_causal, scale)

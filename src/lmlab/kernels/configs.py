@@ -25,6 +25,7 @@ from typing import Literal
 from lmlab.kernels.launch_table import TABLE
 
 Direction = Literal["forward", "backward"]
+Products = Literal["ieee", "tf32x3", "bf16x6"]
 
 ANY = 2**62
 """The bound of a row that has none."""
@@ -54,12 +55,13 @@ class Tiles:
     persistent: bool = False
     """Forward: as many programs as the GPU holds, each doing one tile after the other."""
     splits: int = 0
-    """Forward: programs that share the keys of one tile; 0 means as many as fill the GPU."""
+    """Programs that share the walk of one tile; 0 means as many as fill the GPU. Backward only
+    where keys and queries are programs of their own."""
     specialised: bool = False
     """Hopper, 16 bit: kernels whose warps load or compute, 64 kept rows for each that computes."""
     once: bool = False
     """Specialised backward at head dimension 64: one walk for all gradients, dQ added in order."""
-    products: Literal["ieee", "tf32x3", "bf16x6"] = "ieee"
+    products: Products = "ieee"
     """fp32 only: plain fp32 products, or three TF32 products that add up to the same digits, or,
     backward, six products of numbers that were cut into bf16 parts before."""
 
@@ -236,7 +238,7 @@ def _row(line: str) -> Row:
     )
 
 
-def _products(words: list[str]) -> Literal["ieee", "tf32x3", "bf16x6"]:
+def _products(words: list[str]) -> Products:
     if "bf16x6" in words:
         return "bf16x6"
     return "tf32x3" if "tf32x3" in words else "ieee"

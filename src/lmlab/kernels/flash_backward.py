@@ -11,6 +11,10 @@ Here no program writes what another one does: one walk over the queries for dK a
 products), one over the keys for dQ (three), S and dP made twice. That is seven products instead of
 five; a machine whose products run at 650 TFLOP/s shows 464 by the usual count at best.
 
+A single head of a few thousand queries has fewer tiles than a GPU has SMs. Then SPLITS programs
+share the walk of one tile, leave their sums in memory, and the last to arrive adds them up in the
+order of the walk, so that the result does not depend on who was last.
+
 Where the scores are transposed (keys down, queries across) all sums are plain products, with the
 small operand in registers. Under a causal mask tile i of the keys has the queries after it and
 tile i of the queries the keys before it: a program that does both is as long as any other (PAIRED).
@@ -31,11 +35,14 @@ import triton.language as tl
 
 from lmlab.kernels.parts import add_product, in_parts, load_parts, turned
 from lmlab.kernels.tiles import (
+    is_last,
     keys_seen,
+    leave_tile,
     load_row,
     place,
     queries_that_see,
     store_tile,
+    sum_of_tiles,
     visible,
 )
 
@@ -116,18 +123,31 @@ def walk_keys(
 
 
 @triton.jit
+def share_of(first, last, split, WALKED: tl.constexpr, SPLITS: tl.constexpr):
+    """The part of a walk that is one program's, whole tiles of it."""
+    share = (last - first + SPLITS * WALKED - 1) // (SPLITS * WALKED) * WALKED
+    own = tl.minimum(first + split * share, last)
+    return own, tl.minimum(own + share, last)
+
+
+@triton.jit
 def grads_of_keys(
-    tile, batch, head, q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
+    work, split, parts, arrivals, tile, batch, head,
+    q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
     q_strides, k_strides, v_strides, grad_o_strides, grad_k_strides, grad_v_strides,
     batches, scale, heads, group, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Keep one tile of keys and values, walk the queries of all heads that share them."""
     start = tile * KEPT
     columns = start + tl.arange(0, KEPT)
     first, clear = queries_that_see(start, queries, keys, KEPT, WALKED, IS_CAUSAL)
+    last = queries
+    if SPLITS > 1:
+        first, last = share_of(first, last, split, WALKED, SPLITS)
+        clear = tl.minimum(tl.maximum(clear, first), last)
     # Keys beyond the last read as zeros; what comes out in their rows is not stored.
     k_tile = load_parts(
         k_kept, batches, k_strides, batch, head, start, keys,
@@ -153,29 +173,42 @@ def grads_of_keys(
             )  # fmt: skip
         grads = walk_queries(
             grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, batches,
-            lse + of_pair, delta + of_pair, batch, q_head, columns, clear, queries,
+            lse + of_pair, delta + of_pair, batch, q_head, columns, clear, last,
             queries, keys - queries, scale * LOG2E, KEPT, WALKED, BLOCK_D, HEAD_DIM,
             False, RAGGED_QUERIES, PRECISION, DESCRIPTOR, PARTS,
         )  # fmt: skip
     k_sum, v_sum = grads
-    store_tile(grad_v, grad_v_strides, batch, head, start, keys, v_sum, KEPT, BLOCK_D, HEAD_DIM)
-    k_sum = k_sum * scale
-    store_tile(grad_k, grad_k_strides, batch, head, start, keys, k_sum, KEPT, BLOCK_D, HEAD_DIM)
+    complete = True
+    if SPLITS > 1:
+        leave_tile(k_sum, 2 * (work * SPLITS + split), parts, KEPT, BLOCK_D)
+        leave_tile(v_sum, 2 * (work * SPLITS + split) + 1, parts, KEPT, BLOCK_D)
+        complete = is_last(work, arrivals, SPLITS)
+        if complete:
+            k_sum = sum_of_tiles(2 * work * SPLITS, 2, parts, KEPT, BLOCK_D, SPLITS)
+            v_sum = sum_of_tiles(2 * work * SPLITS + 1, 2, parts, KEPT, BLOCK_D, SPLITS)
+    if complete:
+        store_tile(grad_v, grad_v_strides, batch, head, start, keys, v_sum, KEPT, BLOCK_D, HEAD_DIM)
+        k_sum = k_sum * scale
+        store_tile(grad_k, grad_k_strides, batch, head, start, keys, k_sum, KEPT, BLOCK_D, HEAD_DIM)
 
 
 @triton.jit
 def grads_of_queries(
-    tile, batch, head, q_kept, k, v, grad_o_kept, lse, delta, grad_q,
+    work, split, parts, arrivals, tile, batch, head, q_kept, k, v, grad_o_kept, lse, delta, grad_q,
     q_strides, k_strides, v_strides, grad_o_strides, grad_q_strides,
     batches, scale, heads, group, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Keep one tile of queries, walk the keys and values that it sees."""
     start = tile * KEPT
     rows = start + tl.arange(0, KEPT)
     clear, end = keys_seen(start, queries, keys, KEPT, WALKED, IS_CAUSAL)
+    first = 0
+    if SPLITS > 1:
+        first, end = share_of(first, end, split, WALKED, SPLITS)
+        clear = tl.minimum(tl.maximum(clear, first), end)
     of_pair = (batch * heads + head) * queries
     q_tile = load_parts(
         q_kept, batches, q_strides, batch, head, start, queries,
@@ -190,7 +223,7 @@ def grads_of_queries(
     total = tl.full([KEPT, BLOCK_D], 0.0, tl.float32)
     total = walk_keys(
         total, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batches, batch,
-        head // group, rows, 0, clear, keys, keys - queries, scale * LOG2E,
+        head // group, rows, first, clear, keys, keys - queries, scale * LOG2E,
         KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, False, False, PRECISION, DESCRIPTOR, PARTS,
     )  # fmt: skip
     if IS_CAUSAL or RAGGED_KEYS:
@@ -200,56 +233,72 @@ def grads_of_queries(
             KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, True, RAGGED_KEYS,
             PRECISION, DESCRIPTOR, PARTS,
         )  # fmt: skip
-    total = total * scale
-    store_tile(grad_q, grad_q_strides, batch, head, start, queries, total, KEPT, BLOCK_D, HEAD_DIM)
+    complete = True
+    if SPLITS > 1:
+        leave_tile(total, 2 * (work * SPLITS + split), parts, KEPT, BLOCK_D)
+        complete = is_last(work, arrivals, SPLITS)
+        if complete:
+            total = sum_of_tiles(2 * work * SPLITS, 2, parts, KEPT, BLOCK_D, SPLITS)
+    if complete:
+        total = total * scale
+        store_tile(
+            grad_q, grad_q_strides, batch, head, start, queries, total, KEPT, BLOCK_D, HEAD_DIM
+        )
 
 
 @triton.jit(do_not_specialize=["batches", "kv_pairs", "kv_heads", "abreast"])
 def flash_backward_kernel(
     q, k, v, grad_o, q_kept, k_kept, v_kept, grad_o_kept, lse, delta, grad_q, grad_k, grad_v,
-    q_strides, k_strides, v_strides, grad_o_strides,
+    parts, arrivals, q_strides, k_strides, v_strides, grad_o_strides,
     grad_q_strides, grad_k_strides, grad_v_strides,
     batches, scale, kv_pairs, kv_heads, group, abreast, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     PAIRED: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values, and of queries: one after the other or side by side.
 
     PAIRED programs do tile i of the keys, then tile i of the queries. Under a causal mask the
     first is long where the second is short, so all programs are equally long. Without it the
-    first programs have the keys and the others the queries: twice as many for a small problem.
+    first programs have the keys and the others the queries: twice as many for a small problem, and
+    where that is still too few SPLITS of them share a walk.
     """
-    program = tl.program_id(0)
+    work = tl.program_id(0) // SPLITS
+    split = tl.program_id(0) - work * SPLITS
     heads = kv_heads * group
     key_tiles = (keys + KEPT - 1) // KEPT
     query_tiles = (queries + KEPT - 1) // KEPT
     if PAIRED:
         longer = tl.maximum(key_tiles, query_tiles)
-        tile, batch, head = place(program, longer, kv_pairs, kv_heads, abreast, False)
+        tile, batch, head = place(work, longer, kv_pairs, kv_heads, abreast, False)
         has_keys = tile < key_tiles
         has_queries = tile < query_tiles
     else:
         of_keys = key_tiles * kv_pairs
-        has_keys = program < of_keys
-        has_queries = program >= of_keys
+        has_keys = work < of_keys
+        has_queries = work >= of_keys
         if has_keys:
-            tile, batch, head = place(program, key_tiles, kv_pairs, kv_heads, abreast, False)
+            tile, batch, head = place(work, key_tiles, kv_pairs, kv_heads, abreast, False)
         else:
             tile, batch, head = place(
-                program - of_keys, query_tiles, kv_pairs * group, heads, abreast * group, IS_CAUSAL
+                work - of_keys, query_tiles, kv_pairs * group, heads, abreast * group, IS_CAUSAL
             )
     if has_keys:
         grads_of_keys(
-            tile, batch, head, q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
+            work, split, parts, arrivals, tile, batch, head,
+            q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
             q_strides, k_strides, v_strides, grad_o_strides, grad_k_strides, grad_v_strides,
             batches, scale, heads, group, queries, keys, KEPT, WALKED,
-            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR, PARTS,
+            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
+            PARTS, SPLITS,
         )  # fmt: skip
     if has_queries:
         grads_of_queries(
-            tile, batch, head, q_kept, k, v, grad_o_kept, lse, delta, grad_q,
+            work, split, parts, arrivals, tile, batch, head,
+            q_kept, k, v, grad_o_kept, lse, delta, grad_q,
             q_strides, k_strides, v_strides, grad_o_strides, grad_q_strides,
             batches, scale, heads, group, queries, keys, KEPT, WALKED,
-            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR, PARTS,
+            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
+            PARTS, SPLITS,
         )  # fmt: skip

@@ -31,7 +31,7 @@ On Hopper `hopper_forward` does the same with groups of warps that load or compu
 import triton
 import triton.language as tl
 
-from lmlab.kernels.tiles import keys_seen, load_tile, place, store_tile, visible
+from lmlab.kernels.tiles import is_last, keys_seen, load_tile, place, store_tile, visible
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -175,10 +175,8 @@ def attend(
     complete = True
     if SPLITS > 1:
         leave_part(state, work, split, parts, KEPT, BLOCK_D, SPLITS)
-        tl.debug_barrier()  # all threads have written before one of them says so
-        complete = tl.atomic_add(arrivals + work, 1) == SPLITS - 1
+        complete = is_last(work, arrivals, SPLITS)
         if complete:
-            tl.store(arrivals + work, 0)  # ready for the next launch
             state = join_parts(work, parts, KEPT, BLOCK_D, SPLITS)
     if complete:
         finish(

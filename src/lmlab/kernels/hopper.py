@@ -6,6 +6,7 @@ keys), and backward as many heads of keys as of queries.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -146,13 +147,21 @@ def _constants(tiles: Tiles, plan: Plan) -> dict[str, Any]:
 def _tile(tensor: Tensor, rows: int, columns: int) -> Any:
     """The tensor as the copy engine sees it, in tiles that the tensor cores read as they lie."""
     block = [1, 1, rows, columns]
-    element = gl.bfloat16 if str(tensor.dtype) == "torch.bfloat16" else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for(block, element)
+    layout = _tile_layout(rows, columns, tensor.dtype)
     return TensorDescriptor(tensor, list(tensor.shape), engine_strides(tensor), block, layout)
+
+
+@cache
+def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
+    """Remembered, as finding it takes the host longer than all else about a descriptor."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
+
+
+_ROW_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
 
 
 def _row(numbers: Tensor, length: int) -> Any:
     """One number for each query, in rows of that length."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
     strides = engine_strides(numbers)
-    return TensorDescriptor(numbers, list(numbers.shape), strides, [1, 1, length], layout)
+    return TensorDescriptor(numbers, list(numbers.shape), strides, [1, 1, length], _ROW_LAYOUT)

@@ -37,7 +37,7 @@ from lmlab.kernels.problem import (
     processor,
     split_grid,
 )
-from lmlab.kernels.sharing import counters, parts
+from lmlab.kernels.sharing import counters, parts, sums
 from lmlab.kernels.views import (
     addressable,
     descriptor,
@@ -249,8 +249,14 @@ def launch_backward(
     if by_engine:
         block_d = plan.constants["BLOCK_D"]
         walked = tuple(descriptor(tensor, tiles.walked, block_d) for tensor in sources)
+    shared: tuple[Tensor, Tensor] = (lse, lse)  # never touched by a program that shares nothing
+    if plan.splits > 1:
+        shared = (
+            sums(plan, tiles.kept, plan.constants["BLOCK_D"], q.device),
+            counters(plan.programs // plan.splits, q.device),
+        )
     return kernel_for(flash_backward_kernel, q.device)[(plan.grid,)](
-        *walked, *sources, lse, delta, *grads, *map(row_strides, (*sources, *grads)),
+        *walked, *sources, lse, delta, *grads, *shared, *map(row_strides, (*sources, *grads)),
         problem.batch, scale, problem.kv_pairs, problem.kv_heads, problem.heads // problem.kv_heads,
         plan.abreast, problem.queries, problem.keys, DESCRIPTOR=by_engine, **plan.constants,
     )  # fmt: skip

@@ -1,15 +1,17 @@
 """How the work is cut, one line a case; the first line that covers a case is taken.
 
-The lines of Hopper for 16 bit and head dimensions 64 and 128 without a bound on rows were timed on
-an H200 (sequence 16384, 16 heads, causal; the kernels' files say what else was tried). The other
-lines have not been timed yet.
+The lines of Hopper were timed on an H200 under a causal mask: one head of 128 to 65536 queries in
+bf16 and fp32, and for bf16 at head dimensions 64 and 128 sixteen heads of 16384 (the kernels' files
+say what else was tried). Those up to 1024 queries in many heads prefer kernels that the host
+launches quickly over those that are a little faster on the GPU. The other lines have not been
+timed yet.
 
 Columns: architecture (several with commas), direction, bits of the type, head dimension (up to),
 mask (causal, full, any), longer sequence (up to), batch x heads x queries (up to); then the choice:
 rows kept, rows walked, warps, stages, and words for what is not the plain way (`descriptors`,
 `persistent`, `apart` for a backward whose keys and queries are programs of their own, `specialised`
 for the kernels of Hopper whose warps load or compute, `once` for its backward in one walk,
-`tf32x3`).
+`tf32x3` and `bf16x6` for how fp32 is multiplied).
 `python -m lmlab.kernels.tune` measures on the GPU at hand and prints such lines.
 
 This is Python and not a data file so that a changed cut changes the fingerprint of what was
@@ -17,24 +19,46 @@ measured with it.
 
 Until a line is measured it is chosen so that no register spills and two programs share a processor
 where they can: the compiler tells both without a GPU. In fp32 plain products (`ieee`) run outside
-the tensor cores, which only small tiles and head dimensions stand; at 64 and 128 three TF32
-products are taken instead, whose sum differs from the plain one in the last two of its 24 bits.
+the tensor cores, which only small tiles and head dimensions stand; otherwise three TF32 products or
+six of bf16 parts are taken instead, whose sum differs from the plain one in the last two of its 24
+bits.
 """
 
 TABLE = """
 # architecture    direction bits dim  mask sequence   rows   kept walked warps stages
-hopper            forward   16    64  any     any    32768    64   64  4  3
-hopper            forward   16    32  any     any      any   128   64  8  3  descriptors
+hopper            forward   16    32  any     any      any    64  128  4  3
+hopper            forward   16    64  any    1024      any    64   64  4  3
+hopper            forward   16    64  any     any     8192    64   64  4  3
 hopper            forward   16    64  any     any      any   192  128  8  3  specialised
-hopper            forward   16   128  any     any    32768    64   64  4  3
+hopper            forward   16   128  any     any     8192    64  128  4  3
+hopper            forward   16   128  any    1024      any    64   64  4  3
+hopper            forward   16   128  any     any    16384   128   64  8  3  descriptors
 hopper            forward   16   128  any     any      any   128  128  8  3  specialised
 hopper            forward   16   256  any     any      any   128   32  8  3  descriptors
-hopper            backward  16    64  any     any    16384    64   32  4  3
+hopper            backward  16    32  any    1024      any    64   64  4  3
+hopper            backward  16    32  any     any    16384    64   64  4  3
 hopper            backward  16    32  any     any      any    64   64  4  3  descriptors
+hopper            backward  16    64  any    1024      any    64   64  4  3
+hopper            backward  16    64  any     any     4096    64   64  4  3
+hopper            backward  16    64  any     any     8192    32  128  4  2
+hopper            backward  16    64  any     any    16384    64   64  4  3  descriptors
 hopper            backward  16    64  any     any      any   128   64  8  3  specialised once
-hopper            backward  16   128  any     any    16384    64   32  4  3
+hopper            backward  16   128  any     any     8192    64   64  4  3
+hopper            backward  16   128  any    1024      any    64   32  4  3
 hopper            backward  16   128  any     any      any   128   64  8  3  specialised
 hopper            backward  16   256  any     any      any    64   32  8  2  descriptors
+hopper            forward   32    32  any     any     2048    64   32  4  2  tf32x3
+hopper            forward   32    32  any     any    16384   128   64  8  2  tf32x3
+hopper            forward   32    32  any     any      any   128   32  8  2  tf32x3
+hopper            forward   32   128  any     any     2048    32   32  4  2  tf32x3
+hopper            backward  32    64  any     any     2048    32   32  4  2  tf32x3
+hopper            backward  32    16  any     any    16384    64   64  4  2  descriptors bf16x6
+hopper            backward  32    16  any     any      any    64   32  4  2  descriptors bf16x6
+hopper            backward  32    32  any     any      any    64   64  4  2  descriptors bf16x6
+hopper            backward  32    64  any     any     8192    64   64  4  2  descriptors bf16x6
+hopper            backward  32    64  any     any      any    64   32  4  2  descriptors bf16x6
+hopper            backward  32   128  any     any     1024    32   32  4  2  tf32x3
+hopper            backward  32   128  any     any      any    64   32  4  2  descriptors bf16x6
 ampere            forward   16    64  any     any      any   128   64  4  3
 ampere            forward   16   128  any     any      any   128   64  8  3
 ampere,ada        forward   16   256  any     any      any    64   32  8  2

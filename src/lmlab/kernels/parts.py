@@ -16,7 +16,7 @@ On a CPU, where the interpreter cannot multiply bf16, parts are fp32 and the fir
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
 
 import triton
 import triton.language as tl

@@ -31,6 +31,7 @@ from lmlab.kernels.configs import (
 
 SPLITS_AT_MOST = 16
 TILES_PER_SPLIT_AT_LEAST = 4
+"""Forward; backward does twice as much at a tile and has two."""
 WARPS_RESIDENT = 16
 """Warps of these kernels whose registers fit one processor, for a grid of persistent programs."""
 
@@ -142,7 +143,8 @@ def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
     """How to launch the forward kernel."""
     device = processor(problem.device)
     works = _ceil_div(problem.queries, tiles.kept) * problem.pairs
-    splits = tiles.splits or _splits(works, _ceil_div(problem.keys, tiles.walked), device.count)
+    walk = _ceil_div(problem.keys, tiles.walked) // TILES_PER_SPLIT_AT_LEAST
+    splits = tiles.splits or _splits(works, walk, device.count)
     programs = works * splits
     resident = device.shared_limit // shared_bytes(problem.case("forward"), tiles)
     resident = max(1, min(resident, WARPS_RESIDENT // tiles.warps))
@@ -173,9 +175,20 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
         and problem.heads == problem.kv_heads
         and together >= processor(problem.device).count
     )
-    programs = together if paired else apart
-    constants = {**_constants(problem, tiles), "PAIRED": paired, "PARTS": parts_of(problem, tiles)}
-    return Plan(programs, programs, _abreast(problem, 4), 1, constants)
+    works = together if paired else apart
+    splits = 1 if paired else tiles.splits or _backward_splits(problem, tiles, works)
+    constants = {
+        **_constants(problem, tiles),
+        "PAIRED": paired,
+        "PARTS": parts_of(problem, tiles),
+        "SPLITS": splits,
+    }
+    return Plan(works * splits, works * splits, _abreast(problem, 4), splits, constants)
+
+
+def _backward_splits(problem: Problem, tiles: Tiles, works: int) -> int:
+    walk = _ceil_div(max(problem.queries, problem.keys), tiles.walked)
+    return _splits(works, 2 * walk // TILES_PER_SPLIT_AT_LEAST, processor(problem.device).count)
 
 
 def parts_of(problem: Problem, tiles: Tiles) -> int:
@@ -223,9 +236,9 @@ def _precision(problem: Problem, tiles: Tiles) -> str:
     return "ieee" if tiles.parts > 1 else tiles.products
 
 
-def _splits(works: int, key_tiles: int, processors: int) -> int:
-    """Programs that share the keys of one tile: a power of two, to compile few variants."""
-    wanted = min(2 * processors // works, key_tiles // TILES_PER_SPLIT_AT_LEAST, SPLITS_AT_MOST)
+def _splits(works: int, at_most: int, processors: int) -> int:
+    """Programs that share the walk of one tile: a power of two, to compile few variants."""
+    wanted = min(2 * processors // works, at_most, SPLITS_AT_MOST)
     return 1 << (max(1, wanted).bit_length() - 1)
 
 

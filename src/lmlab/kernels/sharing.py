@@ -25,6 +25,11 @@ def parts(plan: Plan, kept: int, block_d: int, device: torch.device) -> Tensor:
     return torch.empty(plan.programs * kept * (block_d + 2), device=device)
 
 
+def sums(plan: Plan, kept: int, block_d: int, device: torch.device) -> Tensor:
+    """Room for each program's sums of a backward pass: two tiles, for keys and for values."""
+    return torch.empty(2 * plan.programs * kept * block_d, device=device)
+
+
 def counters(count: int, device: torch.device) -> Tensor:
     """Counters at zero, one for each tile of queries."""
     if device.type != "cuda" or count > _COUNTERS or torch.cuda.is_current_stream_capturing():

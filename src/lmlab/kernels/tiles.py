@@ -80,6 +80,42 @@ def store_tile(
 
 
 @triton.jit
+def is_last(work, arrivals, SPLITS: tl.constexpr):
+    """Whether all others that share a walk have left their part; the count then starts anew."""
+    tl.debug_barrier()  # all threads have written before one of them says so
+    complete = tl.atomic_add(arrivals + work, 1) == SPLITS - 1
+    if complete:
+        tl.store(arrivals + work, 0)
+    return complete
+
+
+@triton.jit
+def leave_tile(tile, number, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write a tile of sums where another program finds it, under a number."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    part = parts + tl.cast(number, tl.int64) * (ROWS * COLUMNS)
+    tl.store(part + rows[:, None] * COLUMNS + columns[None, :], tile)
+
+
+@triton.jit
+def sum_of_tiles(
+    first, step, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr
+):
+    """The sum of tiles that others left, in the order of their numbers.
+
+    Other processors wrote them: `.cg` reads the L2, never an old line of this processor's L1.
+    """
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    total = tl.full([ROWS, COLUMNS], 0.0, tl.float32)
+    for index in range(COUNT):
+        part = parts + tl.cast(first + index * step, tl.int64) * (ROWS * COLUMNS)
+        total += tl.load(part + rows[:, None] * COLUMNS + columns[None, :], cache_modifier=".cg")
+    return total
+
+
+@triton.jit
 def load_row(source, start, length, beyond, ROWS: tl.constexpr, BOUNDED: tl.constexpr):
     """One number for each of the queries `start` to `start + ROWS`, `beyond` after the last."""
     rows = tl.arange(0, ROWS)

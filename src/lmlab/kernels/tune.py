@@ -28,7 +28,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from lmlab.kernels import launch
-from lmlab.kernels.configs import Case, Direction, Tiles, line_of, shared_bytes
+from lmlab.kernels.configs import Case, Direction, Products, Tiles, line_of, shared_bytes
 from lmlab.kernels.problem import Problem, processor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -36,6 +36,7 @@ FINALISTS = 4
 QUICK_MS, LONG_MS = 20, 200
 PATIENCE_S = 120.0
 """A candidate that has not answered by then hangs."""
+_PLAIN: tuple[Products, ...] = ("ieee",)
 TOLERANCE = {16: 5e-2, 32: 1e-4}
 """Largest error of outputs and gradients of order one, by bits of the type."""
 
@@ -44,25 +45,30 @@ def candidates(case: Case, shared_limit: int) -> Iterator[Tiles]:
     """Every cut worth a try that fits by count."""
     if case.bits == 16:
         choices = itertools.product(
-            (64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 5), (False, True), ("ieee",)
+            (64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 5), (False, True), _PLAIN
         )
     else:
         choices = itertools.product(
-            (32, 64, 128), (16, 32, 64), (4, 8), (1, 2), (False,), ("ieee", "tf32x3")
+            (32, 64, 128), (16, 32, 64), (4, 8), (1, 2), (False, True), _products(case)
         )
-    for kept, walked, warps, stages, descriptors, product in choices:
+    for kept, walked, warps, stages, descriptors, products in choices:
         tiles = Tiles(
             kept=kept,
             walked=walked,
             warps=warps,
             stages=stages,
             descriptors=descriptors,
-            products="tf32x3" if product == "tf32x3" else "ieee",
+            products=products,
         )
         if _is_sensible(case, tiles) and shared_bytes(case, tiles) <= shared_limit:
             yield tiles
     if case.architecture == "hopper" and case.bits == 16:
         yield from (t for t in _specialised(case) if shared_bytes(case, t) <= shared_limit)
+
+
+def _products(case: Case) -> tuple[Products, ...]:
+    """Ways to multiply fp32; only backward has its numbers cut into parts."""
+    return ("ieee", "tf32x3") if case.direction == "forward" else ("ieee", "tf32x3", "bf16x6")
 
 
 def _specialised(case: Case) -> Iterator[Tiles]:
@@ -81,6 +87,8 @@ def _specialised(case: Case) -> Iterator[Tiles]:
 
 def _is_sensible(case: Case, tiles: Tiles) -> bool:
     if tiles.walked > tiles.kept or (case.bits == 16 and tiles.kept < 16 * tiles.warps):
+        return False
+    if case.bits == 32 and tiles.descriptors and tiles.parts == 1:
         return False
     has_engine = case.architecture in ("hopper", "blackwell")
     return has_engine or not tiles.descriptors
