@@ -74,16 +74,20 @@ def turned(parts, PARTS: tl.constexpr):
 
 @triton.jit
 def add_product(total, a, b, PRECISION: tl.constexpr, PARTS: tl.constexpr):
-    """total + a b, of tiles or of tiles in parts; small terms first."""
+    """total + a b, of tiles or of tiles in parts; small terms first.
+
+    Tensor cores cut off what they add to a sum instead of rounding it. Over thousands of tiles that
+    shows in the fourth digit, so the products of parts are summed apart and added as fp32 numbers.
+    """
     if PARTS == 1:
         total = tl.dot(a[0], b[0], total, input_precision=PRECISION)
     else:
-        total = tl.dot(a[2], b[0], total, input_precision=PRECISION)
-        total = tl.dot(a[1], b[1], total, input_precision=PRECISION)
-        total = tl.dot(a[0], b[2], total, input_precision=PRECISION)
-        total = tl.dot(a[1], b[0], total, input_precision=PRECISION)
-        total = tl.dot(a[0], b[1], total, input_precision=PRECISION)
-        total = tl.dot(a[0], b[0], total, input_precision=PRECISION)
+        own = tl.dot(a[2], b[0], input_precision=PRECISION)
+        own = tl.dot(a[1], b[1], own, input_precision=PRECISION)
+        own = tl.dot(a[0], b[2], own, input_precision=PRECISION)
+        own = tl.dot(a[1], b[0], own, input_precision=PRECISION)
+        own = tl.dot(a[0], b[1], own, input_precision=PRECISION)
+        total += tl.dot(a[0], b[0], own, input_precision=PRECISION)
     return total
 
 
