@@ -496,6 +496,16 @@ def test_optimizers_that_were_not_timed() -> None:
 
     assert "were not timed" in finding("cost", changed("sharded_optimizer", change))
 
+    def off(data: dict[str, Any]) -> None:
+        arm = data["memory"]["arms"]["torch_zero"]
+        arm.update(status="failed", reason="weights after a step are off by 0.1")
+        del data["time"]["arms"]["torch_zero"]
+
+    said = finding("cost", changed("sharded_optimizer", off))
+    assert said.endswith(
+        "ZeroRedundancyOptimizer has no time: weights after a step are off by 0.1."
+    )
+
 
 def test_stage_1_of_zero_sends_a_third_less() -> None:
     said = finding("zero", changed("sharded_optimizer"))

@@ -31,12 +31,13 @@ AS_EXPECTED = 0.02
 
 def device(job: Job, arms: Arms, labels: Mapping[str, str], plain: str) -> str:
     """Whether the device reports more where tensors hold less, and why that can be."""
-    for name, arm in arms.items():
-        moment = (
-            None if name == plain else device_holds_more_than(arm["ranks"], arms[plain]["ranks"])
-        )
+    for name, arm in arms.items() if plain in arms else ():
+        base = arms[plain]
+        moment = device_holds_more_than(
+            arm["ranks"], base["ranks"]
+        )  # the base not more than itself
         if moment is not None:
-            return f"{job.who}: {_beside(job, labels[name], arm, arms[plain], moment)}"
+            return f"{job.who}: {_beside(job, labels[name], arm, base, moment)}"
     for name, arm in arms.items():
         found = device_rises_while_tensors_fall(arm["ranks"])
         if found is not None:
@@ -77,8 +78,8 @@ def _why(job: Job, arm: Mapping[str, Any], moment: str) -> str:
     if moment == "after_step" and (grown := _grew_for_want_of_room(arm)):
         return grown
     return (
-        "the allocator keeps what was freed and had to take more for backward's own tensors, and "
-        "libraries and communication hold memory that is none of its tensors."
+        "the allocator keeps what was freed and takes more where no free piece is large enough, "
+        "and libraries and communication hold memory that is none of its tensors."
     )
 
 

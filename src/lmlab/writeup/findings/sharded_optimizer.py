@@ -82,25 +82,35 @@ def expected(job: Job) -> str:
 
 def cost(job: Job) -> str:
     """What sharding does to the optimizer's time."""
-    interval = frames.against(job, frames.PLAIN)
+    interval, lost = frames.against(job, frames.PLAIN), _lost(job)
     if interval is None:
-        return f"{job.who}: the optimizers were not timed beside each other."
+        return f"{job.who}: the optimizers were not timed beside each other.{lost}"
     size_taken = job.data["time"]["choice"]["size"]
     if interval.low <= 1 <= interval.high:
         return (
             f"{job.who}: on {size_taken}, rounds do not tell the sharded optimizer's phase from "
             "that of AdamW on every rank: less arithmetic and more messages weigh about the same."
+            f"{lost}"
         )
     if interval.ratio > 1:
         return (
             f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
             "times as long as AdamW on every rank: sending the parameters costs more than the "
-            "arithmetic that it spares."
+            f"arithmetic that it spares.{lost}"
         )
     return (
         f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
         "times as long as AdamW on every rank: the arithmetic that it spares is worth more than "
-        "the messages that it adds."
+        f"the messages that it adds.{lost}"
+    )
+
+
+def _lost(job: Job) -> str:
+    """Optimizers that got no time, and why."""
+    return "".join(
+        f" {frames.LABELS[name]} has no time: {arm['reason']}."
+        for name, arm in frames.memory_arms(job).items()
+        if arm["status"] != "ok"
     )
 
 
