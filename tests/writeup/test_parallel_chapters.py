@@ -160,7 +160,10 @@ def drop(*path: str) -> Any:
 
 
 def test_a_comparison_without_the_other_is_not_measured() -> None:
+    both = finding("counts", changed("data_parallel"))
+    assert both == "With buckets of 25 MB ours sends 20 messages in a step, PyTorch's 21."
     collected = changed("data_parallel", drop("arms", "torch_ddp"))
+    assert "not both seen" in finding("counts", collected)
     assert "was not measured" in finding("verdict", collected)
     assert part("tables", "data_parallel")(collected)["verdict"].rows[0][-1] == "not measured"
     assert "not measured" in finding("summary", collected)

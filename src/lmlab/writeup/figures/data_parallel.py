@@ -45,7 +45,7 @@ def _of_job(job: Job) -> dict[str, Drawing]:
         ),
         f"buckets_{job.key}": Drawing(
             alt=f"What communication adds to a step against the size of a message, {job.who}",
-            caption=f"{caption} Dots are measured, lines are the fitted model.",
+            caption=f"{caption} Markers are measured, lines are the fitted model.",
             draw=(lambda: _buckets(job, fitted)) if fitted is not None else None,
         ),
     }

@@ -40,6 +40,7 @@ def findings(collected: Collected) -> dict[str, str]:
             f"overlap_{job.key}": overlap(job),
             f"buckets_{job.key}": buckets(job),
             f"skew_{job.key}": skew(job),
+            f"counts_{job.key}": counts(job),
             f"verdict_{job.key}": verdict(CLAIM, compared[2] if compared else None, LIMIT, job),
         }
     return told(measured, sentences)
@@ -188,6 +189,18 @@ def _optimum(job: Job, fitted: Fit) -> tuple[int, float, float]:
     link = {"bytes_per_ms": fitted.bytes_per_ms, "call_ms": fitted.call_ms}
     number = best_messages(total, backward, **link)
     return number, total / number / MIB, added_ms(total, number, backward, **link)
+
+
+def counts(job: Job) -> str:
+    """In how many messages ours and PyTorch's send, with buckets of one size."""
+    compared = frames.against_torch(job)
+    if compared is None or compared[1].trace["seen_as"] is None:
+        return f"{job.who}: messages of ours and PyTorch's were not both seen."
+    ours, theirs = compared[0].entry["messages"], compared[1].trace["messages_seen"]
+    return (
+        f"{job.who}: with buckets of {job.data['torch_bucket_mb']:g} MB ours sends "
+        f"{counted(ours, 'message')} in a step, PyTorch's {theirs:,}."
+    )
 
 
 def skew(job: Job) -> str:
