@@ -218,7 +218,7 @@ class TestFindings:
 
     def test_the_highest_bandwidth_leads(self) -> None:
         assert findings(changed(lambda p, d: None, gpus=8))["bandwidth"].startswith(
-            "The highest bus bandwidth is 18"
+            "The highest bus bandwidth of an all-reduce is 18"
         )
         alone = findings(only("shared_gpu"))["bandwidth"]
         assert "The others reach" not in alone
@@ -329,12 +329,18 @@ class TestFigures:
     def test_only_what_sends_is_in_the_bandwidths_and_all_of_it_in_the_fit(self) -> None:
         drawings = figures(SOUND)
         assert list(drawings) == ["bandwidth_fp32", "bandwidth_bf16", "fit"]
+        looks: list[dict[str, Any]] = []
         for name, arms in (("bandwidth_fp32", 5), ("fit", 6)):
             draw = drawings[name].draw
             assert draw is not None
             figure = draw()
-            assert len(figure.axes[0].get_legend_handles_labels()[1]) == arms
+            handles, labels = figure.axes[0].get_legend_handles_labels()
+            assert len(labels) == arms
+            looks.append(
+                {k: (h.get_color(), h.get_marker()) for k, h in zip(labels, handles, strict=True)}
+            )
             plt.close(figure)
+        assert looks[0].items() <= looks[1].items(), "a set of ranks looks the same everywhere"
 
     def test_without_results_nothing_is_drawn(self) -> None:
         assert all(drawing.draw is None for drawing in figures(EMPTY).values())

@@ -160,7 +160,10 @@ def drop(*path: str) -> Any:
 
 
 def test_a_comparison_without_the_other_is_not_measured() -> None:
+    both = finding("counts", changed("data_parallel"))
+    assert both == "With buckets of 25 MB ours sends 20 messages in a step, PyTorch's 21."
     collected = changed("data_parallel", drop("arms", "torch_ddp"))
+    assert "not both seen" in finding("counts", collected)
     assert "was not measured" in finding("verdict", collected)
     assert part("tables", "data_parallel")(collected)["verdict"].rows[0][-1] == "not measured"
     assert "not measured" in finding("summary", collected)
@@ -194,7 +197,7 @@ def test_the_fastest_and_the_slowest_variant() -> None:
 def test_the_cost_of_many_messages() -> None:
     said = finding("messages", changed("data_parallel"))
     assert "in 111 messages instead of 1" in said
-    assert "longer." in said
+    assert "makes a step 15 % longer (1.146 times, 95 % interval" in said
 
     def alike(data: dict[str, Any]) -> None:
         data["arms"]["naive"]["ranks_ms"] = data["arms"]["flat"]["ranks_ms"]
@@ -205,7 +208,32 @@ def test_the_cost_of_many_messages() -> None:
         flat = data["arms"]["flat"]["ranks_ms"]
         data["arms"]["naive"]["ranks_ms"] = [[0.5 * time for time in times] for times in flat]
 
-    assert "shorter." in finding("messages", changed("data_parallel", quicker))
+    assert "% shorter (0.500 times" in finding("messages", changed("data_parallel", quicker))
+
+
+def test_the_same_messages_during_backward_instead_of_after_it() -> None:
+    said = finding("during", changed("data_parallel"))
+    assert "the same 111 messages during backward instead of after it makes a step" in said
+    assert "% shorter (" in said
+    assert "confirm" not in said
+
+    def alike(data: dict[str, Any]) -> None:
+        after = data["arms"]["naive"]["ranks_ms"]
+        data["arms"]["overlapped"]["ranks_ms"] = [[*times[1:], times[0]] for times in after]
+
+    no_gain = finding("during", changed("data_parallel", alike))
+    assert "makes no difference that these rounds show; what the profiler shows" in no_gain
+
+    def slower(data: dict[str, Any]) -> None:
+        after = data["arms"]["naive"]["ranks_ms"]
+        data["arms"]["overlapped"]["ranks_ms"] = [[1.2 * time for time in times] for times in after]
+        data["arms"]["overlapped"]["trace"]["overlapped_share"] = 0.0
+
+    loss = finding("during", changed("data_parallel", slower))
+    assert "makes a step 20 % longer" in loss
+    assert "confirm" not in loss
+    alone = finding("during", changed("data_parallel", drop("arms", "overlapped")))
+    assert "naive and overlapped were not both measured" in alone.lower()
 
 
 def test_what_overlap_hides() -> None:
@@ -219,7 +247,18 @@ def test_what_overlap_hides() -> None:
         data["arms"]["bucketed_10"]["trace"]["overlapped_share"] = 0.6
 
     unlike = finding("overlap", changed("data_parallel", leaky))
-    assert "hide at most 30 %" in unlike
+    assert "which talk after backward, show 0 % to 30 %;" in unlike
+    assert "is waiting, not travel: the host is ahead of the GPU" in unlike
+    nccl = {"backend": "nccl", "gpus": 2}
+
+    def leaky_kernels(data: dict[str, Any]) -> None:
+        leaky(data)
+        data["ranks"].update(nccl)
+
+    key = "overlap_shared_gpu_2"
+    of_nccl = part("findings", "data_parallel")(changed("data_parallel", leaky_kernels))[key]
+    assert "hide at most 30 %" in of_nccl
+    assert "waiting" not in of_nccl
     assert "hide 25 % to 60 % of the time of their messages (most: bucketed, 10 MB)" in unlike
 
     def blind(data: dict[str, Any]) -> None:
@@ -230,10 +269,62 @@ def test_what_overlap_hides() -> None:
         assert "saw no message" in finding("overlap", changed(chapter, blind))
 
 
+@pytest.mark.parametrize(
+    ("chapter", "words"),
+    [("data_parallel", "its step computes for 64.0 ms, 25 % of that."),
+     ("fsdp", "FSDP could hide 21 % at most: its step computes for 64.0 ms, and messages")],
+)  # fmt: skip
+def test_no_more_can_be_hidden_than_is_computed(chapter: str, words: str) -> None:
+    def little(data: dict[str, Any]) -> None:
+        for arm in data["arms"].values():
+            arm["trace"]["compute_ms"] = 64.0
+
+    assert words in finding("overlap", changed(chapter, little))
+
+    def much(data: dict[str, Any]) -> None:
+        for arm in data["arms"].values():
+            arm["trace"]["compute_ms"] = 1e4
+
+    assert "computes for" not in finding("overlap", changed(chapter, much))
+
+
+def test_bars_that_thinning_out_has_made_longer_are_pale_and_said_to_be() -> None:
+    figures = part("figures", "data_parallel")
+    assert "Pale" not in figures(changed("data_parallel"))[f"overlap_{KEY}"].caption
+
+    def thinned(data: dict[str, Any]) -> None:
+        data["arms"]["naive"]["trace"]["compute_ms"] = 50.0  # one bar of 100 ms is drawn
+
+    assert (
+        "Pale: bars more than 10 % longer"
+        in figures(changed("data_parallel", thinned))[f"overlap_{KEY}"].caption
+    )
+
+
+def test_rounds_that_the_time_cap_cut_are_told() -> None:
+    def cut(data: dict[str, Any]) -> None:
+        for arm in data["arms"].values():
+            arm["ranks_ms"] = [times[:3] for times in arm["ranks_ms"]]
+
+    collected = changed("data_parallel", cut)
+    assert "3 of 8 rounds, then the time was up)." in finding("verdict", collected)
+    assert part("tables", "data_parallel")(collected)["verdict"].rows[0][-2] == "3 of 8"
+    assert "8 rounds)." in finding("verdict", changed("data_parallel"))
+
+
 def test_the_model_finds_the_link_and_its_best_bucket() -> None:
     said = finding("buckets", changed("data_parallel"))
     assert "model fits with 2 GB/s and 0.50 ms a message" in said
     assert "Its best is 13 messages of" in said
+    assert "it does not tell the two apart" not in said  # exact data: the model misses nothing
+    assert "its best is worth trying" in said
+
+    def wavy(data: dict[str, Any]) -> None:
+        for index, arm in enumerate(data["arms"].values()):
+            more = (-1) ** index * 30.0
+            arm["ranks_ms"] = [[time + more for time in times] for times in arm["ranks_ms"]]
+
+    assert "it does not tell the two apart" in finding("buckets", changed("data_parallel", wavy))
 
     def off(data: dict[str, Any]) -> None:
         for name, arm in data["arms"].items():
@@ -309,10 +400,60 @@ def test_the_device_may_report_more_while_tensors_hold_less() -> None:
                 for moment in rank["moments"].values():
                     moment["device_bytes"] = 1
 
-    assert (
-        "between no two of these moments"
-        in finding("device", changed("sharded_optimizer", calm)).lower()
-    )
+    assert "nowhere here does" in finding("device", changed("sharded_optimizer", calm)).lower()
+
+
+def crowded(data: dict[str, Any]) -> None:
+    """The allocator grows in the optimizer's step of one arm, though that uses little."""
+    for rank in data["arms"]["ddp_sharded_optimizer"]["ranks"]:
+        rank["peaks_bytes"] = {"forward_backward": 900 * 2**20, "optimizer": 500 * 2**20}
+        rank["moments"]["after_step"].update(reserved_bytes=9000 * 2**20, device_bytes=9600 * 2**20)
+
+
+def test_a_device_that_reports_more_with_shards_than_without() -> None:
+    said = finding("device", changed("fsdp", crowded))
+    assert said.startswith("After the step, tensors hold 491 MiB less with a sharded optimizer")
+    assert "the step uses 500 MiB at most, and still the allocator takes" in said
+
+    def unknown_peaks(data: dict[str, Any]) -> None:
+        crowded(data)
+        for rank in data["arms"]["ddp_sharded_optimizer"]["ranks"]:
+            rank["peaks_bytes"]["optimizer"] = None
+
+    assert "the allocator keeps what was freed" in finding("device", changed("fsdp", unknown_peaks))
+
+
+def peaks(**mib: tuple[int, int]) -> Any:
+    """Peaks of forward with backward, and of the optimizer's step, by arm."""
+
+    def change(data: dict[str, Any]) -> None:
+        for name, (first, second) in mib.items():
+            for rank in data["memory"]["arms"][name]["ranks"]:
+                rank["peaks_bytes"] = {
+                    "forward_backward": first * 2**20, "optimizer": second * 2**20
+                }  # fmt: skip
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("plain", "ours", "words"),
+    [
+        ((100, 400), (100, 300), "in the optimizer's step: with the sharded optimizer it falls "
+         "from 400 MiB to 300 MiB, to 75 %."),
+        ((100, 200), (250, 100), "in the optimizer's step and forward and backward: with the "
+         "sharded optimizer it rises from 200 MiB to 250 MiB"),
+        ((200, 100), (200, 100), "in forward and backward: with the sharded optimizer it stays "
+         "at 200 MiB."),
+    ],
+    ids=["lower", "higher", "same"],
+)  # fmt: skip
+def test_the_peak_of_a_step(plain: tuple[int, int], ours: tuple[int, int], words: str) -> None:
+    assert "peak" not in finding("saved", changed("sharded_optimizer"))
+    collected = changed("sharded_optimizer", peaks(replicated=plain, sharded=ours))
+    assert words in finding("saved", collected)
+    table = part("tables", "sharded_optimizer")(collected)[f"peaks_{KEY}"]
+    assert table.rows[0] == ["AdamW on every rank", *(f"{peak:,}" for peak in plain)]
 
 
 def test_the_cost_model_beside_what_was_measured() -> None:
@@ -358,6 +499,16 @@ def test_optimizers_that_were_not_timed() -> None:
 
     assert "were not timed" in finding("cost", changed("sharded_optimizer", change))
 
+    def off(data: dict[str, Any]) -> None:
+        arm = data["memory"]["arms"]["torch_zero"]
+        arm.update(status="failed", reason="weights after a step are off by 0.1")
+        del data["time"]["arms"]["torch_zero"]
+
+    said = finding("cost", changed("sharded_optimizer", off))
+    assert said.endswith(
+        "ZeroRedundancyOptimizer has no time: weights after a step are off by 0.1."
+    )
+
 
 def test_stage_1_of_zero_sends_a_third_less() -> None:
     said = finding("zero", changed("sharded_optimizer"))
@@ -381,8 +532,9 @@ def test_shards_that_do_not_add_up_are_warned_of() -> None:
 
 def test_memory_of_fsdp_beside_data_parallelism() -> None:
     said = finding("memory", changed("fsdp"))
-    assert "of that, with sharded optimizer 75 %, FSDP 50 % and PyTorch fully_shard 50 %" in said
-    assert "highest after forward: activations are nobody's to shard" in said
+    shares = "75 % with a sharded optimizer, 50 % with FSDP and 50 % with PyTorch fully_shard."
+    assert shares in said
+    assert "FSDP holds most after forward: activations are nobody's to shard" in said
 
     def few_activations(data: dict[str, Any]) -> None:
         for arm in data["arms"].values():
@@ -390,7 +542,7 @@ def test_memory_of_fsdp_beside_data_parallelism() -> None:
                 rank["moments"]["after_forward"]["allocated_bytes"] = 1
 
     little = finding("memory", changed("fsdp", few_activations))
-    assert little.endswith("What FSDP holds is highest after the step.")
+    assert little.endswith("FSDP holds most after the step.")
 
     def alone(data: dict[str, Any]) -> None:
         data["arms"] = {"ddp": data["arms"]["ddp"]}
@@ -399,6 +551,34 @@ def test_memory_of_fsdp_beside_data_parallelism() -> None:
     assert "memory was not read of two arms" in finding("memory", collected).lower()
     assert "were not both measured" in finding("summary", collected)
     assert "FSDP has no time beside another arm" in finding("speed", collected)
+
+
+def counted_by_the_cost_model(data: dict[str, Any]) -> None:
+    whole = data["parameter_bytes"]
+    data["expected"] = {"parameters": whole, "gradients": whole, "optimizer_state": 2 * whole,
+                        "activations": 900 * 2**20}  # fmt: skip
+
+
+def test_parts_of_fsdp_beside_the_cost_model() -> None:
+    assert "does not describe this model" in finding("expected", changed("fsdp"))
+    assert f"expected_{KEY}" not in part("tables", "fsdp")(changed("fsdp"))
+    collected = changed("fsdp", counted_by_the_cost_model)
+    assert finding("expected", collected).startswith("Every part is as large as the cost model")
+    rows = {row[0]: row[1:] for row in part("tables", "fsdp")(collected)[f"expected_{KEY}"].rows}
+    assert rows["FSDP"] == ["245 (245)", "245 (245)", "491 (491)", "900 (900)"]
+    assert rows["with sharded optimizer"][1:3] == ["491 (491)", "491 (491)"]
+
+    def off(data: dict[str, Any]) -> None:
+        counted_by_the_cost_model(data)
+        data["expected"]["activations"] //= 2
+
+    assert "is 100 % more than expected" in finding("expected", changed("fsdp", off))
+
+
+def test_how_many_messages_fsdp_sends() -> None:
+    said = finding("messages", changed("fsdp"))
+    assert said == "FSDP sends 20 messages in a step, PyTorch fully_shard 20."
+    assert "not both seen" in finding("messages", changed("fsdp", refuse))
 
 
 def refuse(data: dict[str, Any]) -> None:
@@ -433,6 +613,18 @@ def test_fsdps_step_beside_what_shards_less() -> None:
 )
 def test_whether_weights_come_in_time(wait_ms: float, words: str) -> None:
     assert words in finding("waits", changed("fsdp", wait_ms=wait_ms)).lower()
+
+
+def test_waits_are_summed_on_one_rank() -> None:
+    def in_turns(data: dict[str, Any]) -> None:
+        data["waits"] = [
+            [{**row, "wait_ms": 12.0 * (index % 2 == rank)} for index, row in enumerate(rows)]
+            for rank, rows in enumerate(data["waits"])
+        ]
+
+    collected = changed("fsdp", in_turns)
+    assert "a rank waits 48.0 ms, 4.0 % of a median step" in finding("waits", collected)
+    assert part("tables", "fsdp")(collected)[f"waits_{KEY}"].rows[0][3] == "24.0"
 
 
 def test_no_weight_in_time_and_none_watched() -> None:

@@ -61,6 +61,13 @@ class Fit:
     def gb_per_s(self) -> float:
         return self.bytes_per_ms / 1e6
 
+    def of(self, sent: Sent) -> float:
+        """What the model says that a variant adds."""
+        return added_ms(
+            sent.total_bytes, sent.messages, sent.hide_ms,
+            bytes_per_ms=self.bytes_per_ms, call_ms=self.call_ms,
+        )  # fmt: skip
+
 
 def added_ms(
     total_bytes: float, messages: float, hide_ms: float, *, bytes_per_ms: float, call_ms: float

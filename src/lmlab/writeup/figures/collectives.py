@@ -25,40 +25,43 @@ def figures(collected: Collected) -> dict[str, Drawing]:
     fitted = frames.of(data, operation=FITTED)
     lines = frames.of(frames.fits(data), operation=FITTED)
     where = where_measured(collected.rows) if len(data) else ""
+    arms = frames.order(data, "arm")
     return {
         **{
-            f"bandwidth_{dtype}": _bandwidth(frames.of(moved, dtype=dtype), str(dtype), where)
+            f"bandwidth_{dtype}": _bandwidth(frames.of(moved, dtype=dtype), str(dtype), arms, where)
             for dtype in frames.order(moved, "dtype") or ["fp32"]
         },
         "fit": Drawing(
             alt="Time of an all-reduce against its size, with the fitted line of each set of ranks",
             caption="Markers are medians of the slowest rank, lines are latency plus size over "
             f"bandwidth; both axes are logarithmic. {where}",
-            draw=(lambda: _draw_fits(fitted, lines)) if len(lines) else None,
+            draw=(lambda: _draw_fits(fitted, lines, arms)) if len(lines) else None,
         ),
     }
 
 
-def _bandwidth(here: pd.DataFrame, dtype: str, where: str) -> Drawing:
+def _bandwidth(here: pd.DataFrame, dtype: str, arms: list[str], where: str) -> Drawing:
     return Drawing(
         alt=f"Bus bandwidth of each operation against size in {dtype}, a line per set of ranks",
         caption=f"From medians of the slowest rank, {dtype}; both axes are logarithmic. {where}",
-        draw=(lambda: _draw_bandwidths(here)) if len(here) else None,
+        draw=(lambda: _draw_bandwidths(here, arms)) if len(here) else None,
     )
 
 
-def _draw_bandwidths(here: pd.DataFrame) -> Figure:
+def _draw_bandwidths(here: pd.DataFrame, arms: list[str]) -> Figure:
+    """`arms` are those of the whole chapter: a set of ranks looks the same in every figure."""
     operations = frames.order(here, "operation")
     rows = -(-len(operations) // COLUMNS)
     figure, axes = style.panels(rows, COLUMNS, height=2.5, sharex=True, sharey=True)
     for axis in axes[len(operations) :]:
         axis.set_visible(False)
     for axis, operation in zip(axes, operations, strict=False):
-        for index, arm in enumerate(frames.order(here, "arm")):
+        for arm in frames.order(here, "arm"):
             part = frames.of(here, arm=arm, operation=operation).sort_values("size_bytes")
             axis.plot(
-                part["size_bytes"] / MIB, part["bus_gb_per_s"], label=arm, **style.series(index)
-            )
+                part["size_bytes"] / MIB, part["bus_gb_per_s"], label=arm,
+                **style.series(arms.index(arm)),
+            )  # fmt: skip
         axis.set_title(OPERATIONS[operation])
     _size_axis(axes, here)
     for axis in axes[::COLUMNS]:
@@ -68,10 +71,9 @@ def _draw_bandwidths(here: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_fits(data: pd.DataFrame, lines: pd.DataFrame) -> Figure:
+def _draw_fits(data: pd.DataFrame, lines: pd.DataFrame, arms: list[str]) -> Figure:
     dtypes = frames.order(lines, "dtype")
     figure, axes = style.panels(1, len(dtypes), height=3.4, sharex=True, sharey=True)
-    arms = frames.order(lines, "arm")
     for axis, dtype in zip(axes, dtypes, strict=True):
         for _, line in frames.of(lines, dtype=dtype).iterrows():
             points = frames.of(data, arm=line["arm"], dtype=dtype)

@@ -32,44 +32,32 @@ def _of_job(job: Job) -> dict[str, Drawing]:
     return {
         f"steps_{job.key}": Drawing(
             alt=f"Time of a training step by data-parallel variant, {job.who}",
-            caption=f"{caption} Dots: median of the slowest rank; whiskers: quartiles; dashed: a "
-            "step that talks to nobody.",
+            caption=f"{caption} Slowest rank; rings: rounds, bars: their median; dashed: a step "
+            "that talks to nobody.",
             draw=lambda: _steps(variants),
         ),
         f"overlap_{job.key}": Drawing(
             alt=f"Computation and communication of one step, a panel per variant, {job.who}",
             caption=f"One step of each variant on rank 0, from the {job.data['profiler']}, which "
-            f"slows the host. {_seen_as(variants)} {job.who}; {size_of(job)}, {job.work}.",
+            f"slows the host. {rank_jobs.overlap_note([v.trace for v in variants])} {job.who}; "
+            f"{size_of(job)}, {job.work}.",
             draw=lambda: rank_jobs.overlap([(v.label, v.trace) for v in variants]),
         ),
         f"buckets_{job.key}": Drawing(
             alt=f"What communication adds to a step against the size of a message, {job.who}",
-            caption=f"{caption} Dots are measured, lines are the fitted model.",
+            caption=f"{caption} Markers are measured, lines are the fitted model.",
             draw=(lambda: _buckets(job, fitted)) if fitted is not None else None,
         ),
     }
 
 
-def _seen_as(variants: list[Variant]) -> str:
-    """What a message is in the trace."""
-    kinds = {variant.trace["seen_as"] for variant in variants} - {None}
-    if kinds == {"NCCL kernels"}:
-        return "Messages are NCCL's kernels."
-    if kinds:
-        return (
-            "Messages are gloo's, from the moment they are handed over until their result is there."
-        )
-    return "The profiler saw no message."
-
-
 def _steps(variants: list[Variant]) -> Figure:
     figure, (axis,) = style.panels(1, 1, height=0.9 + 0.27 * len(variants))
     for place, variant in enumerate(variants):
-        low, median, high = np.percentile(variant.samples_ms, [25, 50, 75])
+        samples, median = variant.samples_ms, variant.median_ms
         colour = style.COLOURS[5] if variant.name == frames.TORCH else style.COLOURS[0]
-        axis.errorbar(
-            median, place, xerr=[[median - low], [high - median]], fmt="o", color=colour, capsize=3
-        )
+        axis.plot(samples, [place] * len(samples), "o", color=colour, fillstyle="none")
+        axis.plot(median, place, "|", color=colour, markersize=13, markeredgewidth=2)
         if variant.name == frames.ALONE:
             axis.axvline(median, color=style.GUIDE, linestyle="--", linewidth=1)
     axis.set_yticks(range(len(variants)), [variant.label for variant in variants])

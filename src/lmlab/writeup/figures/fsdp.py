@@ -36,7 +36,8 @@ def _of_job(job: Job) -> dict[str, Drawing]:
         f"overlap_{job.key}": Drawing(
             alt=f"Computation and communication of one step, a panel per arm, {job.who}",
             caption=f"One step of each arm on rank 0, from the {job.data['profiler']}, which slows "
-            f"the host. {job.who}; {size_of(job)}, {job.work}.",
+            f"the host. {rank_jobs.overlap_note([arm['trace'] for arm in timed.values()])} "
+            f"{job.who}; {size_of(job)}, {job.work}.",
             draw=(
                 lambda: rank_jobs.overlap(
                     [(frames.LABELS[name], arm["trace"]) for name, arm in timed.items()]

@@ -21,6 +21,8 @@ ROW_COLOURS = {
     "communication": style.COLOURS[1],
     "copies": style.COLOURS[4],
 }
+JOINED_FROM = 1.1
+"""A row whose bars are longer than what was recorded by this factor is drawn pale."""
 GIB_FROM = 4096.0  # in MiB: larger stacks are drawn in GiB
 
 
@@ -40,6 +42,33 @@ def overlap(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
     return figure
 
 
+def overlap_note(traces: Sequence[Mapping[str, Any]]) -> str:
+    """What a message is in these traces, and how far bars may be trusted."""
+    kinds = {trace["seen_as"] for trace in traces} - {None}
+    if kinds == {"NCCL kernels"}:
+        seen = "Messages are NCCL's kernels."
+    elif kinds:
+        seen = (
+            "Messages are gloo's, from the moment they are handed over until their result is "
+            "there; one that waits, for its gradients or behind another, counts."
+        )
+    else:
+        seen = "The profiler saw no message."
+    pale = any(joined(trace, row) for trace in traces for row in ROWS)
+    note = f" Pale: bars more than {percent(JOINED_FROM - 1, 2)} longer than what was recorded."
+    return (
+        f"{seen} Where a row has more stretches than a picture can hold, those with the shortest "
+        f"gaps between them are drawn as one; shares are computed from all.{note if pale else ''}"
+    )
+
+
+def joined(trace: Mapping[str, Any], row: str) -> bool:
+    """Whether thinning out has made the bars of a row longer than what was recorded."""
+    recorded = trace.get(f"{row}_ms")
+    drawn = sum(end - start for start, end in trace["intervals_ms"][row])
+    return recorded is not None and drawn > JOINED_FROM * float(recorded)
+
+
 def _share(trace: Mapping[str, Any]) -> str:
     if trace["overlapped_share"] is None:
         return "no message seen"
@@ -49,7 +78,10 @@ def _share(trace: Mapping[str, Any]) -> str:
 def _rows(axis: Axes, trace: Mapping[str, Any], shown: Sequence[str]) -> None:
     for place, row in enumerate(shown):
         bars = [(start, end - start) for start, end in trace["intervals_ms"][row]]
-        axis.broken_barh(bars, (place - 0.38, 0.76), facecolors=ROW_COLOURS[row], linewidth=0)
+        alpha = 0.4 if joined(trace, row) else 1.0
+        axis.broken_barh(
+            bars, (place - 0.38, 0.76), facecolors=ROW_COLOURS[row], linewidth=0, alpha=alpha
+        )
     axis.set_yticks(range(len(shown)), [ROWS[row] for row in shown])
     axis.set_ylim(len(shown) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)

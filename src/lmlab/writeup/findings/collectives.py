@@ -75,10 +75,10 @@ def not_here(collected: Collected) -> str:
 
 
 def bandwidth(data: pd.DataFrame) -> str:
-    """The highest bus bandwidth of each set of ranks, the highest of all first."""
-    moved = data[data["bus_gb_per_s"].notna()]
+    """The highest bus bandwidth of each set of ranks in an all-reduce, the highest of all first."""
+    moved = frames.of(data[data["bus_gb_per_s"].notna()], operation=FIRST)
     if not len(moved):
-        return "No bus bandwidth can be given: no exchange between ranks was measured."
+        return "No bus bandwidth can be given: no all-reduce between ranks was measured."
     best = [
         extreme(frames.of(moved, arm=arm), "bus_gb_per_s", largest=True)
         for arm in frames.order(moved, "arm")
@@ -87,9 +87,11 @@ def bandwidth(data: pd.DataFrame) -> str:
     told = [
         f"{significant(row['bus_gb_per_s'])} GB/s with {row['arm']}" for row in [first, *others]
     ]
-    where = f"{OPERATIONS[first['operation']].lower()} of {_size(first)}, {first['dtype']}"
     rest = f" The others reach {listed(told[1:])}." if others else ""
-    return f"The highest bus bandwidth is {told[0]} ({where}).{rest}"
+    return (
+        f"The highest bus bandwidth of an all-reduce is {told[0]} ({_size(first)}, "
+        f"{first['dtype']}).{rest}"
+    )
 
 
 def one_rank(data: pd.DataFrame) -> str:

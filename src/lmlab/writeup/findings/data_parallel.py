@@ -5,18 +5,25 @@ from __future__ import annotations
 import statistics
 
 from lmlab.writeup.collect import Collected
-from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
+from lmlab.writeup.findings.data_parallel_overlap import overlap, share
+from lmlab.writeup.findings.rank_jobs import (
+    ranks,
+    ratio_words,
+    size,
+    told,
+    verdict,
+    verdict_words,
+)
 from lmlab.writeup.frames import data_parallel as frames
 from lmlab.writeup.frames.data_parallel import Variant
 from lmlab.writeup.frames.rank_jobs import MIB, Job, jobs
-from lmlab.writeup.numbers import counted, listed, percent, significant, span, times
+from lmlab.writeup.numbers import counted, percent, significant, span
 from lmlab.writeup.overhead_model import Fit, added_ms, best_messages
-from lmlab.writeup.paired import ratio_interval
+from lmlab.writeup.paired import RatioInterval, ratio_interval
 from lmlab.writeup.tables.data_parallel import CLAIM, LIMIT, size_of
 
 # A model that misses more than this share of what it describes describes something else.
 GOOD_FIT = 0.25
-NEXT_TO_NOTHING = 0.02
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -29,10 +36,12 @@ def findings(collected: Collected) -> dict[str, str]:
             f"size_{job.key}": size(job, job.data["choice"], "these steps"),
             f"speed_{job.key}": speed(job),
             f"messages_{job.key}": messages(job),
+            f"during_{job.key}": during(job),
             f"overlap_{job.key}": overlap(job),
             f"buckets_{job.key}": buckets(job),
             f"skew_{job.key}": skew(job),
-            f"verdict_{job.key}": verdict(CLAIM, compared[2] if compared else None, LIMIT, job.who),
+            f"counts_{job.key}": counts(job),
+            f"verdict_{job.key}": verdict(CLAIM, compared[2] if compared else None, LIMIT, job),
         }
     return told(measured, sentences)
 
@@ -73,13 +82,11 @@ def speed(job: Job) -> str:
         return f"{job.who}: fewer than two variants have times.{lost}"
     first, last = ordered[0], ordered[-1]
     interval = ratio_interval(last.samples_ms, first.samples_ms)
-    apart = interval is not None and interval.low > 1
-    if apart:
-        assert interval is not None
+    if interval is not None and interval.low > 1:
         words = (
             f"{first.label} is fastest with a median step of {significant(first.median_ms)} ms, "
-            f"{last.label} slowest with {significant(last.median_ms)} ms, "
-            f"{times(interval.ratio)} as long"
+            f"{last.label} slowest with {significant(last.median_ms)} ms; round by round that is "
+            f"{ratio_words(interval, job)}"
         )
     else:
         words = (
@@ -102,45 +109,37 @@ def messages(job: Job) -> str:
             f"{job.who}: sending gradients in {number} instead of "
             f"{flat.entry['messages']} makes no difference that these rounds show."
         )
-    word = "longer" if interval.ratio > 1 else "shorter"
     return (
         f"{job.who}: sending gradients in {number} instead of {flat.entry['messages']}, one after "
-        f"the other and after backward, makes a step {percent(abs(interval.ratio - 1), 2)} {word}."
+        f"the other and after backward, makes a step {_change(interval)} "
+        f"({ratio_words(interval, job)})."
     )
 
 
-def overlap(job: Job) -> str:
-    """What is hidden behind computation, by the profiler's intervals."""
-    seen = [variant for variant in frames.talking(job) if variant.hidden is not None]
-    if not seen:
-        return f"{job.who}: the profiler saw no message, so nothing is said of overlap."
-    during = [variant for variant in seen if variant.name.startswith(frames.DURING)]
-    after = [v for v in seen if v not in during and v.name != frames.TORCH]
-    parts = []
-    if after:
-        most = max(_share(variant) for variant in after)
-        parts.append(
-            f"{listed(v.label for v in after)}, which talk after backward, hide "
-            + ("nothing" if most < NEXT_TO_NOTHING else f"at most {percent(most, 2)}")
-        )
-    if during:
-        best = max(during, key=_share)
-        parts.append(
-            f"those that talk during it hide {_range(during)} of the time of their messages "
-            f"(most: {best.label})"
-        )
-    torchs = [variant for variant in seen if variant.name == frames.TORCH]
-    parts += [f"{v.label} hides {percent(_share(v), 2)}" for v in torchs]
-    return f"{job.who}: {'; '.join(parts)}."
+def _change(interval: RatioInterval) -> str:
+    word = "longer" if interval.ratio > 1 else "shorter"
+    return f"{percent(abs(interval.ratio - 1), 2)} {word}"
 
 
-def _share(variant: Variant) -> float:
-    return variant.hidden or 0.0
+def during(job: Job) -> str:
+    """The same messages during backward instead of after it, by the clock."""
+    known = {variant.name: variant for variant in frames.talking(job)}
+    if not {"naive", "overlapped"} <= set(known):
+        return f"{job.who}: naive and overlapped were not both measured."
+    after, within = known["naive"], known["overlapped"]
+    number = counted(within.entry["messages"], "message")
+    interval = ratio_interval(within.samples_ms, after.samples_ms)
+    same = f"{job.who}: sending the same {number} during backward instead of after it"
+    if interval is not None and not interval.low <= 1 <= interval.high:
+        words = f"{same} makes a step {_change(interval)} ({ratio_words(interval, job)})"
+    else:
+        words = f"{same} makes no difference that these rounds show"
+    gains = interval is not None and interval.high < 1
+    doubt = "" if gains or share(within) <= share(after) else DOUBT
+    return f"{words}{doubt}."
 
 
-def _range(group: list[Variant]) -> str:
-    low, high = (percent(find(map(_share, group)), 2) for find in (min, max))
-    return low if low == high else f"{low} to {high}"
+DOUBT = "; what the profiler shows as hidden below, the clock does not confirm"
 
 
 def buckets(job: Job) -> str:
@@ -159,10 +158,27 @@ def buckets(job: Job) -> str:
         )
     number, mean_mib, added = _optimum(job, fitted)
     return (
-        f"{job.who}: the model fits with {link} and misses {percent(fitted.missed_share, 2)}. Its "
-        f"best is {counted(number, 'message')} of {significant(mean_mib)} MiB, which would add "
-        f"{significant(added)} ms; the fastest bucket measured is that of "
-        f"{best.label.removeprefix('bucketed, ')}, which adds {_added(best)}."
+        f"{job.who}: the model fits with {link} and misses {percent(fitted.missed_share, 2)} of "
+        f"what was measured. Its best is {counted(number, 'message')} of {significant(mean_mib)} "
+        f"MiB, which would add {significant(added)} ms; the fastest bucket measured is that of "
+        f"{best.label.removeprefix('bucketed, ')}, which adds {_added(best)}. "
+        f"{_told_apart(job, fitted, best, added)}"
+    )
+
+
+def _told_apart(job: Job, fitted: Fit, best: Variant, least_ms: float) -> str:
+    """Whether the model is good enough to prefer its best to the best measured."""
+    (sent,) = [one for one in frames.sent(job) if one.name == best.name]
+    modelled = fitted.of(sent)
+    saves, misses = modelled - least_ms, fitted.missed_ms
+    told = (
+        f"more than the {significant(misses, 2)} ms that it misses: its best is worth trying"
+        if saves > misses
+        else f"and it misses {significant(misses, 2)} ms: it does not tell the two apart"
+    )
+    return (
+        f"For that one it says {significant(modelled)} ms, {significant(saves, 2)} ms above its "
+        f"best, {told}."
     )
 
 
@@ -173,6 +189,18 @@ def _optimum(job: Job, fitted: Fit) -> tuple[int, float, float]:
     link = {"bytes_per_ms": fitted.bytes_per_ms, "call_ms": fitted.call_ms}
     number = best_messages(total, backward, **link)
     return number, total / number / MIB, added_ms(total, number, backward, **link)
+
+
+def counts(job: Job) -> str:
+    """In how many messages ours and PyTorch's send, with buckets of one size."""
+    compared = frames.against_torch(job)
+    if compared is None or compared[1].trace["seen_as"] is None:
+        return f"{job.who}: messages of ours and PyTorch's were not both seen."
+    ours, theirs = compared[0].entry["messages"], compared[1].trace["messages_seen"]
+    return (
+        f"{job.who}: with buckets of {job.data['torch_bucket_mb']:g} MB ours sends "
+        f"{counted(ours, 'message')} in a step, PyTorch's {theirs:,}."
+    )
 
 
 def skew(job: Job) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings import rank_memory
 from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
 from lmlab.writeup.frames import fsdp as frames
-from lmlab.writeup.frames.moments import MOMENTS, highest
-from lmlab.writeup.frames.rank_jobs import Job, jobs
-from lmlab.writeup.numbers import binary_bytes, listed, percent, significant
+from lmlab.writeup.frames.moments import FULL_AT, MOMENTS, PARTS, highest, part_bytes
+from lmlab.writeup.frames.rank_jobs import Job, hideable, jobs
+from lmlab.writeup.numbers import binary_bytes, counted, listed, percent, significant
 from lmlab.writeup.tables.fsdp import CLAIM, LIMIT, size_of
 
 MOSTLY = 0.9
@@ -21,10 +22,13 @@ def findings(collected: Collected) -> dict[str, str]:
         sentences |= {
             f"size_{job.key}": size(job, job.data["choice"], "this chapter"),
             f"memory_{job.key}": memory(job),
+            f"expected_{job.key}": expected(job),
+            f"device_{job.key}": device(job),
             f"speed_{job.key}": speed(job),
+            f"messages_{job.key}": messages(job),
             f"waits_{job.key}": waits(job),
             f"overlap_{job.key}": overlap(job),
-            f"verdict_{job.key}": verdict(CLAIM, frames.against(job, frames.TORCH), LIMIT, job.who),
+            f"verdict_{job.key}": verdict(CLAIM, frames.against(job, frames.TORCH), LIMIT, job),
         }
     return told(measured, sentences)
 
@@ -39,7 +43,7 @@ def summary(measured: list[Job]) -> str:
         return f"FSDP and data parallelism were not both measured on {job.who}."
     judged = verdict_words([frames.against(one, frames.TORCH) for one in measured], LIMIT)
     return (
-        f"FSDP over {job.world_size} ranks takes a rank of {size_of(job)} from "
+        f"FSDP ({job.who}) takes a rank of {size_of(job)} from "
         f"{binary_bytes(held[frames.DDP])} to {binary_bytes(held[frames.OURS])} after a step; that "
         f"{CLAIM} {judged}."
     )
@@ -60,16 +64,36 @@ def memory(job: Job) -> str:
         return f"{job.who}: memory was not read of two arms that could be compared."
     base = held[frames.DDP]
     shares = [
-        f"{frames.LABELS[name]} {percent(count / base, 2)}"
+        f"{percent(count / base, 2)} with {frames.WITH[name]}"
         for name, count in held.items()
         if name != frames.DDP
     ]
     moment = _highest_moment(job)
     why = ": activations are nobody's to shard" if moment == "after_forward" else ""
+    arms = frames.with_memory(job)
     return (
-        f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; of that, "
-        f"{listed(shares)}. What FSDP holds is highest {MOMENTS[moment]}{why}."
+        f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; it is "
+        f"{listed(shares)}. Of these moments FSDP holds most {MOMENTS[moment]}{why}."
+        f"{rank_memory.peaks(arms, frames.DDP, frames.OURS, frames.WITH)}"
     )
+
+
+def expected(job: Job) -> str:
+    """Whether the parts are as large as the cost model and the number of ranks say."""
+    off: dict[str, float] = {}
+    for name, arm in frames.with_memory(job).items():
+        wanted = frames.expected_bytes(job, name)
+        if wanted is None:
+            return rank_memory.expected(job, None)
+        for part, moment in FULL_AT.items():
+            found = part_bytes(arm["ranks"], moment, part)
+            off[f"{PARTS[part]} of {frames.LABELS[name]}"] = found / wanted[part] - 1
+    return rank_memory.expected(job, off or None)
+
+
+def device(job: Job) -> str:
+    """Whether the device reports more where tensors hold less, and why that can be."""
+    return rank_memory.device(job, frames.with_memory(job), frames.WITH, frames.DDP)
 
 
 def _highest_moment(job: Job) -> str:
@@ -102,6 +126,23 @@ def speed(job: Job) -> str:
     return f"{job.who}: a step of FSDP {listed(parts)}.{lost}"
 
 
+def messages(job: Job) -> str:
+    """In how many messages ours and PyTorch's send, as the profiler saw them."""
+    arms = job.data["arms"]
+    seen = {
+        name: int(arms[name]["trace"]["messages_seen"])
+        for name in (frames.OURS, frames.TORCH)
+        if "trace" in arms.get(name, {}) and arms[name]["trace"]["seen_as"] is not None
+    }
+    if len(seen) < 2:
+        return f"{job.who}: messages of ours and PyTorch's were not both seen."
+    ours, theirs = seen[frames.OURS], seen[frames.TORCH]
+    return (
+        f"{job.who}: FSDP sends {counted(ours, 'message')} in a step, PyTorch fully_shard "
+        f"{theirs:,}."
+    )
+
+
 def waits(job: Job) -> str:
     """Whether each gather ends before its layer needs it."""
     phases = frames.waits(job)
@@ -110,7 +151,9 @@ def waits(job: Job) -> str:
     layers, in_time = (sum(getattr(p, what) for p in phases) for what in ("layers", "in_time"))
     share = in_time / layers
     longest = max(phases, key=lambda phase: phase.longest_ms)
-    total = significant(sum(phase.total_ms for phase in phases))
+    waited, step = frames.waited_ms(job), frames.step_ms(job, frames.OURS)
+    of_step = "" if not step else f", {percent(waited / step, 2)} of a median step"
+    total = f"{significant(waited)} ms{of_step}"
     longest_words = (
         f"{significant(longest.longest_ms)} ms ({longest.longest_layer}, {longest.phase})"
     )
@@ -118,16 +161,16 @@ def waits(job: Job) -> str:
     if share >= MOSTLY:
         return (
             f"{job.who}: {in_time} of {layers} gathers end before their layer needs them; all "
-            f"waits of a step together are {total} ms, {where}."
+            f"waits of a step on a rank together are {total}; {where}."
         )
     if in_time == 0:
         return (
             f"{job.who}: no gather ends before its layer needs it: the link is slower than the "
-            f"layers, {total} ms of a step are waiting, and {where}."
+            f"layers, a rank waits {total}, and {where}."
         )
     return (
         f"{job.who}: only {in_time} of {layers} gathers end before their layer needs them; all "
-        f"waits of a step together are {total} ms, {where}."
+        f"waits of a step on a rank together are {total}; {where}."
     )
 
 
@@ -141,4 +184,20 @@ def overlap(job: Job) -> str:
     if not shares:
         return f"{job.who}: the profiler saw no message, so nothing is said of overlap."
     words = listed(f"{name} {percent(share, 2)}" for name, share in shares.items())
-    return f"{job.who}: of the time of their messages, arms hide behind computation: {words}."
+    return (
+        f"{job.who}: of the time of their messages, arms hide behind computation: {words}."
+        f"{_limit(job)}"
+    )
+
+
+def _limit(job: Job) -> str:
+    """How much of its messages FSDP could hide at most, where that is not all."""
+    trace = job.data["arms"].get(frames.OURS, {}).get("trace")
+    limit = None if trace is None else hideable(trace)
+    if trace is None or limit is None or limit >= 1:
+        return ""
+    return (
+        f" FSDP could hide {percent(limit, 2)} at most: its step computes for "
+        f"{significant(trace['compute_ms'])} ms, and messages are under way for "
+        f"{significant(trace['communication_ms'])} ms."
+    )

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings import rank_memory
 from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
 from lmlab.writeup.frames import sharded_optimizer as frames
-from lmlab.writeup.frames.moments import (
-    MOMENTS,
-    device_rises_while_tensors_fall,
-    highest,
-    part_bytes,
-)
+from lmlab.writeup.frames.moments import FULL_AT, highest, part_bytes
 from lmlab.writeup.frames.rank_jobs import Job, jobs
 from lmlab.writeup.numbers import binary_bytes, percent
-from lmlab.writeup.tables.sharded_optimizer import CLAIM, FULL_AT, LIMIT, memory_size
-
-AS_EXPECTED = 0.02
-"""Differences below this share are rounding: step counters, padding of the allocator."""
+from lmlab.writeup.tables.sharded_optimizer import CLAIM, LIMIT, memory_size
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -31,7 +24,7 @@ def findings(collected: Collected) -> dict[str, str]:
             f"expected_{job.key}": expected(job),
             f"cost_{job.key}": cost(job),
             f"zero_{job.key}": zero(job),
-            f"verdict_{job.key}": verdict(CLAIM, frames.against(job, frames.TORCH), LIMIT, job.who),
+            f"verdict_{job.key}": verdict(CLAIM, frames.against(job, frames.TORCH), LIMIT, job),
         }
     return told(measured, sentences)
 
@@ -43,7 +36,7 @@ def summary(measured: list[Job]) -> str:
     job = measured[0]
     judged = verdict_words([frames.against(one, frames.TORCH) for one in measured], LIMIT)
     return (
-        f"Sharding the optimizer state of {memory_size(job)} over {job.world_size} ranks takes a "
+        f"Sharding the optimizer state of {memory_size(job)} ({job.who}) takes a "
         f"rank from {_state(job, frames.PLAIN)} of it to {_state(job, frames.OURS)}; that {CLAIM} "
         f"{judged}."
     )
@@ -64,84 +57,60 @@ def saved(job: Job) -> str:
         f"optimizer state instead of {_state(job, frames.PLAIN)}, and {binary_bytes(ours)} of "
         f"{binary_bytes(plain)} in all; that {words} {percent(abs(1 - ours / plain), 2)}"
         f"{'' if ours < plain else ' more'}."
+        f"{rank_memory.peaks(arms, frames.PLAIN, frames.OURS, frames.WITH)}"
     )
 
 
 def device(job: Job) -> str:
-    """Whether the device reports more while tensors hold less, and why that can be."""
-    arms = frames.memory_arms(job)
-    for name, arm in arms.items():
-        found = device_rises_while_tensors_fall(arm["ranks"])
-        if found is not None:
-            before, after = found
-            return (
-                f"{job.who}: with {frames.LABELS[name]} the device reports more {MOMENTS[after]} "
-                f"than {MOMENTS[before]}, while tensors hold less: {_why(job)}"
-            )
-    return (
-        f"{job.who}: between no two of these moments does the device report more while tensors "
-        "hold less. It could: what was freed stays with the allocator, and what is taken anew adds "
-        "to it."
-    )
-
-
-def _why(job: Job) -> str:
-    if job.data["ranks"]["device"] == "cpu":
-        return (
-            "memory that was freed stays with the process, and buffers that no part counts are new."
-        )
-    return (
-        "the allocator keeps what was freed and had to take more for backward's own tensors, and "
-        "libraries and communication hold memory that is none of its tensors."
-    )
+    """Whether the device reports more where tensors hold less, and why that can be."""
+    return rank_memory.device(job, frames.memory_arms(job), frames.WITH, frames.PLAIN)
 
 
 def expected(job: Job) -> str:
     """Whether the parts are as large as the cost model says."""
     model = job.data["memory"]["expected"]
     if model is None:
-        return f"{job.who}: the cost model does not describe this model."
-    arms = frames.memory_arms(job)
-    off = {}
+        return rank_memory.expected(job, None)
+    arms, off = frames.memory_arms(job), {}
     for part, moment in FULL_AT.items():
         sharded = model[part] / job.world_size if part == "optimizer_state" else model[part]
         for name, wanted in ((frames.PLAIN, model[part]), (frames.OURS, sharded)):
             found = part_bytes(arms[name]["ranks"], moment, part)
             off[f"{part.replace('_', ' ')} of {frames.LABELS[name]}"] = found / wanted - 1
-    worst = max(off, key=lambda what: abs(off[what]))
-    if abs(off[worst]) <= AS_EXPECTED:
-        return (
-            f"{job.who}: every part is as large as the cost model expects, within "
-            f"{percent(AS_EXPECTED, 1)}."
-        )
-    word = "more" if off[worst] > 0 else "less"
-    return (
-        f"{job.who}: the cost model is furthest off with {worst}, of which there is "
-        f"{percent(abs(off[worst]), 2)} {word} than expected."
-    )
+    return rank_memory.expected(job, off)
 
 
 def cost(job: Job) -> str:
     """What sharding does to the optimizer's time."""
-    interval = frames.against(job, frames.PLAIN)
+    interval, lost = frames.against(job, frames.PLAIN), _lost(job)
     if interval is None:
-        return f"{job.who}: the optimizers were not timed beside each other."
+        return f"{job.who}: the optimizers were not timed beside each other.{lost}"
     size_taken = job.data["time"]["choice"]["size"]
     if interval.low <= 1 <= interval.high:
         return (
             f"{job.who}: on {size_taken}, rounds do not tell the sharded optimizer's phase from "
             "that of AdamW on every rank: less arithmetic and more messages weigh about the same."
+            f"{lost}"
         )
     if interval.ratio > 1:
         return (
             f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
             "times as long as AdamW on every rank: sending the parameters costs more than the "
-            "arithmetic that it spares."
+            f"arithmetic that it spares.{lost}"
         )
     return (
         f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
         "times as long as AdamW on every rank: the arithmetic that it spares is worth more than "
-        "the messages that it adds."
+        f"the messages that it adds.{lost}"
+    )
+
+
+def _lost(job: Job) -> str:
+    """Optimizers that got no time, and why."""
+    return "".join(
+        f" {frames.LABELS[name]} has no time: {arm['reason']}."
+        for name, arm in frames.memory_arms(job).items()
+        if arm["status"] != "ok"
     )
 
 

@@ -27,6 +27,12 @@ WORDS = {
     DDP: "that of data parallelism",
     SHARDED: "that of data parallelism with a sharded optimizer",
 }
+WITH = {
+    DDP: "data parallelism",
+    SHARDED: "a sharded optimizer",
+    OURS: "FSDP",
+    TORCH: "PyTorch fully_shard",
+}
 PHASES = ("forward", "backward")
 
 
@@ -85,16 +91,41 @@ def _waits(job: Job, phase: str) -> Waits:
         phase=phase,
         layers=len(by_layer),
         in_time=sum(wait <= job.data["waits_below_ms"] for wait in by_layer.values()),
-        total_ms=sum(by_layer.values()),
+        total_ms=max(
+            sum(float(row["wait_ms"]) for row in rank if row["phase"] == phase)
+            for rank in job.data["waits"]
+        ),
         longest_ms=by_layer[longest],
         longest_layer=longest.removesuffix(".weight"),
     )
+
+
+def waited_ms(job: Job) -> float:
+    """All waits of a step on the rank that waits longest."""
+    return max(sum(float(row["wait_ms"]) for row in rank) for rank in job.data["waits"])
 
 
 def step_ms(job: Job, arm: str) -> float | None:
     """Median step of an arm."""
     times = samples(job)
     return statistics.median(times[arm]) if arm in times else None
+
+
+def expected_bytes(job: Job, arm: str) -> dict[str, float] | None:
+    """What the cost model expects of a rank by part; None for a model that it does not know."""
+    model = job.data["expected"]
+    if model is None:
+        return None
+    whole = int(job.data["parameter_bytes"])
+    cut = {TORCH: whole, OURS: int(job.data["sharded_bytes"])}.get(arm, 0)
+    saved = cut * (1 - 1 / job.world_size)
+    state = {SHARDED: whole * (1 - 1 / job.world_size)}.get(arm, saved)
+    return {
+        "parameters": model["parameters"] - saved,
+        "gradients": model["gradients"] - saved,
+        "optimizer_state": model["optimizer_state"] * (1 - state / whole),
+        "activations": float(model["activations"]),
+    }
 
 
 def sent_bytes(job: Job) -> dict[str, float]:

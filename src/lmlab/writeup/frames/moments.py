@@ -19,6 +19,14 @@ PARTS = {
     "activations": "activations",
     "other": "other",
 }
+PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer's step"}
+# When each part is there in full, for the comparison with the cost model.
+FULL_AT = {
+    "parameters": "initialised",
+    "gradients": "before_step",
+    "optimizer_state": "after_step",
+    "activations": "after_forward",
+}
 Reading = Mapping[str, Any]
 
 
@@ -31,6 +39,32 @@ def highest(ranks: Sequence[Mapping[str, Any]], moment: str) -> Reading:
 def part_bytes(ranks: Sequence[Mapping[str, Any]], moment: str, part: str) -> int:
     """One part of what the fullest rank holds."""
     return int(highest(ranks, moment)["parts_bytes"][part])
+
+
+def peak_bytes(ranks: Sequence[Mapping[str, Any]], phase: str) -> int | None:
+    """The highest that any rank reached in a phase; None where the device does not count it."""
+    peaks = [rank["peaks_bytes"][phase] for rank in ranks]
+    return None if None in peaks else max(map(int, peaks))
+
+
+def step_peak(ranks: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The highest of the whole step, and the phase in which it lies."""
+    peaks = [(peak, phase) for phase in PHASES if (peak := peak_bytes(ranks, phase)) is not None]
+    return max(peaks) if peaks else None
+
+
+def device_holds_more_than(
+    arm: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """The last moment at which an arm's tensors hold less than the base's, its device more."""
+    for moment in reversed(MOMENTS):
+        one, other = highest(arm, moment), highest(base, moment)
+        if (
+            one["allocated_bytes"] < other["allocated_bytes"]
+            and one["device_bytes"] > other["device_bytes"]
+        ):
+            return moment
+    return None
 
 
 def device_rises_while_tensors_fall(ranks: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:

@@ -49,6 +49,15 @@ class Job:
         return bool(ranks["device"] == "cuda" and ranks["gpus"] < ranks["world_size"])
 
     @property
+    def host_runs_ahead(self) -> bool:
+        """Whether a message is handed over by a host that does not wait for its GPU.
+
+        NCCL's messages are kernels and start when their turn comes; gloo's start with the call.
+        """
+        ranks = self.data["ranks"]
+        return bool(ranks["device"] == "cuda" and ranks["backend"] == "gloo")
+
+    @property
     def who(self) -> str:
         """`2 ranks that share one GPU, gloo`."""
         ranks = self.data["ranks"]
@@ -63,6 +72,18 @@ class Job:
         parameters = self.result.parameters
         batch = f"batch {parameters['batch']} a rank"
         return f"context {parameters['context']}, {batch}, {parameters['precision']}"
+
+    def rounds(self, taken: int) -> str:
+        """`8`, or `3 of 8` where the time was up before all that were asked for."""
+        return str(taken) if self.took_all(taken) else f"{taken} of {self._asked}"
+
+    def took_all(self, taken: int) -> bool:
+        """Whether that is every round that the study asks for."""
+        return taken >= self._asked
+
+    @property
+    def _asked(self) -> int:
+        return int(self.result.settings["rounds"])
 
     def place(self, size: str) -> str:
         """Ranks, model and device, for what is not a time."""
@@ -110,6 +131,12 @@ def slowest(ranks_ms: Sequence[Sequence[float]]) -> list[float]:
 def skew(ranks_ms: Sequence[Sequence[float]]) -> float:
     """The median over rounds of how far apart the first and the last rank finish."""
     return statistics.median(max(times) - min(times) for times in zip(*ranks_ms, strict=True))
+
+
+def hideable(trace: Mapping[str, Any]) -> float | None:
+    """The share of its messages that all computing of a step could cover; None without any."""
+    under_way = float(trace["communication_ms"])
+    return min(1.0, float(trace["compute_ms"]) / under_way) if under_way else None
 
 
 def sound(arms: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

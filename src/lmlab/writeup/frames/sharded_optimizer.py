@@ -24,6 +24,12 @@ LABELS = {
     TORCH: "PyTorch ZeroRedundancyOptimizer",
 }
 
+WITH = {
+    PLAIN: "AdamW on every rank",
+    OURS: "the sharded optimizer",
+    TORCH: "PyTorch's ZeroRedundancyOptimizer",
+}
+
 
 def memory_arms(job: Job) -> dict[str, Mapping[str, Any]]:
     """The arms whose memory was read, by name."""

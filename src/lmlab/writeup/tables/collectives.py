@@ -116,7 +116,7 @@ def _gaps(here: pd.DataFrame) -> str:
     if late.any():
         told.append(f"“{NOT_BEGUN}”: what was left of the job's time was too short for the case.")
     told += [
-        f"“{REFUSED}” on {arm}: {reason}"
+        f"“{REFUSED}” on {arm}: {reason}."
         for arm, reason in dict.fromkeys(
             missing[~late.astype(bool)][["arm", "reason"]].itertuples(index=False, name=None)
         )

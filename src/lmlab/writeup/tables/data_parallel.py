@@ -8,9 +8,8 @@ from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import data_parallel as frames
 from lmlab.writeup.frames.data_parallel import Variant
 from lmlab.writeup.frames.rank_jobs import MIB, Job, jobs
-from lmlab.writeup.numbers import fixed, mean_and_deviation, percent, significant
+from lmlab.writeup.numbers import binary_bytes, fixed, mean_and_deviation, percent, significant
 from lmlab.writeup.numbers import shared_decimals as decimals
-from lmlab.writeup.overhead_model import added_ms
 from lmlab.writeup.references import published_steps
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 from lmlab.writeup.tables.rank_jobs import sizes_left, verdict_row, verdicts
@@ -65,8 +64,9 @@ def steps(job: Job) -> Table:
         ],
         rows=[*rows, *failed],
         caption=f"{job.caption(size_of(job))} Above a silent step: median over rounds of the "
-        f"difference within a round. The last two columns are of one step under the "
-        f"{job.data['profiler']}, rank 0.",
+        f"difference within a round. A bucket of 1 MB holds 2²⁰ bytes, and at least one tensor. "
+        f"The last two columns are of one step under the {job.data['profiler']}, rank 0; "
+        "a message is under way from when it is handed over until its result is there.",
         sources=sources_of([job.row]),
     )
 
@@ -123,21 +123,14 @@ def model(job: Job) -> Table:
     """The sweep over buckets beside what the fitted model says."""
     fitted = frames.overhead_fit(job)
     assert fitted is not None
+    h = statistics.median(job.data["phases_ms"]["backward"])
     rows = [
         [
             frames.label(sent.name, job),
             str(sent.messages),
             significant(sent.total_bytes / sent.messages / MIB),
             significant(sent.added_ms),
-            significant(
-                added_ms(
-                    sent.total_bytes,
-                    sent.messages,
-                    sent.hide_ms,
-                    bytes_per_ms=fitted.bytes_per_ms,
-                    call_ms=fitted.call_ms,
-                )
-            ),
+            significant(fitted.of(sent)),
         ]
         for sent in frames.sent(job)
     ]
@@ -152,7 +145,8 @@ def model(job: Job) -> Table:
         ],
         rows=rows,
         caption=f"{job.caption(size_of(job))} Model: max(S/B + n c − h (1 − 1/n), S/(n B) + c), h "
-        f"zero for variants that wait for backward; fitted B = {fitted.gb_per_s:.3g} GB/s, "
+        f"zero for variants that wait for backward; measured h = {significant(h)} ms, "
+        f"S = {binary_bytes(job.data['gradient_bytes'])}; fitted B = {fitted.gb_per_s:.3g} GB/s, "
         f"c = {fitted.call_ms:.3g} ms.",
         sources=sources_of([job.row]),
     )
@@ -163,7 +157,7 @@ def verdict(collected: Collected, measured: list[Job]) -> Table:
     rows = []
     for job in measured:
         compared = frames.against_torch(job)
-        rows.append(verdict_row(CLAIM, compared[2] if compared else None, LIMIT, job.who))
+        rows.append(verdict_row(CLAIM, compared[2] if compared else None, LIMIT, job))
     return verdicts(rows, [job.row for job in measured], collected.device_name)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmlab.writeup.collect import Row, sources_of
-from lmlab.writeup.frames.moments import MOMENTS, PARTS, highest
+from lmlab.writeup.frames.moments import MOMENTS, PARTS, PHASES, highest, peak_bytes
 from lmlab.writeup.frames.rank_jobs import MIB, Job
-from lmlab.writeup.numbers import fixed, percent
+from lmlab.writeup.numbers import fixed, listed, percent
 from lmlab.writeup.paired import CONFIDENCE, RatioInterval, judge
 from lmlab.writeup.table import NOTHING, Column, Table
 
@@ -45,7 +45,37 @@ def moments(
             Column(device_title(arms)),
         ],
         rows=rows,
-        caption=f"{job.place(size)} The rank that holds most. {counting_note(job)}",
+        caption=f"{job.place(size)} The rank that holds most. {counting_note(job)}"
+        f"{_early_gradients(arms, labels)}",
+        sources=sources_of([job.row]),
+    )
+
+
+def _early_gradients(arms: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) -> str:
+    """Which arms have room for gradients before there are any."""
+    early = [
+        labels[name]
+        for name, arm in arms.items()
+        if highest(arm["ranks"], "initialised")["parts_bytes"]["gradients"]
+    ]
+    return f" Buckets for gradients exist from the start: {listed(early)}." if early else ""
+
+
+def rank_peaks(
+    job: Job, arms: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str], size: str
+) -> Table | None:
+    """The highest points of the first step, arm by arm; None where the device counts none."""
+    peaks = {
+        name: [peak_bytes(arm["ranks"], phase) for phase in PHASES] for name, arm in arms.items()
+    }
+    if all(peak is None for found in peaks.values() for peak in found):
+        return None
+    return Table(
+        title=f"Peaks of a rank's first step (MiB), {size}, {job.who}",
+        columns=[Column("Arm", "left"), *(Column(words.capitalize()) for words in PHASES.values())],
+        rows=[[labels[name], *map(mib, found)] for name, found in peaks.items()],
+        caption=f"{job.place(size)} Most that was allocated at any time; the rank that reached "
+        "most.",
         sources=sources_of([job.row]),
     )
 
@@ -88,19 +118,18 @@ def sizes_left(job: Job, choices: Sequence[tuple[str, str, Sequence[Mapping[str,
         title=f"Sizes, {job.who}",
         columns=[Column("For", "left"), Column("Size", "left"), Column("Decision", "left")],
         rows=rows,
-        caption=f"{job.who}. Largest first. {job.work}.",
+        caption=f"{job.who}; {job.work}. Largest first.",
         sources=sources_of([job.row]),
     )
 
 
-def verdict_row(claim: str, interval: RatioInterval | None, limit: float, who: str) -> list[str]:
+def verdict_row(claim: str, interval: RatioInterval | None, limit: float, job: Job) -> list[str]:
     """A claim with its interval and what became of it."""
     if interval is None:
-        return [claim, who, NOTHING, NOTHING, NOTHING, "not measured"]
+        return [claim, job.who, NOTHING, NOTHING, NOTHING, "not measured"]
     span = f"{interval.low:.3f} to {interval.high:.3f}"
-    return [
-        claim, who, f"{interval.ratio:.3f}", span, str(interval.rounds), judge(interval, limit)
-    ]  # fmt: skip
+    rounds, judged = job.rounds(interval.rounds), judge(interval, limit)
+    return [claim, job.who, f"{interval.ratio:.3f}", span, rounds, judged]
 
 
 def verdicts(rows: Sequence[list[str]], used: Sequence[Row], device_name: str) -> Table:
@@ -117,7 +146,8 @@ def verdicts(rows: Sequence[list[str]], used: Sequence[Row], device_name: str) -
         ],
         rows=rows,
         caption=f"{device_name}. Ratio of the slowest rank's times, ours over PyTorch's, paired by "
-        "round: geometric mean and Student's t interval. AMBIGUOUS: the interval holds both "
-        "answers.",
+        "round: geometric mean and Student's t interval, wide where rounds are few. AMBIGUOUS: the "
+        "interval holds both answers. Rounds: taken, of those asked for where the time was up "
+        "before.",
         sources=sources_of(used),
     )

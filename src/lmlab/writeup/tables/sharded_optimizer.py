@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import sharded_optimizer as frames
-from lmlab.writeup.frames.moments import PARTS, part_bytes
+from lmlab.writeup.frames.moments import FULL_AT, PARTS, part_bytes
 from lmlab.writeup.frames.rank_jobs import Job, jobs
-from lmlab.writeup.numbers import binary_bytes, percent
+from lmlab.writeup.numbers import binary_bytes, percent, significant
 from lmlab.writeup.table import NOTHING, Column, Table
 from lmlab.writeup.tables.data_parallel import time_cell
-from lmlab.writeup.tables.rank_jobs import mib, moments, sizes_left, verdict_row, verdicts
+from lmlab.writeup.tables.rank_jobs import (
+    mib,
+    moments,
+    rank_peaks,
+    sizes_left,
+    verdict_row,
+    verdicts,
+)
 
 LIMIT = 1.0
 CLAIM = "the sharded optimizer's step is no slower than that of PyTorch's ZeroRedundancyOptimizer"
-
-# When each part is there in full, for the comparison with the cost model.
-FULL_AT = {
-    "parameters": "initialised",
-    "gradients": "before_step",
-    "optimizer_state": "after_step",
-    "activations": "after_forward",
-}
 
 
 def tables(collected: Collected) -> dict[str, Table]:
@@ -28,6 +27,7 @@ def tables(collected: Collected) -> dict[str, Table]:
     measured = jobs(collected)
     return {
         **{f"memory_{job.key}": memory(job) for job in measured},
+        **{f"peaks_{job.key}": table for job in measured if (table := peaks(job)) is not None},
         **{f"expected_{job.key}": expected(job) for job in measured if _has_expected(job)},
         **{f"time_{job.key}": times(job) for job in measured},
         **{f"zero_{job.key}": zero(job) for job in measured},
@@ -44,6 +44,11 @@ def memory_size(job: Job) -> str:
 def memory(job: Job) -> Table:
     """Every moment of every optimizer."""
     return moments(job, frames.memory_arms(job), frames.LABELS, memory_size(job))
+
+
+def peaks(job: Job) -> Table | None:
+    """The highest points of every optimizer's first step."""
+    return rank_peaks(job, frames.memory_arms(job), frames.LABELS, memory_size(job))
 
 
 def _has_expected(job: Job) -> bool:
@@ -92,7 +97,7 @@ def times(job: Job) -> Table:
                 label,
                 NOTHING if optimizer is None else time_cell(optimizer),
                 NOTHING if step is None else time_cell(step),
-                NOTHING if interval is None else f"{interval.ratio:.3f}",
+                NOTHING if interval is None else significant(interval.ratio),
             ]
         )
     size = str(job.data["time"]["choice"]["size"])
@@ -123,15 +128,21 @@ def zero(job: Job) -> Table:
             Column("Sent by a rank in a step"),
         ],
         rows=[
-            ["AdamW on every rank", percent(1.0), binary_bytes(computed.plain)],
-            ["sharded optimizer", percent(computed.state_share, 4), binary_bytes(computed.ours)],
-            ["stage 1 of ZeRO", percent(computed.even_share, 4), binary_bytes(computed.zero)],
+            ["AdamW on every rank", _state(job, 1.0), binary_bytes(computed.plain)],
+            ["sharded optimizer", _state(job, computed.state_share), binary_bytes(computed.ours)],
+            ["stage 1 of ZeRO", _state(job, computed.even_share), binary_bytes(computed.zero)],
         ],
         caption="Computed, not measured: rings, N ranks, G = P bytes of gradients and parameters. "
         "Every rank: all-reduce 2 (N−1)/N G. Sharded here: the same, and parameters from their "
         "owners, (N−1)/N P. Stage 1: reduce-scatter (N−1)/N G and all-gather (N−1)/N P.",
         sources=sources_of([job.row]),
     )
+
+
+def _state(job: Job, share: float) -> str:
+    """`7.44 GiB (50.00 %)`: AdamW keeps two numbers for each of a parameter."""
+    whole = 2 * sum(int(count) for count in job.data["memory"]["owned_bytes"])
+    return f"{binary_bytes(share * whole)} ({percent(share, 4)})"
 
 
 def sizes(job: Job) -> Table:
@@ -148,7 +159,5 @@ def sizes(job: Job) -> Table:
 
 def verdict(collected: Collected, measured: list[Job]) -> Table:
     """Whether ours keeps up, job by job."""
-    rows = [
-        verdict_row(CLAIM, frames.against(job, frames.TORCH), LIMIT, job.who) for job in measured
-    ]
+    rows = [verdict_row(CLAIM, frames.against(job, frames.TORCH), LIMIT, job) for job in measured]
     return verdicts(rows, [job.row for job in measured], collected.device_name)
