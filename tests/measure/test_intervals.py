@@ -36,12 +36,18 @@ def test_overlapping_messages_count_once() -> None:
 
 
 @given(intervals=INTERVALS, most=st.integers(1, 5))
-def test_a_picture_has_few_stretches_and_loses_nothing(
+def test_a_picture_has_few_stretches_and_all_of_them_if_there_are_few(
     intervals: list[Interval], most: int
 ) -> None:
     kept = reduced(intervals, most)
-    assert len(kept) <= most
-    assert ticks(intervals) <= ticks(kept)
+    assert len(kept) == min(most, len(union(intervals)))
+    if len(union(intervals)) <= most:
+        assert kept == union(intervals)
+
+
+def test_short_stretches_far_apart_do_not_become_a_long_one() -> None:
+    work = [(0, 1000), *((start, start + 1) for start in range(2000, 9000, 100))]
+    assert length(reduced(work, 10)) < 1.1 * length(work)
 
 
 def test_the_shortest_gaps_are_closed_first() -> None:

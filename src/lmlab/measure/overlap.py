@@ -66,6 +66,7 @@ class Overlap:
         return {
             "compute_ms": length(self.compute) / 1e6,
             "communication_ms": length(self.communication) / 1e6,
+            "copies_ms": length(self.copies) / 1e6,
             "overlapped_ms": self.overlapped_ns / 1e6,
             "overlapped_share": self.overlapped_share,
             "messages_seen": len(self.communication),
