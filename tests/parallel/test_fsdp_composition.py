@@ -96,7 +96,7 @@ def compose(how: str, frozen: bool) -> None:
         backward(ours, own_part(x))
         backward(alone, x)
         assert_near(gradients(ours.module), own_rows(ours, gradients(alone)), 1e-6)
-        assert not any(unit.gathered for unit in ours.units)
+        assert not any(bundle.gathered for bundle in ours.bundles)
         for optimizer in optimizers:
             optimizer.step()
 
@@ -157,7 +157,7 @@ def fail_in_forward() -> None:
     backward(ours, own_part(batch_of(0, 0)))
     backward(alone, batch_of(0, 0))
     assert_near(gradients(ours.module), own_rows(ours, gradients(alone)), 1e-6)
-    assert not any(unit.gathered or unit.users for unit in ours.units)
+    assert not any(bundle.gathered or bundle.users for bundle in ours.bundles)
 
 
 def test_a_forward_that_failed_leaves_nothing_behind(ranks: RankPool) -> None:
