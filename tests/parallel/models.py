@@ -109,6 +109,11 @@ class InBlocks(nn.Module):
         return output
 
 
+def all_together(module: nn.Module) -> list[nn.Module]:
+    """Blocks for FSDP: the model is one, so that all of its matrices share messages."""
+    return [module]
+
+
 class OneSampleAtATime(nn.Module):
     """A linear map of anyone's making, summed in an order that does not depend on the batch.
 

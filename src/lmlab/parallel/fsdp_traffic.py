@@ -27,8 +27,10 @@ rank runs would wait for the others for ever.
 """
 
 from collections import deque
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lmlab.parallel.fsdp_bundle import Bundle
@@ -98,8 +100,10 @@ class Traffic:
         given = differentiable_tensors(output)
         for tensor in given:
             # A hook on a view is lost when the view is modified in place; one on its base is not.
-            base = tensor if tensor._base is None else tensor._base
-            base.register_hook(weakly(self._before_backward, number))
+            # What a reentrant checkpoint gives out may be a view of a base without gradient.
+            base = tensor._base
+            hooked = tensor if base is None or not base.requires_grad else base
+            hooked.register_hook(weakly(self._before_backward, number))
         if not bundle.users:
             self._part(number, differentiable_tensors([*inputs, keywords]), bool(given))
         return output
@@ -109,7 +113,8 @@ class Traffic:
         bundle = self.bundles[number]
         if not bundle.trainable or bundle.tied or len(bundle.units) > 1:
             for tensor in inputs:
-                tensor.register_hook(weakly(self._after_backward, number))
+                after = self._soon_after_backward if tensor.is_leaf else self._after_backward
+                tensor.register_hook(weakly(after, number))
         if in_backward():
             return
         if comes_back and self._order.is_last(number):
@@ -127,6 +132,12 @@ class Traffic:
         elif bundle.tied or not bundle.trainable:
             bundle.release()
         # Else all gradients have left, or they are still to come, from an earlier use of the block.
+
+    def _soon_after_backward(self, number: int, gradient: Tensor) -> None:
+        # A leaf's gradient may come before those of weights that are ready at the same time. No
+        # backward goes on below a leaf, so nothing is lost by waiting for its end.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(partial(self._after_backward, number, gradient))
 
     def _gradient_arrived(self, number: int, parameter: nn.Parameter) -> None:
         bundle = self.bundles[number]
