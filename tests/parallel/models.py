@@ -102,11 +102,14 @@ class InBlocks(nn.Module):
         self.head = nn.Linear(7, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+        output: Tensor = self.head(self.through(self.embedding(tokens)))
+        return output
+
+    def through(self, x: Tensor) -> Tensor:
+        """All blocks, one after the other."""
         for block in self.blocks:
             x = block(x)
-        output: Tensor = self.head(x)
-        return output
+        return x
 
 
 def all_together(module: nn.Module) -> list[nn.Module]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP
 from lmlab.parallel.fsdp_blocks import Blocks, each_alone, members_of_lists
@@ -201,18 +202,6 @@ class UsedInPart(Block):
         self.idle = nn.Linear(3, 4, bias=False)
 
 
-class CalledInPieces(InBlocks):
-    """Calls the layers of its blocks, never a block."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            y = block.norm(x)
-            x = x + block.down(torch.tanh(block.up(y)) * block.gate(y))
-        output: Tensor = self.head(x)
-        return output
-
-
 class ReadsItsLayers(Block):
     """Computes with the weights of its layers past their forward."""
 
@@ -230,39 +219,102 @@ class NamesItsInput(Block):
         return {"hidden": super().forward(hidden), "norm": self.norm(hidden)}
 
 
-def model_of(block: type[nn.Module], frozen: bool) -> nn.Module:
-    """Three blocks of a kind between an embedding and a head."""
-    torch.manual_seed(0)
-    module = CalledInPieces() if block is CalledInPieces else InBlocks()
-    if block is not CalledInPieces:
-        module.blocks = nn.ModuleList(block(7) for _ in range(3))
-    if block is NamesItsInput:
-        module.blocks = nn.ModuleList(Unwrapped(inner) for inner in module.blocks)
-    if frozen:
-        for each in module.blocks:
-            for layer in each.modules():
-                if isinstance(layer, nn.Linear) and layer.out_features == 11:
-                    layer.weight.requires_grad_(False)
-    return module
+class OfNamedInputs(InBlocks):
+    """Takes what it needs from what its blocks give out."""
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(hidden=x)["hidden"]
+        return x
 
 
-class Unwrapped(nn.Module):
-    """Calls a block by name of its input, and hands on one thing."""
+class CalledInPieces(InBlocks):
+    """Calls the layers of its blocks, never a block."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            y = block.norm(x)
+            x = x + block.down(torch.tanh(block.up(y)) * block.gate(y))
+        return x
+
+
+class Repeated(InBlocks):
+    """Goes through all of its blocks twice."""
+
+    def through(self, x: Tensor) -> Tensor:
+        return super().through(super().through(x))
+
+
+class Skipping(InBlocks):
+    """Leaves out a block, another one each time, so that what is forecast is wrong."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.steps = nn.ModuleList([inner])
+        self.turn = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.steps[0](hidden=x)["hidden"]
+    def through(self, x: Tensor) -> Tensor:
+        self.turn += 1
+        for number, block in enumerate(self.blocks):
+            x = x if number == self.turn % 3 else block(x)
+        return x
+
+
+class Recomputed(InBlocks):
+    """Keeps nothing of its blocks but their inputs."""
+
+    reentrant = False
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class RecomputedReentrantly(Recomputed):
+    """The same, in the older way of torch, by a backward within a backward."""
+
+    reentrant = True
+
+
+class RecomputedInOne(InBlocks):
+    """Keeps nothing of all its blocks together."""
+
+    def through(self, x: Tensor) -> Tensor:
+        output: Tensor = checkpoint(super().through, x, use_reentrant=False)
         return output
 
 
-USES = [Block, UsedInPart, CalledInPieces, ReadsItsLayers, NamesItsInput]
+USES: dict[str, tuple[type[InBlocks], type[Block]]] = {
+    "as a whole": (InBlocks, Block),
+    "without one of its matrices": (InBlocks, UsedInPart),
+    "reading its layers' weights": (InBlocks, ReadsItsLayers),
+    "by names": (OfNamedInputs, NamesItsInput),
+    "layer by layer": (CalledInPieces, Block),
+    "twice": (Repeated, Block),
+    "not always": (Skipping, Block),
+    "and recomputed": (Recomputed, Block),
+    "and recomputed reentrantly": (RecomputedReentrantly, Block),
+    "and recomputed with the others": (RecomputedInOne, Block),
+    "in part and recomputed": (Recomputed, UsedInPart),
+    "in part and recomputed reentrantly": (RecomputedReentrantly, UsedInPart),
+}
 
 
-def train_unusual(block: type[nn.Module], frozen: bool) -> None:
-    ours, alone = FSDP(model_of(block, frozen)), model_of(block, frozen)
+def model_of(use: str, frozen: bool = False) -> nn.Module:
+    """Three blocks of a kind between an embedding and a head, used in a way."""
+    torch.manual_seed(0)
+    model, block = USES[use]
+    module = model()
+    module.blocks = nn.ModuleList(block(7) for _ in range(3))
+    if frozen:
+        for each in module.blocks:
+            each.up.weight.requires_grad_(False)
+            each.gate.weight.requires_grad_(False)
+    return module
+
+
+def train_unusual(use: str, frozen: bool) -> None:
+    ours, alone = FSDP(model_of(use, frozen)), model_of(use, frozen)
     optimizers = [sgd(ours.parameters()), sgd(alone.parameters())]
     for step in range(4):
         for optimizer in optimizers:
@@ -279,15 +331,13 @@ def train_unusual(block: type[nn.Module], frozen: bool) -> None:
 
 @every_world
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "partly frozen"])
-@pytest.mark.parametrize("block", USES, ids=lambda block: block.__name__)
-def test_however_a_block_is_used(
-    ranks: RankPool, block: type[nn.Module], frozen: bool, world_size: int
-) -> None:
-    ranks.run(train_unusual, world_size, block=block, frozen=frozen)
+@pytest.mark.parametrize("use", USES)
+def test_however_a_block_is_used(ranks: RankPool, use: str, frozen: bool, world_size: int) -> None:
+    ranks.run(train_unusual, world_size, use=use, frozen=frozen)
 
 
-def log_of_parts() -> tuple[list[str], Counter[str]]:
-    ours = FSDP(model_of(UsedInPart, frozen=False))
+def log_of_parts(use: str) -> tuple[list[str], Counter[str]]:
+    ours = FSDP(model_of(use))
     with recorded_messages() as log:
         for step in range(2):
             log.clear()
@@ -298,8 +348,11 @@ def log_of_parts() -> tuple[list[str], Counter[str]]:
     return idle, in_backward
 
 
-def test_gradients_leave_during_backward_without_one_that_never_comes(ranks: RankPool) -> None:
-    idle, in_backward = ranks.run(log_of_parts, 2)[0]
+@pytest.mark.parametrize("use", [use for use, (_, block) in USES.items() if block is UsedInPart])
+def test_gradients_leave_during_backward_without_one_that_never_comes(
+    ranks: RankPool, use: str
+) -> None:
+    idle, in_backward = ranks.run(log_of_parts, 2, use=use)[0]
     assert idle == [f"blocks.{number}.idle.weight" for number in range(3)]
     assert in_backward["reduce-scatter"] == 5
 

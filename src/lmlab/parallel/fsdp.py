@@ -23,8 +23,8 @@ replicated, and averaged in one message a type. Master weights are what the opti
 in the type of the module given, fp32 as a rule; `compute_dtype` is what is sent and computed with.
 
 A weight may have several homes (tied weights): it is one shard, with one gradient. A sharded weight
-must be read in the forward of a module that holds it. One that others read directly, past their
-forward (`F.linear(x, other.weight)`), must be kept out with the predicate. Freezing is read at
+must be read in the forward of a module that holds it or of its block. One that others read
+directly (`F.linear(x, other.weight)`) must be kept out with the predicate. Freezing is read at
 construction. Ranks must use the same layers, in the same order. No rank sees all gradients, so a
 norm to clip by has to be summed over ranks.
 """

@@ -31,21 +31,29 @@ from lmlab.parallel.fsdp_unit import Unit
 class Bundle:
     """Units of one type on one device, all trainable or all frozen, whole at the same time."""
 
+    users: set[nn.Module]
+    """Modules that are computing with the wholes right now."""
+    in_place: bool
+    """Whether modules hold the wholes; else they hold shards."""
+
     def __init__(self, name: str, units: Sequence[Unit], block: nn.Module | None = None) -> None:
         self.name = name
         self.units = list(units)
-        self.modules = list(dict.fromkeys(m for unit in units for m, _ in unit.homes))
-        """Modules that compute with the wholes: the block that holds all of them comes first."""
-        if block is not None and block not in self.modules:
-            self.modules.insert(0, block)
-        self.users: set[nn.Module] = set()
-        """Those of them that are computing right now."""
+        self._units_of: dict[nn.Module, list[Unit]] = {} if block is None else {block: self.units}
+        for unit in units:
+            for module, _ in unit.homes:
+                self._units_of.setdefault(module, []).append(unit)
+        self.users = set()
         self.in_place = False
-        """Whether modules hold the wholes; else they hold shards."""
         self._sizes = [unit.part_size for unit in units]
         self._gathering: Pending | None = None
         self._reducing: Pending | None = None
         self._sent: list[Unit] = []
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that compute with the wholes: layers, and the block that holds all of them."""
+        return list(self._units_of)
 
     @property
     def trainable(self) -> bool:
@@ -67,9 +75,10 @@ class Bundle:
         """Units whose gradient has come and has not been sent."""
         return [unit for unit in self.units if unit.full.grad is not None]
 
-    def apart(self, output: Tensor) -> Tensor:
+    def apart(self, module: nn.Module, output: Tensor) -> Tensor:
         """An output in memory of its own: a slice of a whole would lose its memory with it."""
-        return output.clone() if any(unit.lends(output) for unit in self.units) else output
+        lent = any(unit.lends(output) for unit in self._units_of[module])
+        return output.clone() if lent else output
 
     @torch.no_grad()
     def start_gather(self) -> None:

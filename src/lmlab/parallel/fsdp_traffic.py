@@ -96,7 +96,7 @@ class Traffic:
     ) -> Any:
         bundle = self.bundles[number]
         bundle.users.discard(module)
-        output = map_tensors(bundle.apart, output)
+        output = map_tensors(partial(bundle.apart, module), output)
         given = differentiable_tensors(output)
         for tensor in given:
             # A hook on a view is lost when the view is modified in place; one on its base is not.
@@ -112,15 +112,21 @@ class Traffic:
         """The outermost module that computes with a bundle is done with it."""
         bundle = self.bundles[number]
         if not bundle.trainable or bundle.tied or len(bundle.units) > 1:
-            for tensor in inputs:
-                after = self._soon_after_backward if tensor.is_leaf else self._after_backward
-                tensor.register_hook(weakly(after, number))
+            self._follow_back(number, inputs)
         if in_backward():
             return
         if comes_back and self._order.is_last(number):
             bundle.stand_aside()
         else:
             bundle.release()
+
+    def _follow_back(self, number: int, inputs: list[Tensor]) -> None:
+        """Have it known when the gradient of an input is there."""
+        for tensor in inputs:
+            if not tensor.is_leaf:
+                tensor.register_hook(weakly(self._after_backward, number))
+            elif in_backward():  # made for this recomputation; others last, and would keep hooks
+                tensor.register_hook(weakly(self._soon_after_backward, number))
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
         self._gather(self.bundles[number], self._order.came_back(number))
