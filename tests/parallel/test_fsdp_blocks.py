@@ -33,6 +33,14 @@ def pair() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 
 
+class TwoMatrices(nn.Module):
+    """One layer, two matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = (nn.Parameter(torch.randn(3, 3)) for _ in range(2))
+
+
 class Experts(nn.Module):
     """A matrix and a list of modules: blocks in a block."""
 
@@ -106,9 +114,16 @@ MODULES: dict[str, tuple[Any, list[tuple[str, list[str]]]]] = {
     ),
     "a block partly frozen": (
         partly_frozen,
-        [("0 (frozen)", ["0.0", "0.2"]), ("0", ["0.1", "0.3"])],
+        [("0 from 0.0.weight", ["0.0", "0.2"]), ("0 from 0.1.weight", ["0.1", "0.3"])],
     ),
-    "a block of two types": (of_two_types, [("0", ["0.0", "0.1"]), ("0", ["0.2", "0.3"])]),
+    "a block of two types": (
+        of_two_types,
+        [("0 from 0.0.weight", ["0.0", "0.1"]), ("0 from 0.2.weight", ["0.2", "0.3"])],
+    ),
+    "a layer of two matrices": (
+        lambda: nn.ModuleList([TwoMatrices()]),
+        [("0", ["0", "0.other"])],
+    ),
 }
 
 
@@ -126,7 +141,7 @@ def test_which_travel_together_can_be_said(ranks: RankPool) -> None:
     alone = ranks.run(bundles_of, 2, kind="a list", blocks=each_alone)[0]
     assert [names for _, names in alone] == [["0.0"], ["0.1"], ["1.0"], ["1.1"]]
     together = ranks.run(bundles_of, 2, kind="a list", blocks=all_together)[0]
-    assert together == [("", ["0.0", "0.1", "1.0", "1.1"])]
+    assert together == [("model", ["0.0", "0.1", "1.0", "1.1"])]
 
 
 def stranger(module: nn.Module) -> list[nn.Module]:

@@ -16,7 +16,7 @@ A tied weight, and a layer that stands in several blocks, are used far apart, an
 message is of one type, on one device, and trainable or frozen as a whole.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from torch import nn
@@ -48,7 +48,12 @@ def bundled(module: nn.Module, units: Sequence[Unit], blocks: Blocks) -> list[Bu
     runs: dict[Hashable, list[Unit]] = defaultdict(list)
     for unit in units:
         runs[_key(unit, block_of)].append(unit)
-    return [_bundle(run, block_of, names) for run in runs.values()]
+    bundles = [_bundle(run, block_of, names) for run in runs.values()]
+    taken = Counter(bundle.name for bundle in bundles)
+    for bundle in bundles:
+        if taken[bundle.name] > 1:  # a block of several types, or partly frozen
+            bundle.name += f" from {bundle.units[0].name}"
+    return bundles
 
 
 def _key(unit: Unit, block_of: dict[nn.Module, nn.Module]) -> Hashable:
@@ -67,8 +72,7 @@ def _bundle(
     if len(run) == 1:
         return Bundle(run[0].name, run)
     block = block_of[run[0].homes[0][0]]
-    frozen = "" if run[0].full.requires_grad else " (frozen)"
-    return Bundle(names[block] + frozen, run, block)
+    return Bundle(names[block] or "model", run, block)
 
 
 def _innermost(module: nn.Module, blocks: Blocks) -> dict[nn.Module, nn.Module]:

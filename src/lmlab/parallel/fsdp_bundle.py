@@ -39,10 +39,12 @@ class Bundle:
     def __init__(self, name: str, units: Sequence[Unit], block: nn.Module | None = None) -> None:
         self.name = name
         self.units = list(units)
-        self._units_of: dict[nn.Module, list[Unit]] = {} if block is None else {block: self.units}
+        self._units_of: dict[nn.Module, list[Unit]] = {}
         for unit in units:
             for module, _ in unit.homes:
                 self._units_of.setdefault(module, []).append(unit)
+        if block is not None:
+            self._units_of[block] = self.units
         self.users = set()
         self.in_place = False
         self._sizes = [unit.part_size for unit in units]

@@ -73,5 +73,5 @@ def _waits(job: Job) -> Figure:
 
 
 def _short(layer: str) -> str:
-    """The name of a block or a parameter without what all have in common."""
-    return layer.removesuffix(".weight").replace("layers.", "")
+    """The name of a block, or of the layer whose matrix travels alone."""
+    return layer.removesuffix(".weight")
