@@ -206,11 +206,20 @@ def test_fsdp_keeps_a_share_of_everything(fully: dict[str, Any]) -> None:
     assert fully["sharded_bytes"] < fully["parameter_bytes"]
 
 
-def test_every_layer_is_watched_in_both_directions(fully: dict[str, Any]) -> None:
+def test_every_gather_is_watched_in_both_directions(fully: dict[str, Any]) -> None:
     assert len(fully["waits"]) == WORLD
-    layers = {(row["phase"], row["layer"]) for row in fully["waits"][0]}
-    assert len(layers) == 2 * 16, "seven matrices a block, the embedding and the head"
+    blocks = ["token_embeddings.weight", "layers.0", "layers.1", "lm_head.weight"]
+    for phase, expected in (("forward", blocks), ("backward", blocks[::-1])):
+        found = [row["layer"] for row in fully["waits"][0] if row["phase"] == phase]
+        assert found == expected, "in the order in which they are used"
     assert all(row["wait_ms"] >= 0 for row in fully["waits"][0])
+
+
+def test_fsdp_sends_a_message_a_block(fully: dict[str, Any]) -> None:
+    bundles = 4
+    # Gathered twice, except that what ends forward is there when backward begins, and scattered.
+    expected = bundles + (bundles - 1) + bundles + 1
+    assert fully["arms"]["fsdp"]["trace"]["messages_seen"] == expected
 
 
 def refuse(work: Any) -> Any:

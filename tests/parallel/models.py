@@ -77,6 +77,46 @@ class WithIdleLayer(TorchLayers):
         self.idle = nn.Linear(3, 3)
 
 
+class Block(nn.Module):
+    """Three matrices, of rows that neither two nor three divide, with a norm and biases between."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.gate = nn.Linear(width, 11), nn.Linear(width, 11, bias=False)
+        self.down = nn.Linear(11, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        output: Tensor = x + self.down(torch.tanh(self.up(y)) * self.gate(y))
+        return output
+
+
+class InBlocks(nn.Module):
+    """Repeated blocks in a list, between an embedding and a head: the shape of most models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 7)
+        self.blocks = nn.ModuleList(Block(7) for _ in range(3))
+        self.head = nn.Linear(7, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output: Tensor = self.head(self.through(self.embedding(tokens)))
+        return output
+
+    def through(self, x: Tensor) -> Tensor:
+        """All blocks, one after the other."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def all_together(module: nn.Module) -> list[nn.Module]:
+    """Blocks for FSDP: the model is one, so that all of its matrices share messages."""
+    return [module]
+
+
 class OneSampleAtATime(nn.Module):
     """A linear map of anyone's making, summed in an order that does not depend on the batch.
 
@@ -121,6 +161,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "frozen parameters": Frozen,
     "two types": MixedTypes,
     "idle layer": WithIdleLayer,
+    "blocks": InBlocks,
 }
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from lmlab.parallel import FSDP
 from lmlab.parallel.fsdp import holds_matrix_weight
+from lmlab.parallel.fsdp_blocks import Blocks, each_alone, members_of_lists
 from tests.parallel.launcher import RankPool
-from tests.parallel.models import MODELS, build
+from tests.parallel.models import MODELS, all_together, build
 from tests.parallel.training import (
     STEPS,
     assert_near,
@@ -79,8 +80,8 @@ def test_ten_steps_follow_one_process_and_torch(
     )
 
 
-def train_on_one_sample_a_rank(seed: int) -> None:
-    ours, alone = FSDP(build("exact", seed)), build("exact", seed)
+def train_on_one_sample_a_rank(seed: int, blocks: Blocks) -> None:
+    ours, alone = FSDP(build("exact", seed), blocks=blocks), build("exact", seed)
     optimizers = [sgd(ours.parameters()), sgd(alone.parameters())]
     for step in range(STEPS):
         batch = batch_of(seed, step, samples_per_rank=1)
@@ -94,11 +95,12 @@ def train_on_one_sample_a_rank(seed: int) -> None:
     assert_near(ours.gather_full_parameters(), parameters(alone), 0.0)
 
 
+@pytest.mark.parametrize("blocks", [each_alone, all_together], ids=["alone", "together"])
 @pytest.mark.parametrize("seed", range(3), ids=lambda seed: f"seed {seed}")
 def test_two_ranks_give_the_bits_of_one_process_where_sums_allow_it(
-    ranks: RankPool, seed: int
+    ranks: RankPool, seed: int, blocks: Blocks
 ) -> None:
-    ranks.run(train_on_one_sample_a_rank, 2, seed=seed)
+    ranks.run(train_on_one_sample_a_rank, 2, seed=seed, blocks=blocks)
 
 
 def backward_after_backward(model: nn.Module, batches: list[Tensor]) -> None:
@@ -125,9 +127,9 @@ ACCUMULATIONS: dict[str, Callable[[nn.Module, list[Tensor]], None]] = {
 }
 
 
-def accumulate(how: str) -> None:
-    for model in ("idle layer", "tied weights"):
-        ours, alone = FSDP(build(model, seed=0)), build(model, seed=0)
+def accumulate(how: str, blocks: Blocks) -> None:
+    for model in ("idle layer", "tied weights", "blocks"):
+        ours, alone = FSDP(build(model, seed=0), blocks=blocks), build(model, seed=0)
         for step in range(3):
             batches = [batch_of(step, number) for number in range(3)]
             for parameter in (*ours.parameters(), *alone.parameters()):
@@ -138,6 +140,7 @@ def accumulate(how: str) -> None:
             assert_near(gradients(ours.module), own_rows(ours, gradients(alone)), 1e-6)
 
 
+@pytest.mark.parametrize("blocks", [members_of_lists, all_together], ids=["blocks", "together"])
 @pytest.mark.parametrize("how", ACCUMULATIONS)
-def test_gradients_of_several_batches_add_up(ranks: RankPool, how: str) -> None:
-    ranks.run(accumulate, 3, how=how)
+def test_gradients_of_several_batches_add_up(ranks: RankPool, how: str, blocks: Blocks) -> None:
+    ranks.run(accumulate, 3, how=how, blocks=blocks)

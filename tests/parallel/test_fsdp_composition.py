@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP
+from lmlab.parallel.fsdp_blocks import Blocks, each_alone
 from tests.parallel.launcher import RankPool
-from tests.parallel.models import build
+from tests.parallel.models import all_together, build
 from tests.parallel.training import (
     assert_near,
     backward,
@@ -77,7 +78,7 @@ class Positions(nn.Module):
 COMPOSITIONS = [name for name in vars(Composed) if name[0] != "_" and name != "forward"]
 
 
-def compose(how: str, frozen: bool) -> None:
+def compose(how: str, frozen: bool, blocks: Blocks) -> None:
     torch.manual_seed(0)
     alone = Composed(how)
     if frozen:
@@ -87,7 +88,7 @@ def compose(how: str, frozen: bool) -> None:
     module.load_state_dict(alone.state_dict())
     for theirs, own in zip(alone.parameters(), module.parameters(), strict=True):
         own.requires_grad_(theirs.requires_grad)
-    ours = FSDP(module)
+    ours = FSDP(module, blocks=blocks)
     x = torch.randn(3 * dist.get_world_size(), 4, 5)
     optimizers = [sgd(ours.parameters()), sgd(alone.parameters())]
     for _ in range(3):
@@ -96,15 +97,18 @@ def compose(how: str, frozen: bool) -> None:
         backward(ours, own_part(x))
         backward(alone, x)
         assert_near(gradients(ours.module), own_rows(ours, gradients(alone)), 1e-6)
-        assert not any(unit.gathered for unit in ours.units)
+        assert not any(bundle.gathered for bundle in ours.bundles)
         for optimizer in optimizers:
             optimizer.step()
 
 
+@pytest.mark.parametrize("blocks", [each_alone, all_together], ids=["alone", "together"])
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "partly frozen"])
 @pytest.mark.parametrize("how", COMPOSITIONS)
-def test_however_layers_are_composed(ranks: RankPool, how: str, frozen: bool) -> None:
-    ranks.run(compose, 2, how=how, frozen=frozen)
+def test_however_layers_are_composed(
+    ranks: RankPool, how: str, frozen: bool, blocks: Blocks
+) -> None:
+    ranks.run(compose, 2, how=how, frozen=frozen, blocks=blocks)
 
 
 def train_torchs_transformer() -> None:
@@ -129,36 +133,38 @@ def test_attention_of_torch_which_reads_a_weight_past_its_layer(ranks: RankPool)
     ranks.run(train_torchs_transformer, 2)
 
 
-def evaluate_between_steps() -> None:
-    ours, alone = FSDP(build("torch's layers", 0)), build("torch's layers", 0)
+def evaluate_between_steps(model: str) -> None:
+    ours, alone = FSDP(build(model, 0)), build(model, 0)
     optimizers = [sgd(ours.parameters()), sgd(alone.parameters())]
     for step in range(3):
         for context in (torch.no_grad, torch.inference_mode):
             with context():
                 assert torch.equal(ours(batch_of(0, 9)), alone(batch_of(0, 9))) or step > 0
-        for model, optimizer, batch in (
+        for contestant, optimizer, batch in (
             (ours, optimizers[0], own_part(batch_of(0, step))),
             (alone, optimizers[1], batch_of(0, step)),
         ):
             optimizer.zero_grad()
-            backward(model, batch)
+            backward(contestant, batch)
             optimizer.step()
     assert_near(ours.gather_full_parameters(), parameters(alone), 1e-6)
 
 
-def test_evaluation_between_steps(ranks: RankPool) -> None:
-    ranks.run(evaluate_between_steps, 2)
+@pytest.mark.parametrize("model", ["torch's layers", "blocks"])
+def test_evaluation_between_steps(ranks: RankPool, model: str) -> None:
+    ranks.run(evaluate_between_steps, 2, model=model)
 
 
-def fail_in_forward() -> None:
-    ours, alone = FSDP(build("torch's layers", 0)), build("torch's layers", 0)
+def fail_in_forward(model: str) -> None:
+    ours, alone = FSDP(build(model, 0)), build(model, 0)
     with pytest.raises(IndexError):
         ours(batch_of(0, 0) + 1000)
     backward(ours, own_part(batch_of(0, 0)))
     backward(alone, batch_of(0, 0))
     assert_near(gradients(ours.module), own_rows(ours, gradients(alone)), 1e-6)
-    assert not any(unit.gathered or unit.users for unit in ours.units)
+    assert not any(bundle.gathered or bundle.users for bundle in ours.bundles)
 
 
-def test_a_forward_that_failed_leaves_nothing_behind(ranks: RankPool) -> None:
-    ranks.run(fail_in_forward, 2)
+@pytest.mark.parametrize("model", ["torch's layers", "blocks"])
+def test_a_forward_that_failed_leaves_nothing_behind(ranks: RankPool, model: str) -> None:
+    ranks.run(fail_in_forward, 2, model=model)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP, BucketedDDP
+from lmlab.parallel.fsdp_blocks import each_alone, members_of_lists
 from tests.parallel.launcher import RankPool
 from tests.parallel.models import build
 from tests.parallel.training import backward, batch_of, own_part
@@ -79,14 +80,14 @@ class Meter:
 
 
 class Chain(nn.Module):
-    """Equal layers, in blocks of four that may be recomputed."""
+    """Equal layers, in blocks that may be recomputed."""
 
-    def __init__(self, checkpointed: bool) -> None:
+    def __init__(self, checkpointed: bool, a_block: int) -> None:
         super().__init__()
         self.checkpointed = checkpointed
         self.blocks = nn.ModuleList(
-            nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
-            for _ in range(NUMBER // 4)
+            nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(a_block)])
+            for _ in range(NUMBER // a_block)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,14 +97,19 @@ class Chain(nn.Module):
 
 
 def measure_step(
-    compute_dtype: torch.dtype | None = None, checkpointed: bool = False, frozen: bool = False
+    compute_dtype: torch.dtype | None = None,
+    checkpointed: bool = False,
+    frozen: bool = False,
+    a_block: int = 4,
+    together: bool = False,
 ) -> dict[str, float]:
     """In weights: the highest and the remaining memory of forward and backward."""
-    chain = Chain(checkpointed)
+    chain = Chain(checkpointed, a_block)
     if frozen:  # all but the first layer, so that backward goes through all of them
         chain.requires_grad_(False)
         chain.blocks[0][0].requires_grad_(True)
-    ours = FSDP(chain, compute_dtype, prefetch=1)
+    blocks = members_of_lists if together else each_alone
+    ours = FSDP(chain, compute_dtype, prefetch=1, blocks=blocks)
     x = torch.randn(1, WIDTH)
     for _ in range(2):  # the second step knows the order of layers
         for parameter in ours.parameters():
@@ -148,6 +154,34 @@ def test_frozen_weights_come_and_go_as_well(ranks: RankPool, checkpointed: bool)
         assert weights["after forward"] < 1.5
         assert weights["highest in backward"] < 9
         assert weights["after backward"] == pytest.approx(1 / 2, abs=1.5)
+
+
+@needs_counting
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@every_world
+def test_whole_blocks_come_and_go(
+    ranks: RankPool, world_size: int, compute_dtype: torch.dtype | None, checkpointed: bool
+) -> None:
+    options = {"compute_dtype": compute_dtype, "checkpointed": checkpointed}
+    for weights in ranks.run(measure_step, world_size, **options, a_block=2, together=True):
+        # One block in use, one arriving, and gloo's own copies: of eight.
+        assert weights["highest in forward"] < 2 * 6
+        assert weights["after forward"] < 2 + 0.5  # the last block, with which backward begins
+        own_gradients = NUMBER / world_size
+        assert weights["after backward"] == pytest.approx(own_gradients, abs=2 * 1.5)
+        # Besides: gradients that arrive, and those of one block on their way, with gloo's copies.
+        assert weights["highest in backward"] < own_gradients + 2 * 7
+
+
+@needs_counting
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "recomputed"])
+def test_frozen_blocks_come_and_go_as_well(ranks: RankPool, checkpointed: bool) -> None:
+    options = {"checkpointed": checkpointed, "frozen": True}
+    for weights in ranks.run(measure_step, 2, **options, a_block=2, together=True):
+        assert weights["after forward"] < 2 + 0.5
+        assert weights["highest in backward"] < 2 * 6
+        assert weights["after backward"] == pytest.approx(1 / 2, abs=2 * 1.5)
 
 
 def wrap_and_drop(wrapper: str) -> bool:

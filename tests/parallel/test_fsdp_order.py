@@ -65,6 +65,27 @@ def test_backward_tells_the_uses_of_a_layer_apart() -> None:
     assert [order.came_back(layer) for layer in (0, 1, 0)] == [[1], [0], []]
 
 
+def test_a_layer_of_several_parts_is_reached_once_for_each() -> None:
+    order = seen([0, 1, 0, 1], ahead=1)
+    found = [order.came_back(layer) for layer in (1, 1, 0, 0, 1, 1, 0)]
+    assert found == [[0], [0], [1], [1], [0], [0], []]
+
+
+def test_the_last_layer_is_known_once_a_forward_has_been_seen() -> None:
+    order = seen([0, 1, 0])
+    assert not order.is_last(0)
+    order.begin_forward()
+    last = []
+    for layer in (0, 1, 0):
+        order.entered(layer)
+        last.append(order.is_last(layer))
+    assert last == [False, False, True]
+    order.begin_forward()
+    for layer in (0, 0, 1):
+        order.entered(layer)
+    assert not order.is_last(1), "not the order that was expected"
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"), [(2, [3, 4]), (3, [4]), (4, []), (9, [])], ids=lambda v: str(v)
 )

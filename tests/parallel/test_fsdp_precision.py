@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmlab.parallel import FSDP
+from lmlab.parallel.fsdp_blocks import members_of_lists
 from tests.parallel.launcher import RankPool
-from tests.parallel.models import build
+from tests.parallel.models import all_together, build
 from tests.parallel.recording import recorded_messages
 from tests.parallel.test_fsdp import torch_fsdp
 from tests.parallel.training import (
@@ -63,16 +64,19 @@ def test_layers_compute_in_it_and_all_that_lasts_is_fp32(
     ranks.run(look_inside, 2, model="torch's layers", dtype=dtype)
 
 
-def dtypes_sent(dtype: torch.dtype) -> set[tuple[str, torch.dtype]]:
-    ours = FSDP(build("torch's layers", seed=0), dtype)
+def dtypes_sent(model: str, dtype: torch.dtype) -> set[tuple[str, torch.dtype]]:
+    ours = FSDP(build(model, seed=0), dtype)
     with recorded_messages() as log:
         backward(ours, own_part(batch_of(0, 0)))
     return {(message.kind, message.dtype) for message in log}
 
 
+@pytest.mark.parametrize("model", ["torch's layers", "blocks"])
 @both_types
-def test_weights_and_their_gradients_travel_in_it(ranks: RankPool, dtype: torch.dtype) -> None:
-    assert ranks.run(dtypes_sent, 2, dtype=dtype)[0] == {
+def test_weights_and_their_gradients_travel_in_it(
+    ranks: RankPool, model: str, dtype: torch.dtype
+) -> None:
+    assert ranks.run(dtypes_sent, 2, model=model, dtype=dtype)[0] == {
         ("all-gather", dtype),
         ("reduce-scatter", dtype),
         ("all-reduce", torch.float32),
@@ -88,7 +92,8 @@ def mlp(seed: int) -> nn.Sequential:
 def train_beside_torch(dtype: torch.dtype, seed: int) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    ours = FSDP(mlp(seed), dtype)
+    blocks = all_together if seed % 2 else members_of_lists  # the latter: each alone, in this model
+    ours = FSDP(mlp(seed), dtype, blocks=blocks)
     theirs = torch_fsdp(mlp(seed), mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
     alone = mlp(seed)
     contestants: list[nn.Module] = [ours, theirs, alone]

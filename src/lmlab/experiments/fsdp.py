@@ -5,14 +5,14 @@ and PyTorch's `fully_shard`, cut at the blocks of the model as its users cut it.
 through two steps by itself, with its memory read at the moments of the first. The losses of both
 must be those of data parallelism on every rank: the first shows that forward sees the right
 weights, the second that gradients and update were right. An arm that cannot run here says why, one
-that is off gets no time. Then all exist at once and take turns; then our gathers are watched layer
-by layer, over a few more steps; at last one profiled step an arm.
+that is off gets no time. Then all exist at once and take turns; then our gathers are watched one by
+one, over a few more steps; at last one profiled step an arm.
 
 `data`: `choice` of the size, `parameters_total`, `parameter_bytes`, `sharded_bytes` (of parameters
 that FSDP cuts), `expected` (the cost model's bytes of an unsharded rank), `arms`: `status`,
 `reason`, `ranks` (moments, peaks, losses), `ranks_ms` (a list a rank), `trace`; `waits` (the median
-wait of each layer in forward and backward, a list a rank), `waits_below_ms` (what counts as no
-wait); `tf32`, `threads`.
+wait for each gather in forward and backward, a list a rank; `layer` is the block, or the matrix
+that travels alone), `waits_below_ms` (what counts as no wait); `tf32`, `threads`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def timed(training: Training, work: RankWork) -> Arm:
 
 
 def watch_gathers(training: Training, work: RankWork) -> list[list[dict[str, Any]]]:
-    """How long each layer waits for its weight, rank by rank."""
+    """How long each block waits for its weights, rank by rank."""
     watch = GatherWatch(work.device)
     for _ in range(WATCHED_STEPS):
         dist.barrier()

@@ -1,11 +1,13 @@
-"""How long each layer waits for its weight in FSDP: a watch on the gathers of one model.
+"""How long each block waits for its weights in FSDP: a watch on the gathers of one model.
 
-A gather that has ended before its layer needs it costs nothing. Whether it has shows at one place,
-where the layer asks for the whole (`Unit.finish_gather`), and what it costs is how long the device
-then stands still. On a GPU that is read from two CUDA events around the call, on the stream that
-computes: a host that waits and a stream that waits both show there. On a CPU it is the host's
-clock. A gather that is not even under way when its layer asks (nothing was forecast, as in a first
-step) is waited for in full.
+A block is what is gathered in one message; an embedding or a head is one by itself. A gather that
+has ended before its block needs it costs nothing. Whether it has shows at one place, where the
+first layer of the block asks for its whole (`Bundle.finish_gather`), and what it costs is how long
+the device then stands still. On a GPU that is read from two CUDA events around the call, on the
+stream that computes: a host that waits and a stream that waits both show there, and so does the
+copy of each matrix out of the message. On a CPU it is the host's clock. A gather that is not even
+under way when its block asks (nothing was forecast, as in a first step) is waited for in full. One
+whose block ended forward and begins backward is there still, and not waited for at all.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from typing import Any
 import torch
 
 from lmlab.measure.clock import synchronize
-from lmlab.parallel.fsdp_unit import Unit
+from lmlab.parallel.fsdp_bundle import Bundle
 from lmlab.parallel.hooks import in_backward
 
 FORWARD, BACKWARD = "forward", "backward"
 
-# A call that finds its weight there takes this long at most: longer is waiting.
+# A call that finds its weights there takes this long at most: longer is waiting.
 NO_WAIT_MS = 0.2
 
 
 @dataclass
 class GatherWatch:
-    """Waits by phase and layer, in the order in which layers asked."""
+    """Waits by phase and block, in the order in which blocks asked."""
 
     device: torch.device
     waits_ms: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -39,23 +41,23 @@ class GatherWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time every layer's wait in the block."""
-        original = Unit.finish_gather
+        """Time every wait while the context lasts."""
+        original = Bundle.finish_gather
 
-        def timed(unit: Unit) -> None:
-            self._time(unit, original)
+        def timed(bundle: Bundle) -> None:
+            self._time(bundle, original)
 
-        Unit.finish_gather = timed  # type: ignore[method-assign, assignment]
+        Bundle.finish_gather = timed  # type: ignore[method-assign, assignment]
         try:
             yield
             self._settle()
         finally:
-            Unit.finish_gather = original  # type: ignore[method-assign]
+            Bundle.finish_gather = original  # type: ignore[method-assign]
 
-    def _time(self, unit: Unit, finish: Callable[[Unit], None]) -> None:
-        key = (BACKWARD if in_backward() else FORWARD, unit.name)
+    def _time(self, bundle: Bundle, finish: Callable[[Bundle], None]) -> None:
+        key = (BACKWARD if in_backward() else FORWARD, bundle.name)
         before = self._now()
-        finish(unit)
+        finish(bundle)
         self._pending.append((key, before, self._now()))
 
     def _now(self) -> Any:
@@ -76,7 +78,7 @@ class GatherWatch:
         self._pending.clear()
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The median wait of each layer and phase."""
+        """The median wait of each block, under `layer`, in each phase."""
         return [
             {"phase": phase, "layer": layer, "wait_ms": statistics.median(waits)}
             for (phase, layer), waits in self.waits_ms.items()

@@ -8,10 +8,14 @@ with it.
     optimizer.step()
 
 A weight is needed whole only while its own layer computes. So between uses each rank keeps 1/N of
-it, and of its gradient and optimizer state, and whole weights exist one or two at a time. The price
-is communication: each weight is gathered in forward and again in backward, and its gradient
-scattered; half as much again as data parallelism's all-reduce. It hides behind computation, because
-the next layer's weight is fetched while this one's is at work.
+it, and of its gradient and optimizer state, and whole weights exist for one or two blocks at a
+time. The price is communication: each weight is gathered in forward and again in backward, and its
+gradient scattered; half as much again as data parallelism's all-reduce. It hides behind
+computation, because the next block's weights are fetched while this one's are at work.
+
+The matrices of a block travel in one message, for a message costs a latency whatever its size.
+Blocks are the members of the model's lists of modules, or what `blocks` says (`fsdp_blocks`);
+matrices outside of any travel alone.
 
 What is sharded is every matrix held by a layer that the predicate accepts: by default any layer
 without children whose `weight` has two dimensions or more. The rest (norms, biases) is small,
@@ -19,8 +23,8 @@ replicated, and averaged in one message a type. Master weights are what the opti
 in the type of the module given, fp32 as a rule; `compute_dtype` is what is sent and computed with.
 
 A weight may have several homes (tied weights): it is one shard, with one gradient. A sharded weight
-must be read in the forward of a module that holds it. One that others read directly, past their
-forward (`F.linear(x, other.weight)`), must be kept out with the predicate. Freezing is read at
+must be read in the forward of a module that holds it or of its block. One that others read
+directly (`F.linear(x, other.weight)`) must be kept out with the predicate. Freezing is read at
 construction. Ranks must use the same layers, in the same order. No rank sees all gradients, so a
 norm to clip by has to be summed over ranks.
 """
@@ -35,6 +39,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from lmlab.parallel.buckets import Bucket
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.contract import check_still_frozen, refuse_assign
+from lmlab.parallel.fsdp_blocks import Blocks, bundled, members_of_lists
 from lmlab.parallel.fsdp_precision import follow
 from lmlab.parallel.fsdp_traffic import Traffic
 from lmlab.parallel.fsdp_unit import Home, Unit
@@ -43,8 +48,8 @@ from lmlab.parallel.messages import broadcast_from_first_rank, in_messages
 
 Predicate = Callable[[nn.Module], bool]
 
-PREFETCH = 2
-"""Weights fetched ahead of the one in use: two bridge a small layer between two large ones."""
+PREFETCH = 1
+"""Blocks fetched ahead of the one in use: one keeps the link busy, and each costs its memory."""
 
 
 def holds_matrix_weight(layer: nn.Module) -> bool:
@@ -65,6 +70,7 @@ class FSDP(nn.Module):
         compute_dtype: torch.dtype | None = None,
         *,
         shards: Predicate = holds_matrix_weight,
+        blocks: Blocks = members_of_lists,
         prefetch: int = PREFETCH,
         process_group: Group = None,
     ) -> None:
@@ -83,7 +89,8 @@ class FSDP(nn.Module):
         self._names = [name for name, _ in module.named_parameters()]
         self._units_by_name = self._shard(chosen)
         self.units = list(dict.fromkeys(self._units_by_name.values()))
-        self._traffic = Traffic(self.units, prefetch)
+        self.bundles = bundled(module, self.units, blocks)
+        self._traffic = Traffic(self.bundles, prefetch)
         self._rest = self._replicate_rest()
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
 

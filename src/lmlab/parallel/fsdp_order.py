@@ -33,9 +33,18 @@ class LayerOrder:
             return []
         return self._expected[here + 1 : here + 1 + self._ahead]
 
+    def is_last(self, layer: int) -> bool:
+        """Whether a use just noted is expected to be the last: backward then begins with it."""
+        return self._seen[-1:] == [layer] and self._seen == self._expected
+
     def came_back(self, layer: int) -> list[int]:
-        """Note that backward has reached a layer; the layers that it will reach after it."""
-        here = self._last_use(layer, before=self._reached)
+        """Note that backward has reached a layer; the layers that it will reach after it.
+
+        A layer of several parts is reached once for each.
+        """
+        here: int | None = self._reached
+        if self._seen[self._reached : self._reached + 1] != [layer]:
+            here = self._last_use(layer, before=self._reached)
         if here is None:
             # Another backward through the same forward, or backward through an earlier one.
             here = self._last_use(layer, before=len(self._seen))

@@ -1,4 +1,4 @@
-"""Figures of the FSDP chapter: memory, overlap, and how long each layer waits for its weight."""
+"""Figures of the FSDP chapter: memory, overlap, and how long each block waits for its weights."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def _of_job(job: Job) -> dict[str, Drawing]:
             else None,
         ),
         f"waits_{job.key}": Drawing(
-            alt=f"How long each layer waits for its gathered weight, {job.who}",
-            caption=f"{caption} Layers in the order in which they are used; median over a few "
-            "steps on the rank where a layer waits longest.",
+            alt=f"How long each block waits for its gathered weights, {job.who}",
+            caption=f"{caption} Blocks, and matrices that travel alone, in the order in which they "
+            "are used; median over a few steps on the rank where each waits longest.",
             draw=(lambda: _waits(job)) if frames.waits(job) else None,
         ),
     }
@@ -74,5 +74,5 @@ def _waits(job: Job) -> Figure:
 
 
 def _short(layer: str) -> str:
-    """A parameter's name without what all have in common."""
-    return layer.removesuffix(".weight").replace("layers.", "")
+    """The name of a block, or of the layer whose matrix travels alone."""
+    return layer.removesuffix(".weight")

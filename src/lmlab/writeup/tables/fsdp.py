@@ -136,7 +136,7 @@ def waits(job: Job) -> Table:
         title=f"Do gathers end before their layer needs them? FSDP, {size_of(job)}, {job.who}",
         columns=[
             Column("Phase", "left"),
-            Column("Layers"),
+            Column("Gathers"),
             Column("In time"),
             Column("Waiting, all on a rank (ms)"),
             Column("Longest wait (ms)"),
