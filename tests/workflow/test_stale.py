@@ -125,6 +125,7 @@ def test_new_points_leave_all_other_results_bytes_and_times(measured: Project) -
     results = measured.folder / "results"
     shutil.copytree(results / MACHINE, results / "cpu-other")
     before = measured.results()
+    measured.only("end_to_end", "precision")
     measured.configure(contexts=[16, 24])
     measured.run("snakemake --config study=nano")
     after = measured.results()
@@ -164,6 +165,7 @@ def test_a_fresh_clone_renders_another_machines_results_without_measuring(
 ) -> None:
     """File times are checkout times, Snakemake has no records, the machine is not this one."""
     clone = checkout(tmp_path / "clone")
+    clone.only("end_to_end", "precision")
     source = measured_once.folder / "results" / MACHINE
     shutil.copytree(source, clone.folder / "results/cpu-other", copy_function=shutil.copyfile)
     before = clone.results()
@@ -178,6 +180,7 @@ def test_a_foreign_machines_missing_points_are_named_not_measured(
     measured_once: Project, tmp_path: Path
 ) -> None:
     clone = checkout(tmp_path / "clone")
+    clone.only("end_to_end")
     other = clone.folder / "results/cpu-other"
     shutil.copytree(measured_once.folder / "results" / MACHINE, other)
     gone = next((other / "end_to_end").rglob("*bf16*/**/*.json"))
@@ -194,6 +197,7 @@ def test_a_clone_of_ones_own_results_measures_nothing_and_status_names_stale_one
     clone = checkout(tmp_path / "clone")
     shutil.copytree(measured_once.folder / "results", clone.folder / "results")
     assert clone.measures() == []
+    clone.only("end_to_end")
     clone.append(MODEL, CODE)
     status = clone.run("lmlab status --config study=nano", check=False)
     assert "other code" in status.stdout
