@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmlab.kernels.views import (
     addressable,
@@ -9,6 +10,7 @@ from lmlab.kernels.views import (
     empty_by_heads,
     empty_gradient,
     has_descriptor,
+    is_addressable,
 )
 
 
@@ -78,6 +80,29 @@ def test_a_dimension_of_one_may_have_any_stride() -> None:
 )
 def test_a_gradient_lies_as_its_tensor_does(of: torch.Tensor) -> None:
     assert empty_gradient(of).stride() == of.stride()
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(torch.empty(2, 5, 3, 4, 16)[:, :, 0].transpose(1, 2), id="one of three"),
+        pytest.param(torch.empty(2, 3, 10, 16)[:, :, ::2], id="every second row"),
+        pytest.param(torch.empty(2, 1, 5, 16).expand(2, 3, 5, 16), id="one head for all"),
+        pytest.param(torch.empty(()).expand(2, 3, 5, 16), id="one number for all"),
+        pytest.param(torch.empty(999).as_strided((2, 3, 5, 16), (8, 4, 2, 1)), id="overlapping"),
+        pytest.param(torch.empty(2, 3, 16, 5).mT, id="features apart"),
+        pytest.param(torch.empty(2, 3, 5, 2)[..., :1], id="one feature"),
+    ],
+)
+def test_the_compiler_expects_a_gradient_as_it_lies(of: torch.Tensor) -> None:
+    with FakeTensorMode() as mode:
+        expected = empty_gradient(mode.from_tensor(of))
+
+    real = empty_gradient(of)
+
+    assert real.stride() == expected.stride()
+    assert is_addressable(real)
+    assert real.untyped_storage().nbytes() == real.nbytes  # no two numbers share a place
 
 
 def test_a_gradient_of_what_no_kernel_can_walk_is_contiguous() -> None:

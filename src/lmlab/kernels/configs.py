@@ -133,7 +133,9 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
         total += 3 * tiles.kept * tiles.walked * case.bits // 8  # dS of three turns
     if case.architecture == "blackwell":
         # Weights reach its tensor cores through shared memory, and results come back through it.
-        total += kept_tensors * tiles.kept * max(tiles.walked * case.bits // 8, row)
+        total += kept_tensors * tiles.kept * max(tiles.walked * bits // 8, row)
+        if tiles.parts > 1:
+            total += kept_tensors * tiles.kept * row // 2  # products of parts are summed apart
     return total + 2048  # barriers, and alignment of each tile
 
 

@@ -41,6 +41,7 @@ from lmlab.kernels.tiles import (
     load_row,
     place,
     queries_that_see,
+    share_of,
     store_tile,
     sum_of_tiles,
     visible,
@@ -120,14 +121,6 @@ def walk_keys(
         kind: tl.constexpr = k_tile[0].dtype
         grad_q = add_product(grad_q, in_parts(grad_scores, kind, PARTS), k_tile, PRECISION, PARTS)
     return grad_q
-
-
-@triton.jit
-def share_of(first, last, split, WALKED: tl.constexpr, SPLITS: tl.constexpr):
-    """The part of a walk that is one program's, whole tiles of it."""
-    share = (last - first + SPLITS * WALKED - 1) // (SPLITS * WALKED) * WALKED
-    own = tl.minimum(first + split * share, last)
-    return own, tl.minimum(own + share, last)
 
 
 @triton.jit
