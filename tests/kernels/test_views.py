@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lmlab.kernels.configs import rows
+from lmlab.kernels.problem import Problem, delta_rows
 from lmlab.kernels.views import (
+    LONGEST_TILE,
     addressable,
     descriptor,
     empty_by_heads,
@@ -35,11 +38,22 @@ def test_what_cannot_be_walked_is_copied(tensor: torch.Tensor) -> None:
 
 
 def test_rows_too_far_apart_for_32_bits_inside_a_tile_are_copied() -> None:
-    far = torch.empty_strided((1, 1, 4, 16), (0, 0, 2**23, 1), device="meta")
-    near = torch.empty_strided((1, 1, 4, 16), (0, 0, 2**22, 1), device="meta")
+    far = torch.empty_strided((1, 1, 4, 16), (0, 0, 2**22, 1), device="meta")
+    near = torch.empty_strided((1, 1, 4, 16), (0, 0, 2**21, 1), device="meta")
 
     assert addressable(far).is_contiguous()
     assert addressable(near) is near
+
+
+@pytest.mark.parametrize("head_dim", [1, 16, 64, 256])
+def test_no_pass_over_rows_takes_more_than_the_longest_tile(head_dim: int) -> None:
+    q = torch.empty(1, 1, 4, head_dim)
+
+    assert delta_rows(Problem.of(q, q, True)) <= LONGEST_TILE
+
+
+def test_no_line_of_the_table_has_more_than_the_longest_tile() -> None:
+    assert all(max(row.tiles.kept, row.tiles.walked) <= LONGEST_TILE for row in rows())
 
 
 def test_outputs_lie_with_the_heads_of_a_token_together() -> None:
