@@ -5,6 +5,7 @@ and large shapes are tested on a GPU (`test_flash_gpu`).
 """
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,13 @@ def test_a_scale_of_ones_own() -> None:
     function = partial(flash_attention, is_causal=True, scale=0.7)
 
     assert_right(function, Shape(keys=33, head_dim=16).inputs(), True, scale=0.7)
+
+
+@pytest.mark.parametrize("scale", [1, torch.tensor(1.0)], ids=["integer", "tensor"])
+def test_a_scale_of_another_kind_of_number(scale: Any) -> None:
+    function = partial(flash_attention, is_causal=True, scale=scale)
+
+    assert_right(function, Shape(keys=9, head_dim=16).inputs(), True, scale=1.0)
 
 
 def test_large_scores_neither_overflow_nor_vanish() -> None:

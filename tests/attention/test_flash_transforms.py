@@ -70,6 +70,17 @@ def test_shapes_are_known_without_running() -> None:
     assert (o.shape, o.device.type, lse.shape) == (q.shape, "meta", q.shape[:3])
 
 
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=["none", "batch", "batch and heads"])
+def test_shapes_of_outputs_and_gradients_are_known_without_memory(leading: tuple[int, ...]) -> None:
+    q, k, v = (torch.empty(*leading, 9, 16, device="meta", requires_grad=True) for _ in range(3))
+
+    o = flash_attention(q, k, v, is_causal=True)
+    o.sum().backward()
+
+    assert (o.shape, o.device.type) == (q.shape, "meta")
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in (q, k, v))
+
+
 @pytest.mark.parametrize("through_compiler", [False, True], ids=["eager", "compiled"])
 def test_autocast_decides_the_type_and_gradients_keep_theirs(through_compiler: bool) -> None:
     q, k, v, grad_o = SHAPE.inputs()

@@ -63,7 +63,7 @@ def signature(kernel: Any, case: Case, tiles: Tiles) -> dict[str, Any]:
             kind = "bf16" if tiles.parts > 1 else element
             return f"tensordesc<{kind}[1,1,{rows},{block_d}]>"
         is_input = name in ("q", "k", "v", "grad_o") or "kept" in name
-        if is_input and tiles.products == "bf16x6":
+        if is_input and tiles.parts > 1:
             return "*bf16"
         is_tensor = is_input or name == "o" or name.startswith("grad_")
         return f"*{element}" if is_tensor else "i32"
@@ -80,7 +80,7 @@ def constants(case: Case, tiles: Tiles) -> dict[str, Any]:
         "IS_CAUSAL": True,
         "RAGGED_QUERIES": False,
         "RAGGED_KEYS": False,
-        "PRECISION": tiles.products,
+        "PRECISION": "ieee" if tiles.parts > 1 else tiles.products,
         "DESCRIPTOR": tiles.descriptors,
     }
     if case.direction == "forward":
@@ -153,6 +153,17 @@ def test_fp32_by_three_products_is_counted_rightly(direction: Direction) -> None
     tiles = Tiles(kept=64, walked=32, warps=4, stages=2, products="tf32x3")
 
     assert compiled(case, tiles).metadata.shared <= shared_bytes(case, tiles)
+
+
+def test_fp32_in_parts_is_counted_rightly_and_multiplied_by_warp_groups() -> None:
+    case = case_of("backward", "hopper", 32, 128)
+    tiles = look_up(case)
+    assert tiles.parts > 1
+
+    kernel = compiled(case, tiles)
+
+    assert kernel.metadata.shared <= shared_bytes(case, tiles)
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
 
 
 def test_hopper_multiplies_by_warp_groups_and_copies_by_engine() -> None:

@@ -50,6 +50,10 @@ def pass_through(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> t
     ],
 )
 def test_every_way_gives_the_same_numbers(shape: Shape, tiles: Tiles, is_causal: bool) -> None:
+    assert_right_in(shape, tiles, is_causal)
+
+
+def assert_right_in(shape: Shape, tiles: Tiles, is_causal: bool) -> None:
     inputs = shape.inputs()
 
     ours = pass_through(inputs, is_causal, tiles)
@@ -58,6 +62,21 @@ def test_every_way_gives_the_same_numbers(shape: Shape, tiles: Tiles, is_causal:
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)
     for our, right in zip(ours, expected, strict=True):
         torch.testing.assert_close(our.double(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        pytest.param(Tiles(**PLAIN, splits=3), id="walks shared"),
+        pytest.param(Tiles(**PLAIN, products="bf16x6", splits=1), id="parts"),
+        pytest.param(Tiles(**PLAIN, products="bf16x6", splits=3), id="parts, walks shared"),
+    ],
+)
+def test_sharing_and_parts_find_their_batch_and_head(tiles: Tiles, is_causal: bool) -> None:
+    shape = Shape(keys=37, queries=21, head_dim=12, batch=2, heads=4, group=2)
+
+    assert_right_in(shape, tiles, is_causal)
 
 
 def test_descriptors_are_left_out_where_strides_do_not_allow_them() -> None:

@@ -122,6 +122,24 @@ def test_tf32_is_taken_when_asked_for_and_else_what_the_tiles_say() -> None:
     assert forward_plan(replace(exact, tf32=True), three).constants["PRECISION"] == "tf32"
 
 
+def test_numbers_are_cut_into_parts_unless_tf32_will_do() -> None:
+    exact = replace(ONE_HEAD, dtype=torch.float32)
+    six = replace(TILES, products="bf16x6")
+
+    in_parts = backward_plan(exact, six).constants
+    whole = backward_plan(replace(exact, tf32=True), six).constants
+
+    assert (in_parts["PARTS"], in_parts["PRECISION"]) == (3, "ieee")
+    assert (whole["PARTS"], whole["PRECISION"]) == (1, "tf32")
+
+
+def test_a_walk_is_shared_only_by_programs_that_do_nothing_else() -> None:
+    asked_for = replace(TILES, splits=4)
+
+    assert backward_plan(SIXTEEN_HEADS, asked_for).splits == 1
+    assert backward_plan(of_length(4096), asked_for).splits == 4
+
+
 def test_tf32_is_asked_for_in_pytorchs_way() -> None:
     q = torch.empty(1, 1, 4, 16)
     before = torch.get_float32_matmul_precision()

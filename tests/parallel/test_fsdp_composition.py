@@ -168,3 +168,37 @@ def fail_in_forward(model: str) -> None:
 @pytest.mark.parametrize("model", ["torch's layers", "blocks"])
 def test_a_forward_that_failed_leaves_nothing_behind(ranks: RankPool, model: str) -> None:
     ranks.run(fail_in_forward, 2, model=model)
+
+
+def fail_in_backward(model: str, layer: str) -> None:
+    ours, alone = FSDP(build(model, 0)), build(model, 0)
+
+    def explode(gradient: Tensor) -> None:
+        raise ArithmeticError("in the middle of backward")
+
+    handle = ours.module.get_submodule(layer).register_forward_hook(
+        lambda _module, _inputs, output: output.register_hook(explode) and None
+    )
+    with pytest.raises(ArithmeticError):
+        backward(ours, own_part(batch_of(0, 0)))
+    handle.remove()
+    ours.finish_gradient_synchronization()
+    ours.zero_grad()
+    backward(ours, own_part(batch_of(0, 1)))
+    backward(alone, batch_of(0, 1))
+    assert_near(gradients(ours.module), own_rows(ours, gradients(alone)), 1e-6)
+    assert not any(bundle.gathered or bundle.users for bundle in ours.bundles)
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        pytest.param("torch's layers", "inner", id="between layers"),
+        pytest.param("blocks", "blocks.1", id="between blocks"),
+        pytest.param("blocks", "blocks.1.up", id="within a block"),
+    ],
+)
+def test_a_backward_that_failed_leaves_nothing_once_it_is_finished(
+    ranks: RankPool, model: str, layer: str
+) -> None:
+    ranks.run(fail_in_backward, 2, model=model, layer=layer)

@@ -1,4 +1,4 @@
-"""Our FlashAttention-2: exact attention in one Triton kernel forward and two backward.
+"""Our FlashAttention-2: exact attention in one Triton kernel forward and two or three backward.
 
 Scores are made, used and dropped inside the chip, so memory grows with the sequence and not with
 its square, and time is spent on products instead of moving scores; see `lmlab.kernels` for how.
@@ -8,7 +8,8 @@ its square, and time is spent on products instead of moving scores; see `lmlab.k
   last query sees all keys, which is what continuing from a cache needs.
 - fp32, fp16, bf16; under autocast, autocast's type. fp32 products are exact unless TF32 is asked
   for in PyTorch's own way. The same inputs give the same bits.
-- On a CPU the kernels run in Triton's interpreter, for correctness and nothing else.
+- On a CPU the kernels run in Triton's interpreter, for correctness and nothing else. Where tensors
+  have no memory (on the device "meta"), results have none either.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ class FlashAttention(torch.autograd.Function):
                 " (batch, heads, queries, d); flash_attention takes others"
             )
         ctx.is_causal = is_causal
-        ctx.scale = q.shape[-1] ** -0.5 if scale is None else scale
+        ctx.scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         folded = fold(q), fold(k), fold(v)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or q.is_meta:
             o, lse = flash_forward(*folded, is_causal, ctx.scale)
         else:
             o, lse = launch.forward(*folded, is_causal=is_causal, scale=ctx.scale)
@@ -115,7 +116,7 @@ class FlashAttention(torch.autograd.Function):
         """Gradients of q, k and v."""
         q, k, v, o, lse = ctx.saved_tensors
         folded = *(fold(tensor) for tensor in (grad_o, q, k, v, o)), lse.view(fold(q).shape[:-1])
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or q.is_meta:
             grads = flash_backward(*folded, ctx.is_causal, ctx.scale)
         else:
             grads = launch.backward(*folded, is_causal=ctx.is_causal, scale=ctx.scale)

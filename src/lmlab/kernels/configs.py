@@ -121,7 +121,11 @@ def architecture(major: int, minor: int) -> str | None:
 
 
 def shared_bytes(case: Case, tiles: Tiles) -> int:
-    """Shared memory that a launch takes, by count of its tiles; never less than the compiler's."""
+    """Shared memory that a launch takes, by count of its tiles.
+
+    For the cuts of the table the compiler takes no more. What it needs besides tiles differs: parts
+    in small cuts, or on Blackwell, take more than counted here, which shows when they are launched.
+    """
     bits = tiles.parts * 16 if tiles.parts > 1 else case.bits
     row = power_of_two(case.head_dim) * bits // 8
     kept_tensors, row_sums = (1, 0) if case.direction == "forward" else (2, 8)

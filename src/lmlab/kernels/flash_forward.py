@@ -31,7 +31,15 @@ On Hopper `hopper_forward` does the same with groups of warps that load or compu
 import triton
 import triton.language as tl
 
-from lmlab.kernels.tiles import is_last, keys_seen, load_tile, place, store_tile, visible
+from lmlab.kernels.tiles import (
+    is_last,
+    keys_seen,
+    load_tile,
+    place,
+    share_of,
+    store_tile,
+    visible,
+)
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -147,10 +155,8 @@ def attend(
     clear, end = keys_seen(start, queries, keys, KEPT, WALKED, IS_CAUSAL)
     first = 0
     if SPLITS > 1:
-        share = (end + SPLITS * WALKED - 1) // (SPLITS * WALKED) * WALKED
-        first = split * share
-        end = tl.minimum(end, first + share)
-        clear = tl.minimum(clear, end)
+        first, end = share_of(first, end, split, WALKED, SPLITS)
+        clear = tl.minimum(tl.maximum(clear, first), end)
     q_tile = load_tile(
         q, q_strides, batch, head, start, queries,
         KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, DESCRIPTOR,
@@ -168,9 +174,9 @@ def attend(
     )  # fmt: skip
     if IS_CAUSAL or RAGGED_KEYS:
         state = walk(
-            state, q_tile, k, v, k_strides, v_strides, batch, head // group, rows,
-            tl.maximum(first, clear), end, keys, keys - queries, scale_log2, WALKED, BLOCK_D,
-            HEAD_DIM, IS_CAUSAL, True, RAGGED_KEYS, SPLITS > 1, PRECISION, DESCRIPTOR,
+            state, q_tile, k, v, k_strides, v_strides, batch, head // group, rows, clear, end,
+            keys, keys - queries, scale_log2, WALKED, BLOCK_D, HEAD_DIM,
+            IS_CAUSAL, True, RAGGED_KEYS, SPLITS > 1, PRECISION, DESCRIPTOR,
         )  # fmt: skip
     complete = True
     if SPLITS > 1:

@@ -7,8 +7,8 @@ the host is slower than the GPU.
 (`abreast` heads at a time); the other half is left to the tiles that are written.
 
 **Splits.** A single head of a few thousand queries has fewer tiles than a large GPU has processors.
-Its keys are then divided among programs until the GPU is about filled twice, as long as each still
-walks a few tiles: joining the parts has its price too.
+What each tile walks (keys, backward also queries) is then divided among programs until the GPU is
+about filled twice, as long as each still walks a few tiles: joining the parts has its price too.
 """
 
 from __future__ import annotations

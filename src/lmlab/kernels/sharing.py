@@ -1,10 +1,11 @@
-"""Memory through which the programs that share the keys of a tile find each other.
+"""Memory through which the programs that share the walk of a tile find each other.
 
-Each leaves its part of the softmax in `parts`. The last of them to arrive adds all parts up; it
-knows itself to be the last from a counter, and sets that back to zero for the launch after. So the
-counters live as long as the process, and no launch is spent on clearing them. Launches on one
-stream never overlap, hence one set of counters a stream. A launch that is captured into a graph may
-run later beside anything, so it gets counters of its own, cleared inside the graph.
+Each leaves what it has: forward its part of the softmax, backward its sums. The last of them to
+arrive adds all up; it knows itself to be the last from a counter, and sets that back to zero for
+the launch after. So the counters live as long as the process, and no launch is spent on clearing
+them. Launches on one stream never overlap, hence one set of counters a stream. A launch that is
+captured into a graph may run later beside anything, so it gets counters of its own, cleared inside
+the graph.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def sums(plan: Plan, kept: int, block_d: int, device: torch.device) -> Tensor:
 
 
 def counters(count: int, device: torch.device) -> Tensor:
-    """Counters at zero, one for each tile of queries."""
+    """Counters at zero, at least as many as asked for; a launch leaves them at zero again."""
     if device.type != "cuda" or count > _COUNTERS or torch.cuda.is_current_stream_capturing():
         return torch.zeros(count, dtype=torch.int32, device=device)
     key = device, torch.cuda.current_stream(device).cuda_stream

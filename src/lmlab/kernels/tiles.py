@@ -80,6 +80,14 @@ def store_tile(
 
 
 @triton.jit
+def share_of(first, last, split, WALKED: tl.constexpr, SPLITS: tl.constexpr):
+    """The part of a walk that is one program's, whole tiles of it; none if they have run out."""
+    share = (last - first + SPLITS * WALKED - 1) // (SPLITS * WALKED) * WALKED
+    own = tl.minimum(first + split * share, last)
+    return own, tl.minimum(own + share, last)
+
+
+@triton.jit
 def is_last(work, arrivals, SPLITS: tl.constexpr):
     """Whether all others that share a walk have left their part; the count then starts anew."""
     tl.debug_barrier()  # all threads have written before one of them says so

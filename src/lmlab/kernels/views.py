@@ -10,7 +10,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lmlab.kernels.configs import PARTS
 
-LONGEST_TILE = 256
+LONGEST_TILE = 512
+"""Rows of the largest tile of any kernel: a pass over rows of 16 numbers takes so many at once."""
 COPY_ENGINE_ALIGNMENT = 16
 """Bytes on which addresses and strides must lie for the copy engine."""
 

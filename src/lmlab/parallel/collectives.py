@@ -5,12 +5,12 @@ function here starts one and returns a `Pending`; nothing may be read from, or w
 tensors involved until `wait` returns. On a GPU with NCCL `wait` blocks no host: it makes the
 current stream wait for the stream that communicates. On gloo it blocks the calling thread.
 
-Means are taken by the backend, which adds and then divides, so that a mean is rounded once. On two
-ranks, where the division is exact, the result has the bits of one process that adds both halves of
-a batch. Gloo divides in the thread that communicates, hidden like the rest; but when the tensors
-are a GPU's, that is a division on the host of what the GPU divides in no time, and its cores are
-what gloo needs for the messages themselves. There the sum comes back and the GPU divides it. Gloo
-has no reduce-scatter of its own: torch makes it of an all-reduce, at twice the bytes.
+Means are taken by the backend. NCCL divides what each rank sends and adds; gloo adds and then
+divides. On two ranks, where the division is exact, the result has the bits of one process that adds
+both halves of a batch. Gloo divides in the thread that communicates, hidden like the rest; but when
+the tensors are a GPU's, that is a division on the host of what the GPU divides in no time, and its
+cores are what gloo needs for the messages themselves. There the sum comes back and the GPU divides
+it. Gloo has no reduce-scatter of its own: torch makes it of an all-reduce, at twice the bytes.
 
 Torch 2.13 renamed the collectives that work on one large tensor and warns at the old names; the
 new ones do not exist in 2.11.

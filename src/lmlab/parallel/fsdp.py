@@ -26,7 +26,8 @@ A weight may have several homes (tied weights): it is one shard, with one gradie
 must be read in the forward of a module that holds it or of its block. One that others read
 directly (`F.linear(x, other.weight)`) must be kept out with the predicate. Freezing is read at
 construction. Ranks must use the same layers, in the same order. No rank sees all gradients, so a
-norm to clip by has to be summed over ranks.
+norm to clip by has to be summed over ranks. A backward that raised, on all ranks alike, leaves
+gradients under way: `finish_gradient_synchronization` brings them in, and then they can be zeroed.
 """
 
 from collections.abc import Callable, Mapping
