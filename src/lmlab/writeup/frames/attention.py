@@ -16,6 +16,7 @@ import pandas as pd
 
 from lmlab.writeup.collect import Collected, Row
 from lmlab.writeup.comparison import timed, verdict
+from lmlab.writeup.numbers import counted
 from lmlab.writeup.table import STATUS_CELLS
 
 PASSES = {
@@ -38,6 +39,7 @@ PLACE = ("topic", "size", "context", "head_dim", "sequence", "precision", "batch
 COLUMNS = [
     *PLACE, "arm", "pass", "status", "reason", *STATISTICS, "tflops", "clock", *FACTS, "errors",
 ]  # fmt: skip
+NOT_THERE = ("missing", "unreadable")
 FEWEST_TO_FIT = 3
 LARGE_FROM = 4096
 """Sequences from which on the scores and not the launches set the time on any GPU."""
@@ -78,6 +80,28 @@ def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 def measured(data: pd.DataFrame) -> pd.DataFrame:
     """Rows that carry a time."""
     return data[data["median_ms"].notna()]
+
+
+def known(data: pd.DataFrame) -> pd.DataFrame:
+    """Rows of points that have a result, whatever it says; all rows where no point has one.
+
+    A table of which one row in twenty is measured would else be a page of "not measured".
+    """
+    there = data[~data["status"].isin(NOT_THERE)]
+    return there if len(there) else data
+
+
+def points(data: pd.DataFrame) -> int:
+    """How many points the rows are of."""
+    return len(data.drop_duplicates(list(PLACE)))
+
+
+def not_there(data: pd.DataFrame, noun: str = "shape") -> str:
+    """`20 of 21 shapes are not measured`; nothing to say where all are."""
+    every = points(data)
+    gone = every - points(data[~data["status"].isin(NOT_THERE)])
+    verb = "is" if gone == 1 else "are"
+    return f"{gone} of {counted(every, noun)} {verb} not measured" if gone else ""
 
 
 def order(data: pd.DataFrame, column: str) -> list[Any]:
@@ -122,13 +146,13 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / spread
 
 
-def exponents(rows: pd.DataFrame, column: str) -> list[float]:
+def exponents(rows: pd.DataFrame, column: str, fewest: int = FEWEST_TO_FIT) -> list[float]:
     """The power of the sequence by which a column grows, one fit a head dimension."""
     parts = [of(rows, head_dim=head_dim) for head_dim in order(rows, "head_dim")]
     return [
         exponent(list(part["sequence"]), [float(value) for value in part[column]])
         for part in parts
-        if part["sequence"].nunique() >= FEWEST_TO_FIT
+        if part["sequence"].nunique() >= fewest
     ]
 
 
@@ -136,6 +160,12 @@ def long_ones(rows: pd.DataFrame) -> pd.DataFrame:
     """The shapes whose time is not that of launching; all of them where none is long."""
     long = rows[rows["sequence"] >= LARGE_FROM]
     return long if long["sequence"].nunique() >= FEWEST_TO_FIT else rows
+
+
+def last_two(rows: pd.DataFrame) -> pd.DataFrame:
+    """The two longest sequences of each precision and head dimension."""
+    ranks = rows.groupby(["precision", "head_dim"])["sequence"].rank(ascending=False)
+    return rows[ranks <= 2]
 
 
 def _records(row: Row) -> list[dict[str, Any]]:
