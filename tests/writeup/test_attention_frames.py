@@ -75,6 +75,15 @@ def test_a_comparison_allows_for_doubt(factor: float, verdict: str) -> None:
     assert ratios["speedup"].iloc[0] == pytest.approx(1 / factor)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(0.97, "same"), (0.9, "faster"), (1.1, "slower")])
+def test_a_single_sample_must_be_further_apart(factor: float, verdict: str) -> None:
+    rows = frames.of(data(), topic="benchmark", arm={"naive"})
+    middle = rows["median_ms"]
+    once = rows.assign(arm="once", n=1, **dict.fromkeys(("q1_ms", "q3_ms"), middle * factor))
+    once["median_ms"] = middle * factor
+    assert set(frames.against(pd.concat([rows, once]), "once", "naive")["verdict"]) == {verdict}
+
+
 def test_a_comparison_of_nothing_is_empty() -> None:
     assert not len(frames.against(data(nothing), "flash", "naive"))
 

@@ -41,7 +41,7 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
                 alt=f"TFLOP/s against sequence at head dim {head_dim}, a line a variant",
                 caption=f"Head dim {head_dim}: operations of the unmasked half over median time; "
                 "higher is faster, both axes are logarithmic. A line is broken where a sequence "
-                "has no time; the tiles walked in Python are slower than the panels show. "
+                "has no time; what lies below a panel is slower than it shows. "
                 f"{note}",
                 draw=_lines_of(frames.of(rows, head_dim=head_dim)),
             )

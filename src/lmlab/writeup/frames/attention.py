@@ -41,6 +41,7 @@ COLUMNS = [
 ]  # fmt: skip
 NOT_THERE = ("missing", "unreadable")
 FEWEST_TO_FIT = 3
+FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
 LARGE_FROM = 4096
 """Sequences from which on the scores and not the launches set the time on any GPU."""
 LABELS = {
@@ -124,18 +125,24 @@ def against(data: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
     """An arm beside a base of the same process: `speedup` (base / arm) and its `verdict`.
 
     Both took turns in one process, so no margin is added: middle halves that do not touch differ.
+    A few samples have no middle half to speak of; they must be apart by `FEW_SAMPLES_APART`.
     """
     # Columns that a topic does not have would not match: nothing is not equal to nothing.
     where = ["topic", "pass", *(c for c in PLACE[1:] if data[c].notna().any())]
     left, right = (measured(of(data, arm=name)) for name in (base, arm))
     both = left.merge(right, on=where, suffixes=("_a", "_b"))
     verdicts = [
-        verdict(timed(row, "_b"), timed(row, "_a"), margin=0.0) for _, row in both.iterrows()
+        verdict(timed(row, "_b"), timed(row, "_a"), margin=_margin(row))
+        for _, row in both.iterrows()
     ]
     return both.assign(
         speedup=both["median_ms_a"] / both["median_ms_b"],
         verdict=pd.Series(verdicts, index=both.index, dtype=object),
     )
+
+
+def _margin(row: pd.Series) -> float:
+    return FEW_SAMPLES_APART if min(row["n_a"], row["n_b"]) < FEWEST_SAMPLES else 0.0
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
