@@ -312,7 +312,7 @@ class TestRace:
         slow = scaled({"flash": 50.0}, topic="benchmark")
         text = told("flash_wins", slow)
         assert "than every other variant nowhere beyond noise." in text
-        assert "SDPA flash is ahead at 2 shapes, there ours is at the least" in text
+        assert "SDPA flash is ahead at 2 shapes, there ours is down to" in text
 
     def test_ours_alone_beats_nobody(self) -> None:
         alone = {"arms": ["flash"]}

@@ -86,12 +86,17 @@ def _ahead(every: pd.DataFrame) -> str:
         f"{_down_to(part)}"
         for other, part in slower.groupby("other", sort=False)
     ]
-    return f" {'; '.join(told)}." if told else ""
+    return _sentence("; ".join(told))
+
+
+def _sentence(text: str) -> str:
+    """Set behind what was said before it; nothing stays nothing."""
+    return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
 def _down_to(part: pd.DataFrame) -> str:
     worst = extreme(part, "speedup", largest=False)
-    least = "" if len(part) == 1 else "at the least "
+    least = "" if len(part) == 1 else "down to "
     return (
         f"{least}{factor(worst['speedup'])} as fast (head dim {worst['head_dim']}, sequence "
         f"{worst['sequence']:,})"
@@ -171,8 +176,7 @@ def _wider(ours: pd.DataFrame) -> str:
                 f"in {precision}, head dim {high} takes {factor(ratio)} as long as {low} "
                 f"(sequence {longest:,}), with {factor(high / low, 2)} the arithmetic"
             )
-    text = "; ".join(told)
-    return f" {text[0].upper()}{text[1:]}." if text else ""
+    return _sentence("; ".join(told))
 
 
 def distance_to_limit(collected: Collected, race: pd.DataFrame) -> str:
