@@ -55,6 +55,14 @@ def test_without_results_nothing_is_drawn() -> None:
         assert drawing.draw is None, name
 
 
+def test_a_single_sequence_or_context_of_several_is_not_drawn() -> None:
+    def one(point: Point, values: object) -> bool | None:
+        asked = point.parameters
+        return None if asked.get("sequence") == 1024 or asked.get("context") == 128 else False
+
+    assert {"naive_time", "naive_memory", "model_attention"}.isdisjoint(figures(collected(one)))
+
+
 def test_without_our_kernels_there_is_no_map() -> None:
     assert "race_map" not in figures(collected(without({"flash": ("failed", "it broke")})))
 

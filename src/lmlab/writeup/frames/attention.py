@@ -169,6 +169,11 @@ def long_ones(rows: pd.DataFrame) -> pd.DataFrame:
     return long if long["sequence"].nunique() >= FEWEST_TO_FIT else rows
 
 
+def is_a_dot(rows: pd.DataFrame, column: str) -> bool:
+    """Whether of several values that were asked for only one is measured: no line to be drawn."""
+    return bool(measured(rows)[column].nunique() == 1 < rows[column].nunique())
+
+
 def last_two(rows: pd.DataFrame) -> pd.DataFrame:
     """The two longest sequences of each precision and head dimension."""
     ranks = rows.groupby(["precision", "head_dim"])["sequence"].rank(ascending=False)
