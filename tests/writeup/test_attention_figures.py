@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from matplotlib import pyplot as plt
 
@@ -12,9 +14,10 @@ from lmlab.writeup.figures.attention import figures
 from lmlab.writeup.figures.attention_race import BEST, ratios
 from lmlab.writeup.frames import attention as frames
 from tests.writeup import synthetic
-from tests.writeup.small_attention import both, collected, noted, nothing, without
+from tests.writeup.small_attention import both, collected, noted, nothing, scaled, study, without
 
 GPU = figures(collected())
+NOWHERE = {"head_dims": [], "sequences": []}
 CPU = figures(synthetic.collected("attention", "cpu"))
 UNITS = {
     "naive_time": "Time (ms)",
@@ -52,6 +55,14 @@ def test_without_results_nothing_is_drawn() -> None:
         assert drawing.draw is None, name
 
 
+def test_a_single_sequence_or_context_of_several_is_not_drawn() -> None:
+    def one(point: Point, values: object) -> bool | None:
+        asked = point.parameters
+        return None if asked.get("sequence") == 1024 or asked.get("context") == 128 else False
+
+    assert {"naive_time", "naive_memory", "model_attention"}.isdisjoint(figures(collected(one)))
+
+
 def test_without_our_kernels_there_is_no_map() -> None:
     assert "race_map" not in figures(collected(without({"flash": ("failed", "it broke")})))
 
@@ -64,6 +75,33 @@ def test_the_map_holds_ratios() -> None:
     assert (best <= naive).all().all()
 
 
+def test_the_map_says_what_happened_to_ours() -> None:
+    wrong = without({"flash": ("failed", "off by 1")}, topic="benchmark", sequence=4096)
+    drawing = figures(collected(both(wrong, scaled({"flash": 0.1}, sequence=128))))["race_map"]
+    assert drawing.draw is not None
+    figure = drawing.draw()
+    assert [text.get_text() for text in figure.axes[0].texts] == ["40.0", "failed"]
+    plt.close(figure)
+
+
+def test_a_variant_looks_the_same_in_every_figure_and_breaks_where_it_has_no_time() -> None:
+    few = study(benchmark={"sequences": [128, 256, 512], "compile": {**NOWHERE}})
+    gap = without({"naive": ("oom", "full")}, topic="benchmark", sequence=256)
+    lines = {}
+    for name, drawing in (
+        ("all", GPU["race_64"]),
+        ("few", figures(collected(gap, few))["race_64"]),
+    ):
+        assert drawing.draw is not None
+        figure = drawing.draw()
+        lines[name] = {str(line.get_label()): line for line in figure.axes[0].get_lines()}
+        plt.close(figure)
+    assert "compiled naive" not in lines["few"]
+    for label, line in lines["few"].items():
+        assert line.get_color() == lines["all"][label].get_color(), label
+    assert [math.isnan(y) for y in lines["few"]["naive"].get_ydata()] == [False, True, False]
+
+
 def test_a_cell_of_the_tiles_says_what_happened() -> None:
     broke = both(
         without({"64x64": ("failed", "it broke")}, topic="tiles"),
@@ -73,7 +111,7 @@ def test_a_cell_of_the_tiles_says_what_happened() -> None:
     assert drawing.draw is not None
     figure = drawing.draw()
     texts = {text.get_text() for text in figure.axes[0].texts}
-    assert {"does not fit", "failed"} <= texts
+    assert {"does not fit\n256 KiB", "failed"} <= texts
     plt.close(figure)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from lmlab.study.points import Point
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.frames.race import compared, fastest, losses, wins_from
+from lmlab.writeup.frames.race import beside, fastest, losses, wins_from
 from tests.writeup.small_attention import collected, nothing, scaled, without
 
 
@@ -74,6 +75,15 @@ def test_a_comparison_allows_for_doubt(factor: float, verdict: str) -> None:
     assert ratios["speedup"].iloc[0] == pytest.approx(1 / factor)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(0.97, "same"), (0.9, "faster"), (1.1, "slower")])
+def test_a_single_sample_must_be_further_apart(factor: float, verdict: str) -> None:
+    rows = frames.of(data(), topic="benchmark", arm={"naive"})
+    middle = rows["median_ms"]
+    once = rows.assign(arm="once", n=1, **dict.fromkeys(("q1_ms", "q3_ms"), middle * factor))
+    once["median_ms"] = middle * factor
+    assert set(frames.against(pd.concat([rows, once]), "once", "naive")["verdict"]) == {verdict}
+
+
 def test_a_comparison_of_nothing_is_empty() -> None:
     assert not len(frames.against(data(nothing), "flash", "naive"))
 
@@ -94,7 +104,8 @@ def test_who_is_fastest_and_from_where_on() -> None:
     assert "flash" not in set(fastest(race, without=["flash"])["arm"])
     assert wins_from(frames.against(race, "flash", "naive")) == 128
     assert wins_from(frames.against(race, "naive", "flash")) is None
-    assert set(compared(race, "flash")) == set(race["arm"]) - {"flash"}
+    assert set(beside(race, "flash")["other"]) == set(race["arm"]) - {"flash"}
+    assert not len(beside(frames.of(race, arm="flash"), "flash"))
     assert not len(fastest(frames.of(data(nothing), topic="benchmark")))
 
 
@@ -108,6 +119,26 @@ def test_losses_are_those_beyond_noise() -> None:
         ("sdpa_flash", 128, "both"),
     }
     assert not len(losses(slow, "flash", []))
+
+
+def test_the_two_longest_sequences_of_each_head_dim() -> None:
+    rows = frames.of(data(), topic="naive", arm="naive", pass_="forward")
+    last = frames.last_two(frames.measured(rows))
+    assert set(last["sequence"]) == {4096, 8192}
+    assert len(last) == 4
+
+
+def test_points_without_a_result_are_counted_and_can_be_left_out() -> None:
+    def some(point: Point, values: object) -> bool | None:
+        return False if point.parameters.get("sequence") == 1024 else None
+
+    rows = frames.of(data(some), topic="naive")
+    assert frames.points(rows) == 7
+    assert set(frames.known(rows)["sequence"]) == {4096, 8192, 65536}, "OOM is a result"
+    assert frames.not_there(rows) == "2 of 7 shapes are not measured"
+    assert frames.not_there(frames.of(data(), topic="naive")) == ""
+    none = frames.of(data(nothing), topic="naive")
+    assert len(frames.known(none)) == len(none), "all where there is none"
 
 
 def test_missing_numbers_are_not_zero() -> None:

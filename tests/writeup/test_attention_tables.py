@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from lmlab.study.points import Point
 from lmlab.writeup.table import Table
 from lmlab.writeup.tables.attention import tables
 from tests.writeup import synthetic
-from tests.writeup.small_attention import collected, nothing, without
+from tests.writeup.small_attention import both, collected, noted, nothing, scaled, study, without
 
 OOM = ("oom", "asked for 128 GiB, 9 GiB free")
 
@@ -27,7 +28,8 @@ def gpu() -> dict[str, Table]:
 
 def test_every_topic_has_its_tables(gpu: dict[str, Table]) -> None:
     assert list(gpu) == [
-        *("naive", "account", "published_naive", "compiled_model", "limits"),
+        *("naive", "account_too_large", "account_largest", "published_naive"),
+        *("compiled_naive", "compiled_model", "limits"),
         *("race_bf16_forward", "race_bf16_backward", "race_bf16_both", "published_race"),
         *("tiles", "leaderboard", "model"),
     ]
@@ -49,7 +51,23 @@ def test_without_results_cells_say_so() -> None:
     assert set(column(found["race_bf16_both"], "flash (ours)")) == {"not measured"}
     assert set(column(found["model"], "Peak, naive")) == {"not measured"}
     assert set(column(found["compiled_model"], "First compiled step (s)")) == {"not measured"}
-    assert {"account", "limits", "tiles", "leaderboard"}.isdisjoint(found)
+    assert not any(name.startswith("account") for name in found)
+    assert {"limits", "lost", "tiles", "leaderboard"}.isdisjoint(found)
+
+
+def test_points_without_a_result_are_left_out_and_counted() -> None:
+    def some(point: Point, values: dict[str, Any]) -> bool | None:
+        where = point.parameters
+        return None if where.get("sequence") == 4096 or where.get("size") == "small" else False
+
+    found = tables(collected(some))
+    for name, title in (("naive", "Sequence"), ("race_bf16_both", "Sequence")):
+        assert set(column(found[name], title)) == {"4,096"}, name
+    assert found["naive"].caption.endswith(" 5 of 7 shapes are not measured and left out.")
+    assert set(column(found["model"], "Size")) == {"small"}
+    assert found["model"].caption.endswith(" 2 of 4 places are not measured and left out.")
+    assert found["compiled_model"].caption.endswith(" 1 of 2 sizes is not measured and left out.")
+    assert "left out" not in tables(collected())["naive"].caption
 
 
 def test_naive_has_times_and_memory(gpu: dict[str, Table]) -> None:
@@ -57,19 +75,21 @@ def test_naive_has_times_and_memory(gpu: dict[str, Table]) -> None:
     assert column(table, "Sequence") == [*["1,024", "4,096", "8,192"] * 2, "65,536"]
     assert column(table, "Forward")[-1] == "OOM"
     assert column(table, "Peak")[0] == "98.5 MiB"
-    assert "±" in column(table, "Compiled backward")[0]
+    assert column(table, "Kept for backward")[0] == "32 MiB"
+    compiled = gpu["compiled_naive"]
+    assert column(compiled, "Sequence") == column(table, "Sequence")
+    assert "±" in column(compiled, "Backward")[0]
+    assert column(compiled, "Speed-up")[0].endswith("×")
+    assert column(compiled, "First pass (s)")[0] == "4.20"
 
 
 def test_the_account_adds_up_beside_what_was_counted(gpu: dict[str, Table]) -> None:
-    lost = gpu["account"]
-    assert lost.title.endswith("head dim 64, sequence 65,536")
-    assert lost.rows[-1] == ["measured", "–", "not counted", "not counted"]
+    full = gpu["account_too_large"]
+    assert full.title.endswith("head dim 64, sequence 65,536, which does not fit")
+    assert full.rows[-1][2:] == ["OOM: asked for 128.00 GiB, 10.00 GiB free"] * 2
 
-    def fits(point: object, values: dict[str, Any]) -> bool | None:
-        return False if values["status"] == "oom" else None
-
-    table = tables(collected(fits))["account"]
-    assert table.title.endswith("head dim 64, sequence 8,192")
+    table = gpu["account_largest"]
+    assert table.title.endswith("head dim 64, sequence 8,192, which fits")
     assert table.rows[-1][-1] == "6.08 GiB (100 % of the sum)"
     assert column(table, "Before backward")[6] == "–", "gradients come later"
 
@@ -131,7 +151,54 @@ def test_tiles_that_do_not_fit_are_named(gpu: dict[str, Table]) -> None:
     )
     assert cells["256 × 128"] == "does not fit"
     assert "chosen: 128 × 64, specialised warps" in cells
-    assert column(gpu["tiles"], "Backward, shared memory")[3] == "about 258 KiB"
+    assert column(gpu["tiles"], "Backward, shared memory")[3] == "needs 256 KiB"
+
+
+def test_tiles_that_do_not_fit_for_another_reason_are_counted() -> None:
+    full = both(
+        without({"256x128": ("unsupported", "tiles 256 x 128: too many registers")}),
+        noted("256x128", shared_by_count_bytes=2**18, kept=256, walked=128),
+    )
+    table = tables(collected(full))["tiles"]
+    assert column(table, "Forward, shared memory")[3] == "about 256 KiB"
+
+
+def test_directions_that_choose_other_tiles_have_a_line_each() -> None:
+    def wider(point: Point, values: dict[str, Any]) -> None:
+        if point.parameters.get("direction") == "forward":
+            values["data"]["arms"]["chosen"].update(walked=128)
+
+    table = tables(collected(wider))["tiles"]
+    assert [row[1] for row in table.rows[-2:]] == [
+        "chosen: 128 × 128, specialised warps",
+        "chosen: 128 × 64, specialised warps",
+    ]
+    forward, backward = column(table, "Forward (ms)"), column(table, "Backward (ms)")
+    assert (forward[-1], backward[-2]) == ("–", "–")
+    assert "–" not in (forward[-2], backward[-1])
+
+
+def test_every_place_where_another_variant_is_faster_is_listed() -> None:
+    table = tables(collected(scaled({"flash.forward": 1.8}, topic="benchmark", sequence=128)))
+    assert table["lost"].rows[0][:5] == ["bf16", "64", "128", "forward", "SDPA efficient"]
+    ratios = [float(cell.rstrip("×")) for cell in column(table["lost"], "Speed-up of ours")]
+    assert ratios == sorted(ratios)
+    assert ratios[-1] < 1
+    assert "lost" not in tables(collected(scaled({"flash": 0.1}, topic="benchmark")))
+
+
+def test_a_long_sweep_beside_publications_shows_every_other_sequence() -> None:
+    sequences = [2**n for n in range(7, 16)]
+    table = tables(collected(what=study(benchmark={"sequences": sequences})))["published_race"]
+    assert [c.title for c in table.columns[3:]] == ["128", "512", "2,048", "8,192", "32,768"]
+
+
+def test_a_failure_in_the_race_is_explained_below_it() -> None:
+    wrong = without({"flash": ("failed", "output off by 1; allowed is 0")}, sequence=128)
+    caption = tables(collected(wrong))["race_bf16_both"].caption
+    assert "Failed: gave wrong numbers or broke" in caption
+    assert "not asked for" not in caption, "all variants take part at all shapes"
+    assert "Failed" not in tables(collected())["race_bf16_both"].caption
 
 
 def test_the_board_is_sorted_and_ends_with_published_entries(gpu: dict[str, Table]) -> None:
@@ -139,6 +206,9 @@ def test_the_board_is_sorted_and_ends_with_published_entries(gpu: dict[str, Tabl
     assert names[:2] == ["SDPA cuDNN", "flash (ours)"]
     assert names[-1] == "published: best verified own Triton kernel, H100"
     assert column(gpu["leaderboard"], "Forward and backward")[-1] == "5.364"
+    against = column(gpu["leaderboard"], "Ours as fast as it: forward, backward, both")
+    assert against[:2] == ["0.983×, 0.983×, 0.983×", "–"]
+    assert against[-1] == "–"
 
 
 def test_the_model_with_an_arm_that_does_not_fit() -> None:

@@ -38,10 +38,11 @@ def test_rows_name_shapes_and_bytes() -> None:
     assert account.total_bytes(rows) == sum(row["bytes"] for row in rows)
 
 
-def test_at_the_peak_three_tensors_of_scores_are_there() -> None:
+def test_at_the_peak_four_tensors_of_scores_are_there() -> None:
     rows = account.at_peak(shape(False))
     assert [row["tensor"] for row in rows if row["shape"] == [3, 24, 24]] == [
         "weights",
         "gradient of weights",
+        "weights × their gradient",
         "gradient of scores",
     ]

@@ -6,8 +6,9 @@ product needs as well; a mask is kept where there is one; queries, keys and valu
 So one tensor of batch x sequence x sequence stays, whatever the head dimension.
 
 The peak comes in backward: while softmax is being differentiated, the weights, the gradient of the
-weights and the gradient of the scores are there at once, three such tensors. A single word of this
-that is wrong shows in the difference to what the allocator counted.
+weights, the product of these two, which PyTorch writes to memory on a GPU before it sums its rows,
+and the gradient of the scores are there at once, four such tensors. A single word of this that is
+wrong shows in the difference to what the allocator counted.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def at_peak(shape: Shape) -> list[Row]:
     return [
         *before_backward(shape),
         _scores(shape, "gradient of weights"),
+        _scores(shape, "weights × their gradient"),
         _scores(shape, "gradient of scores"),
         _vectors(shape, "gradient of values"),
     ]

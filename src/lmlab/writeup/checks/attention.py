@@ -37,7 +37,7 @@ def checks(collected: Collected) -> list[str]:
 
 def memory_as_accounted(collected: Collected) -> list[str]:
     """What naive attention holds is what the formula says it holds."""
-    warnings = []
+    off, tried = [], 0
     for row in frames.rows_of(collected, "naive"):
         if row.result is None or "account" not in row.result.data:
             continue
@@ -49,12 +49,17 @@ def memory_as_accounted(collected: Collected) -> list[str]:
         for when, measured in found.items():
             total = sum(tensor["bytes"] for tensor in row.result.data["account"][when])
             allowed = max(ACCOUNT_WITHIN * total, ACCOUNT_WITHIN_BYTES)
+            tried += measured is not None
             if measured is not None and abs(measured - total) > allowed:
-                warnings.append(
-                    f"Naive attention, {row.point.label()}: {when.replace('_', ' ')} the allocator "
-                    f"counted {binary_bytes(measured)}, the formula asks for {binary_bytes(total)}."
-                )
-    return warnings
+                off.append((abs(measured / total - 1), row.point.label(), when, measured, total))
+    if not off:
+        return []
+    _, place, when, measured, total = max(off)
+    return [
+        f"In {len(off)} of {counted(tried, 'case')} naive attention holds another amount of memory "
+        f"than the formula says: {place}, {when.replace('_', ' ')}, where the allocator counted "
+        f"{binary_bytes(measured)} and the formula asks for {binary_bytes(total)}, is the worst."
+    ]
 
 
 def passes_add_up(data: pd.DataFrame) -> list[str]:

@@ -18,9 +18,9 @@ GIB = 2**30
 
 
 def model_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]:
-    """The figure; none where the study leaves the topic out."""
+    """The figure; none where the study leaves the topic out, or of a single context."""
     rows = frames.of(data, topic="model")
-    if not len(rows):
+    if not len(rows) or frames.is_a_dot(rows, "context"):
         return {}
     timed = frames.measured(rows)
     used = [r.result for r in frames.rows_of(collected, "model") if r.result is not None]

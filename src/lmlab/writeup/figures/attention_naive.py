@@ -23,9 +23,9 @@ MEMORY = {
 
 
 def naive_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]:
-    """Time and memory over the sequence."""
+    """Time and memory over the sequence; none of a single one, which the table tells as well."""
     rows = frames.of(data, topic="naive")
-    if not len(rows):
+    if not len(rows) or frames.is_a_dot(rows, "sequence"):
         return {}
     results = [row.result for row in frames.rows_of(collected, "naive") if row.result is not None]
     timed = frames.measured(rows)

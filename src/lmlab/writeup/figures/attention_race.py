@@ -17,32 +17,33 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import fastest
-from lmlab.writeup.numbers import significant
+from lmlab.writeup.numbers import fixed, significant
 
 PASSES = {"forward": "Forward", "backward": "Backward", "both": "Both"}
 TILED = "tiled"
 BEST = "the best other variant"
 SLOWEST, FASTEST = 1 / 8, 8.0
 """Where the colours of the map end; numbers stand in every cell."""
+EMPTY = {"failed": "failed", "oom": "OOM"}
 
 
 def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]:
     """A figure of lines for each head dimension, and the map."""
     rows = frames.of(data, topic="benchmark")
-    timed = frames.measured(rows)
     if not len(rows):
         return {}
     used = frames.rows_of(collected, "benchmark")
     note = describe([row.result for row in used if row.result is not None])
-    ours = frames.of(timed, arm=frames.OURS)
+    ours = frames.measured(frames.of(rows, arm=frames.OURS))
     return {
         **{
             f"race_{head_dim}": Drawing(
                 alt=f"TFLOP/s against sequence at head dim {head_dim}, a line a variant",
                 caption=f"Head dim {head_dim}: operations of the unmasked half over median time; "
-                f"higher is faster, both axes are logarithmic. Panels begin at the slowest of "
-                f"the variants that do not walk in Python. {note}",
-                draw=_lines_of(frames.of(timed, head_dim=head_dim)),
+                "higher is faster, both axes are logarithmic. A line is broken where a sequence "
+                "has no time; what lies below a panel is slower than it shows. "
+                f"{note}",
+                draw=_lines_of(frames.of(rows, head_dim=head_dim)),
             )
             for head_dim in frames.order(rows, "head_dim")
         },
@@ -51,8 +52,9 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
                 "race_map": Drawing(
                     alt="Speed-up of our attention over others by head dim and sequence",
                     caption="How many times as fast ours is, forward and backward together: "
-                    f"purple where it is faster, orange where it is slower. {note}",
-                    draw=lambda: _draw_map(timed),
+                    f"purple where it is faster, orange where it is slower, – where one of the two "
+                    f"has no time. {note}",
+                    draw=lambda: _draw_map(rows),
                 )
             }
             if len(ours)
@@ -62,31 +64,27 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
 
 
 def _lines_of(rows: pd.DataFrame) -> Any:
-    return (lambda: _draw_lines(rows)) if len(rows) else None
+    return (lambda: _draw_lines(rows)) if len(frames.measured(rows)) else None
 
 
 def _draw_lines(rows: pd.DataFrame) -> Figure:
-    precisions, arms = frames.order(rows, "precision"), frames.arms_of(rows)
-    figure, axes = style.panels(len(precisions), len(PASSES), height=2.6, sharex=True, sharey="row")
+    timed = frames.measured(rows)
+    precisions, arms = frames.order(timed, "precision"), frames.arms_of(timed)
+    figure, axes = style.panels(len(precisions), len(PASSES), height=3.1, sharex=True, sharey="row")
     shown = [(precision, name) for precision in precisions for name in PASSES]
-    for axis, (precision, name) in zip(axes, shown, strict=True):
-        for index, arm in enumerate(arms):
-            part = frames.of(rows, precision=precision, arm=arm, pass_=name)
-            part = part.sort_values("sequence")
-            axis.plot(
-                list(part["sequence"]),
-                list(part["tflops"]),
-                label=frames.label(arm),
-                **_look(index, arm),
-            )
-        axis.set_title(f"{PASSES[name]}, {precision}")
     sequences = sorted(set(rows["sequence"]))
+    for axis, (precision, name) in zip(axes, shown, strict=True):
+        for arm in arms:
+            part = frames.of(timed, precision=precision, arm=arm, pass_=name)
+            rates = part.set_index("sequence")["tflops"].reindex(sequences)
+            axis.plot(sequences, list(rates), label=frames.label(arm), **_look(arm))
+        axis.set_title(f"{PASSES[name]}, {precision}")
     for axis in axes:
         style.log_axis(axis, "x", ticks=sequences)
         axis.set_xticks(sequences, [_short(value) for value in sequences], rotation=45)
     for axis, precision in zip(axes[:: len(PASSES)], precisions, strict=True):
         axis.set_ylabel("TFLOP/s")
-        axis.set_ylim(*_span(frames.of(rows, precision=precision)))
+        axis.set_ylim(*_span(frames.of(timed, precision=precision)))
         style.log_axis(axis, "y")
     for axis in axes[-len(PASSES) :]:
         axis.set_xlabel("Sequence (tokens)")
@@ -102,8 +100,9 @@ def _span(rows: pd.DataFrame) -> tuple[float, float]:
     return 0.8 * float(rates.min()), 1.3 * float(rates.max())
 
 
-def _look(index: int, arm: str) -> dict[str, Any]:
-    """Ours stands out; with nine variants a ninth colour would be the first again."""
+def _look(arm: str) -> dict[str, Any]:
+    """The same in every figure. Ours stands out, and the ninth colour would be the first again."""
+    index = [*frames.LABELS, arm].index(arm)
     look = {**style.series(index), "markersize": 3.5, "linewidth": 1.1}
     if arm == frames.OURS:
         return {
@@ -121,9 +120,10 @@ def _short(sequence: int) -> str:
     return f"{sequence // 1024}k" if sequence >= 1024 and sequence % 1024 == 0 else str(sequence)
 
 
-def _draw_map(timed: pd.DataFrame) -> Figure:
-    both = frames.of(timed, pass_="both")
-    precisions = frames.order(frames.of(both, arm=frames.OURS), "precision")
+def _draw_map(rows: pd.DataFrame) -> Figure:
+    both = frames.of(rows, pass_="both")
+    ours = frames.of(both, arm=frames.OURS)
+    precisions = frames.order(frames.measured(ours), "precision")
     figure, axes = style.panels(len(precisions), 2, height=2.4)
     shown = [(precision, base) for precision in precisions for base in (frames.NAIVE, BEST)]
     for axis, (precision, base) in zip(axes, shown, strict=True):
@@ -135,18 +135,29 @@ def _draw_map(timed: pd.DataFrame) -> Figure:
 def ratios(rows: pd.DataFrame, base: str) -> pd.DataFrame:
     """Times of the base over ours, head dimensions down and sequences across."""
     others = fastest(rows, without=[frames.OURS]) if base == BEST else frames.of(rows, arm=base)
-    shape = {"index": "head_dim", "columns": "sequence", "values": "median_ms"}
-    ours = frames.of(rows, arm=frames.OURS).pivot(**shape)
-    return others.pivot(**shape).reindex_like(ours) / ours
+    ours = _grid(frames.of(rows, arm=frames.OURS), "median_ms")
+    return _grid(others, "median_ms").reindex_like(ours) / ours
+
+
+def _grid(rows: pd.DataFrame, values: str) -> pd.DataFrame:
+    return rows.pivot(index="head_dim", columns="sequence", values=values)
+
+
+def _cell_text(ratio: float, ours: str) -> str:
+    """The ratio; without one, what happened to ours, or that the other has no time."""
+    if not math.isnan(ratio):
+        return fixed(ratio, 2) if ratio < 10 else significant(ratio)
+    return EMPTY.get(ours, "–")
 
 
 def _map(axis: Axes, rows: pd.DataFrame, base: str) -> None:
     table = ratios(rows, base)
+    happened = _grid(frames.of(rows, arm=frames.OURS), "status").to_numpy()
     values = table.to_numpy(dtype=float)
     # Orange to purple: told apart by every eye, and light in the middle where nothing is won.
     axis.imshow(values, cmap="PuOr", norm=LogNorm(vmin=SLOWEST, vmax=FASTEST), aspect="auto")
     for (row, column), value in _cells(values):
-        text = "–" if math.isnan(value) else significant(value, 2)
+        text = _cell_text(value, str(happened[row, column]))
         strong = not math.isnan(value) and not 1 / 3.4 < value < 3.4
         axis.text(
             column, row, text, ha="center", va="center", fontsize=6.5,

@@ -12,7 +12,7 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.numbers import binary_bytes, significant
-from lmlab.writeup.tables.attention_tiles import CHOSEN
+from lmlab.writeup.tables.attention_tiles import CHOSEN, needed_bytes
 
 
 def tile_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]:
@@ -24,9 +24,9 @@ def tile_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
     used = [r.result for r in frames.rows_of(collected, "tiles") if r.result is not None]
     return {
         "tiles": Drawing(
-            alt="Rate of our kernels and their shared memory by the shape of their tiles",
-            caption="TFLOP/s (darker is faster) and, below it, the shared memory that a program "
-            f"takes; a cut that the GPU cannot hold is marked. {describe(used)}",
+            alt="Time of our kernels and their shared memory by the shape of their tiles",
+            caption="Median time (darker is faster) and, below it, the shared memory that a "
+            f"program takes; a cut that the GPU cannot hold is marked. {describe(used)}",
             draw=lambda: _draw(rows[rows["arm"] != CHOSEN]),
         )
     }
@@ -68,8 +68,9 @@ def _map(axis: Axes, rows: pd.DataFrame) -> None:
 
 def _text(row: pd.Series) -> str:
     if row["status"] == "unsupported":
-        return "does not fit"
+        needed = needed_bytes(row)
+        return f"does not fit\n{binary_bytes(needed)}" if needed else "does not fit"
     if row["status"] != "ok":
         return str(frames.STATUSES[row["status"]])
     shared = "" if row["shared_bytes"] is None else f"\n{binary_bytes(row['shared_bytes'])}"
-    return f"{significant(row['tflops'])}{shared}"
+    return f"{significant(row['median_ms'])} ms{shared}"

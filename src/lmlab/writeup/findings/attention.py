@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings.attention_board import leaderboard, tiles
+from lmlab.writeup.findings.attention_checked import correctness
 from lmlab.writeup.findings.attention_model import compiled_model, compiling_cost, model_attention
 from lmlab.writeup.findings.attention_naive import (
     accounted_memory,
@@ -14,16 +16,13 @@ from lmlab.writeup.findings.attention_naive import (
     out_of_memory,
 )
 from lmlab.writeup.findings.attention_race import (
-    correctness,
     distance_to_limit,
     flash_wins,
     growth,
-    leaderboard,
     not_slower,
-    tiles,
 )
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.numbers import factor, significant
+from lmlab.writeup.numbers import counted, factor, significant
 from lmlab.writeup.places import extreme
 
 
@@ -33,7 +32,7 @@ def findings(collected: Collected) -> dict[str, str]:
     race = frames.of(data, topic="benchmark")
     return {
         "summary": summary(data),
-        "out_of_memory": out_of_memory(collected, data),
+        "out_of_memory": out_of_memory(data),
         "account": accounted_memory(collected),
         "growth_sequence": growth_with_sequence(data),
         "growth_head_dim": growth_with_head_dim(data),
@@ -45,7 +44,7 @@ def findings(collected: Collected) -> dict[str, str]:
         "not_slower": not_slower(race),
         "growth_flash": growth(race),
         "limit": distance_to_limit(collected, race),
-        "tiles": tiles(data),
+        "tiles": tiles(collected, data),
         "leaderboard": leaderboard(collected, data),
         "model_attention": model_attention(data),
     }
@@ -70,11 +69,19 @@ def _race_summary(race: pd.DataFrame) -> str:
             f"{significant(last['median_ms'])} ms forward and backward (head dim "
             f"{last['head_dim']}, {last['precision']}); our kernels were not timed."
         )
-    best, worst = extreme(ratios, "speedup", largest=True), ratios["speedup"].min()
+    worst, best = (extreme(ratios, "speedup", largest=largest) for largest in (False, True))
+    failed = len(frames.of(both, arm=frames.OURS, status="failed"))
+    note = f" At {counted(failed, 'shape')} they failed and have no time." if failed else ""
     return (
-        f"Forward and backward of attention, our Triton kernels are {factor(worst)} to "
-        f"{factor(best['speedup'])} as fast as the naive formula (head dim {best['head_dim']}, "
-        f"sequence {best['sequence']:,}, {best['precision']})."
+        f"Forward and backward of attention, our Triton kernels are {_ratio(worst)} to "
+        f"{_ratio(best)} as fast as the naive formula.{note}"
+    )
+
+
+def _ratio(row: pd.Series) -> str:
+    return (
+        f"{factor(row['speedup'])} (head dim {row['head_dim']}, sequence {row['sequence']:,}, "
+        f"{row['precision']})"
     )
 
 
@@ -82,7 +89,10 @@ def _model_summary(data: pd.DataFrame) -> str:
     ratios = frames.against(frames.of(data, topic="model"), frames.OURS, frames.NAIVE)
     if not len(ratios):
         return ""
-    best = extreme(ratios, "speedup", largest=True)
+    faster = ratios[ratios["verdict"] == "faster"]
+    if not len(faster):
+        return f"With them no train step is faster beyond noise, of {len(ratios)} measured."
+    best = extreme(faster, "speedup", largest=True)
     return (
         f"With them a train step is up to {factor(best['speedup'])} as fast ({best['size']} at "
         f"context {best['context']})."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.numbers import binary_bytes, counted, factor, listed, significant, span
-from lmlab.writeup.places import extreme
+from lmlab.writeup.numbers import binary_bytes, counted, every, factor, listed, significant, span
+from lmlab.writeup.places import extreme, named
 
 NAMES = {
     "forward": "forward",
@@ -28,7 +28,8 @@ def compiled_model(data: pd.DataFrame) -> str:
         if replaced
         else ""
     )
-    return f"Compiled, {'; '.join(told)}.{note}"
+    gone = frames.not_there(rows, "size")
+    return f"Compiled, {'; '.join(told)}.{f' {gone}.' if gone else ''}{note}"
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -40,10 +41,16 @@ def _pass(ratios: pd.DataFrame, words: str) -> str:
     if not len(ratios):
         return f"{words} was not measured both ways"
     faster = ratios[ratios["verdict"] == "faster"]
+    slower = ratios[ratios["verdict"] == "slower"]
+    worse = f", slower at {_at(slower, ratios)}" if len(slower) else ""
     if not len(faster):
-        return f"{words} is faster at no size"
-    where = "every size" if len(faster) == len(ratios) else listed(map(str, faster["size"]))
-    return f"{words} is {_span(faster['speedup'])} as fast ({where})"
+        return f"{words} is faster at no size{worse}"
+    where = named(faster["size"], list(ratios["size"]))
+    return f"{words} is {_span(faster['speedup'])} as fast ({where}){worse}"
+
+
+def _at(rows: pd.DataFrame, every: pd.DataFrame) -> str:
+    return f"{named(rows['size'], list(every['size']))} ({_span(rows['speedup'])})"
 
 
 def _span(ratios: pd.Series) -> str:
@@ -92,14 +99,19 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
     if not len(ratios):
         return f"No train step was timed both naive and with {name}.{alone}"
     faster, slower = (ratios[ratios["verdict"] == word] for word in ("faster", "slower"))
-    text = f"With {name} a train step is faster at {len(faster)} of {_places(len(ratios))}"
+    text = f"With {name} a train step is faster beyond noise at {_share(faster, ratios)}"
+    if not len(faster) and not len(slower):
+        text = f"With {name} a train step takes as long as with naive, within noise, at " + (
+            f"{every(len(ratios), 'place')} measured ({_span(ratios['speedup'])} as fast)"
+        )
     if len(faster):
         best = extreme(faster, "speedup", largest=True)
         text += f", up to {factor(best['speedup'])} ({_place(best)})"
     if len(slower):
         worst = extreme(slower, "speedup", largest=False)
         text += f", slower at {len(slower)}, down to {factor(worst['speedup'])} ({_place(worst)})"
-    return f"{text}.{_memory(ratios)}{alone}"
+    gone = frames.not_there(rows, "place")
+    return f"{text}.{_memory(ratios)}{alone}{f' {gone}.' if gone else ''}"
 
 
 def _memory(ratios: pd.DataFrame) -> str:
@@ -128,8 +140,8 @@ def _fits_alone(rows: pd.DataFrame, arm: str) -> str:
     return f" Where naive runs out of memory it still runs: {listed(places)}."
 
 
-def _places(count: int) -> str:
-    return counted(count, "place")
+def _share(some: pd.DataFrame, every: pd.DataFrame) -> str:
+    return f"{len(some)} of {counted(len(every), 'place')}"
 
 
 def _place(row: pd.Series) -> str:

@@ -6,64 +6,95 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lmlab.writeup.collect import Collected
+from lmlab.writeup.collect import Collected, Row
 from lmlab.writeup.frames import attention as frames
+from lmlab.writeup.frames.race import wins_from
 from lmlab.writeup.numbers import binary_bytes, counted, factor, percent, span
 from lmlab.writeup.places import extreme
-from lmlab.writeup.tables.attention_naive import accounted
+from lmlab.writeup.tables.attention_account import (
+    account_of,
+    arm_of,
+    largest_with_room,
+    smallest_without_room,
+)
 
 SAME_EXPONENT_WITHIN = 0.15
+AS_ACCOUNTED_WITHIN = 0.01
+"""Of what the formula asks for; the allocator rounds tensors up."""
 
 
-def out_of_memory(collected: Collected, data: pd.DataFrame) -> str:
+def out_of_memory(data: pd.DataFrame) -> str:
     """Where naive attention runs out of memory, and why."""
     rows = frames.of(data, topic="naive", arm=frames.NAIVE, pass_="forward")
     if not len(rows):
         return "Naive attention was not asked for."
     full = frames.of(rows, status="oom")
-    largest = frames.measured(rows).sort_values(["sequence", "head_dim"])
-    if not len(full) and not len(largest):
+    ran = frames.measured(rows).sort_values(["sequence", "head_dim"])
+    if not len(full) and not len(ran):
         return "Where naive attention runs out of memory is not known: no shape was measured."
-    why = (
-        "because every score is written to memory: a tensor of batch × sequence × sequence, "
-        "whatever the head dimension"
-    )
-    if not len(full):
-        last = largest.iloc[-1]
-        peak = last["peak_memory_bytes"]
-        held = f" and holds {binary_bytes(peak)} at its peak" if peak is not None else ""
-        return (
-            f"No measured shape runs out of memory: the largest, {_shape(last)}, fits{held}. "
-            f"Memory grows with the square of the sequence, {why}."
-        )
-    first = full.sort_values(["sequence", "head_dim"]).iloc[0]
-    before = f"; {_shape(largest.iloc[-1])} still fits" if len(largest) else ""
+    gone = frames.not_there(rows)
+    text = _first_that_is_full(full, ran) if len(full) else _all_fit(ran.iloc[-1])
+    why = "It does so because every" if len(full) else "Every"
     return (
-        f"Naive attention runs out of memory at {_shape(first)} ({first['reason']}){before}. It "
-        f"does so {why}."
+        f"{text}{f' ({gone})' if gone else ''}. {why} score is written to memory, a tensor of "
+        "batch × sequence × sequence whatever the head dimension: twice the sequence, four times "
+        "the scores."
     )
+
+
+def _all_fit(last: pd.Series) -> str:
+    peak = last["peak_memory_bytes"]
+    held = f" and holds {binary_bytes(peak)} at its peak" if peak is not None else ""
+    return f"No measured shape runs out of memory: the largest, {_shape(last)}, fits{held}"
+
+
+def _first_that_is_full(full: pd.DataFrame, ran: pd.DataFrame) -> str:
+    first = full.sort_values(["sequence", "head_dim"]).iloc[0]
+    before = f"; {_shape(ran.iloc[-1])} still fits" if len(ran) else ""
+    return f"Naive attention runs out of memory at {_shape(first)} ({first['reason']}){before}"
 
 
 def accounted_memory(collected: Collected) -> str:
-    """The formula's account of one shape against what was counted."""
-    row = accounted(collected)
-    if row is None or row.result is None:
-        return "No shape was measured, so there is nothing to account for."
-    account, arm = row.result.data["account"], row.result.data["arms"].get(frames.NAIVE, {})
-    peak = sum(tensor["bytes"] for tensor in account["peak"])
-    scores = max(tensor["bytes"] for tensor in account["peak"])
-    count = sum(tensor["bytes"] == scores for tensor in account["peak"])
-    share = count * scores / peak
-    told = (
-        f"At the peak {counted(count, 'tensor')} of scores, {binary_bytes(scores)} each, are "
-        f"{percent(share)} of the {binary_bytes(peak)} that the formula asks for"
+    """The formula's account of two shapes, one that does not fit and one that was counted."""
+    full, ran = smallest_without_room(collected), largest_with_room(collected)
+    told = []
+    if full is not None:
+        told.append(f"At {_at(full)}, which does not fit, {_squares(full)}.")
+    if ran is not None:
+        told.append(f"At {_at(ran)}, the largest that fits, {_squares(ran)}{_counted(ran)}.")
+    return " ".join(told) or "No shape was measured, so there is nothing to account for."
+
+
+def _at(row: Row) -> str:
+    return _shape(pd.Series(dict(row.point.parameters)))
+
+
+def _squares(row: Row) -> str:
+    """How much of the peak is scores."""
+    peak = account_of(row)["peak"]
+    total = sum(tensor["bytes"] for tensor in peak)
+    scores = max(tensor["bytes"] for tensor in peak)
+    count = sum(tensor["bytes"] == scores for tensor in peak)
+    return (
+        f"{counted(count, 'tensor')} of scores, {binary_bytes(scores)} each, are "
+        f"{percent(count * scores / total)} of the {binary_bytes(total)} that the formula asks for "
+        "at the peak"
     )
-    measured = arm.get("peak_memory_bytes")
-    if arm.get("status") == "oom":
-        return f"{told}, more than there is."
+
+
+def _counted(row: Row) -> str:
+    measured = arm_of(row).get("peak_memory_bytes")
     if measured is None:
-        return f"{told}; nothing counted them here."
-    return f"{told}; the allocator counted {binary_bytes(measured)}."
+        return "; nothing counted them here"
+    peak = [tensor["bytes"] for tensor in account_of(row)["peak"]]
+    excess = measured - sum(peak)
+    text = (
+        f"; the allocator counted {binary_bytes(measured)}, {percent(measured / sum(peak))} of it"
+    )
+    if abs(excess) <= AS_ACCOUNTED_WITHIN * sum(peak):
+        return text
+    word = "more" if excess > 0 else "less"
+    return f"{text}, {word} by {factor(abs(excess) / max(peak))} such a tensor"
 
 
 def growth_with_sequence(data: pd.DataFrame) -> str:
@@ -130,6 +161,9 @@ def compiled_attention(data: pd.DataFrame) -> str:
         return "No shape was measured both eager and compiled."
     faster, slower = (ratios[ratios["verdict"] == word] for word in ("faster", "slower"))
     text = f"Compiled, {len(faster)} of {counted(len(ratios), 'pass', 'passes')} are faster"
+    since = wins_from(ratios)
+    if since is not None and since > min(ratios["sequence"]):
+        text += f", all from sequence {since:,} on"
     if len(faster):
         best = extreme(faster, "speedup", largest=True)
         text += f", up to {factor(best['speedup'])} ({best['pass']}, {_shape(best)})"
@@ -147,7 +181,8 @@ def compiled_attention(data: pd.DataFrame) -> str:
     )
     first = [float(value) for value in ratios["first_call_s_b"] if value is not None]
     cost = f" The first pass takes {span(first)} s, compilation included." if first else ""
-    return f"{text}.{note}{cost}"
+    gone = frames.not_there(frames.of(data, topic="naive"))
+    return f"{text}.{note}{cost}{f' {gone}.' if gone else ''}"
 
 
 def _shape(row: pd.Series) -> str:

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import pandas as pd
 
 from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings.attention_checked import few
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.frames.race import compared, losses, wins_from
+from lmlab.writeup.frames.race import beside, losses
 from lmlab.writeup.numbers import counted, factor, listed, percent, significant, span
 from lmlab.writeup.places import extreme
-from lmlab.writeup.tables.attention_tiles import CHOSEN, published_entries
 
 RIVALS = ("naive", "compiled", "sdpa_flash")
 """Nowhere should our kernels be slower than these."""
-MOST_NAMED = 3
-
-
-def correctness(data: pd.DataFrame) -> str:
-    """Whether every variant gave the right numbers before it was timed."""
-    arms = data.drop_duplicates(["topic", "precision", "head_dim", "sequence", "size", "arm"])
-    tried = arms[arms["errors"].notna()]
-    if not len(tried):
-        return "No variant was held against the reference."
-    wrong = tried[tried["reason"].astype(str).str.contains("off by")]
-    if not len(wrong):
-        return (
-            f"{counted(len(tried), 'arm')} were held against a reference in fp32 before they were "
-            "timed, output and gradients; all are right."
-        )
-    named = [f"{frames.label(row['arm'])} ({row['reason']})" for _, row in wrong.iterrows()]
-    return (
-        f"{len(wrong)} of {counted(len(tried), 'arm')} were off against a reference in fp32 and "
-        f"got no time: {listed(_few(named))}."
-    )
+MOST_NAMED = 6
+STILL_FILLING_BELOW = 1.9
+"""A power of the sequence below this is not the square any more."""
 
 
 def flash_wins(race: pd.DataFrame) -> str:
@@ -57,32 +41,76 @@ def _not_timed(race: pd.DataFrame) -> str:
 
 
 def _wins(rows: pd.DataFrame, precision: str) -> str:
+    every = beside(rows, frames.OURS)
+    gaps = _gaps(frames.of(rows, arm=frames.OURS))
+    if not len(every):
+        return f"In {precision} our kernels were timed beside no other variant.{gaps}"
+    naive = every[every["other"] == frames.NAIVE]
+    against_naive = f"naive {_where(naive)}, and " if len(naive) else ""
+    return (
+        f"In {precision}, forward and backward together, our kernels are faster than "
+        f"{against_naive}than every other variant {_where(every)}.{_ahead(every)}{gaps}"
+    )
+
+
+def _where(ratios: pd.DataFrame) -> str:
+    """At which head dimensions and sequences all of these comparisons are won beyond noise."""
     groups: dict[str, list[str]] = {}
-    for head_dim in frames.order(rows, "head_dim"):
-        here = frames.of(rows, head_dim=head_dim)
-        others = compared(here, frames.OURS)
-        ratios = [frames.against(here, frames.OURS, other) for other in others]
-        groups.setdefault(_won(ratios), []).append(str(head_dim))
-    told = "; ".join(f"{_head_dims(names)} {phrase}" for phrase, names in groups.items())
-    return f"In {precision}, forward and backward, our kernels beat every other variant: {told}."
+    for head_dim in frames.order(ratios, "head_dim"):
+        here = frames.of(ratios, head_dim=head_dim)
+        lost = set(here["sequence"][here["verdict"] != "faster"])
+        groups.setdefault(_pattern(lost, sorted(set(here["sequence"]))), []).append(str(head_dim))
+    if len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{phrase} (head dim {listed(names)})" for phrase, names in groups.items())
 
 
-def _won(ratios: Sequence[pd.DataFrame]) -> str:
-    if not ratios:
-        return "against nobody"
-    every = pd.concat(ratios, ignore_index=True)
-    since = wins_from(every)
-    if since is None:
-        lost = sorted(set(every["sequence"][every["verdict"] != "faster"]))
-        if len(lost) == every["sequence"].nunique():
-            return "nowhere beyond noise"
-        return f"at some sequences, but not at {listed(_few([f'{s:,}' for s in lost]))}"
-    first = min(every["sequence"])
-    return "at every sequence" if since == first else f"from sequence {since:,} on"
+def _pattern(lost: Collection[int], every: Sequence[int]) -> str:
+    won = [sequence for sequence in every if sequence not in lost]
+    if not lost:
+        return "at every sequence timed"
+    if not won:
+        return "nowhere beyond noise"
+    if won == list(every[-len(won) :]):
+        return f"from sequence {won[0]:,} on"
+    if won == list(every[: len(won)]):
+        return f"up to sequence {won[-1]:,}"
+    return f"at all sequences but {listed(few([f'{s:,}' for s in sorted(lost)]))}"
 
 
-def _head_dims(names: Sequence[str]) -> str:
-    return f"head dim {listed(names)}"
+def _ahead(every: pd.DataFrame) -> str:
+    """Who is ahead of ours, how often, and where by how much at the most."""
+    slower = every[every["verdict"] == "slower"]
+    told = [
+        f"{frames.label(str(other))} is ahead at {counted(len(part), 'shape')}, there ours is "
+        f"{_down_to(part)}"
+        for other, part in slower.groupby("other", sort=False)
+    ]
+    return _sentence("; ".join(told))
+
+
+def _sentence(text: str) -> str:
+    """Set behind what was said before it; nothing stays nothing."""
+    return f" {text[0].upper()}{text[1:]}." if text else ""
+
+
+def _down_to(part: pd.DataFrame) -> str:
+    worst = extreme(part, "speedup", largest=False)
+    least = "" if len(part) == 1 else "down to "
+    return (
+        f"{least}{factor(worst['speedup'])} as fast (head dim {worst['head_dim']}, sequence "
+        f"{worst['sequence']:,})"
+    )
+
+
+def _gaps(ours: pd.DataFrame) -> str:
+    """Shapes at which our kernels have no time, by what happened."""
+    gone = ours[ours["median_ms"].isna()]
+    told = [
+        f"{frames.STATUSES[str(status)]} at {len(part)}"
+        for status, part in gone.groupby("status", sort=False)
+    ]
+    return f" Of {counted(len(ours), 'shape')}, ours is {listed(told)}." if told else ""
 
 
 def not_slower(race: pd.DataFrame) -> str:
@@ -95,29 +123,60 @@ def not_slower(race: pd.DataFrame) -> str:
     lost = losses(race, frames.OURS, rivals)
     if not len(lost):
         return f"Nowhere are they slower than {names} beyond noise, in {pairs:,} comparisons."
-    worst = extreme(lost, "speedup", largest=False)
+    told = [
+        f"{factor(row['speedup'])} against {frames.label(row['other'])} ({row['pass']}, head dim "
+        f"{row['head_dim']}, sequence {row['sequence']:,}, {row['precision']})"
+        for _, row in lost.sort_values("speedup").iterrows()
+    ]
     return (
-        f"In {len(lost):,} of {pairs:,} comparisons they are slower than {names} beyond noise, "
-        f"down to {factor(worst['speedup'])} against {frames.label(worst['other'])} "
-        f"({worst['pass']}, head dim {worst['head_dim']}, sequence {worst['sequence']:,}, "
-        f"{worst['precision']})."
+        f"In {len(lost):,} of {pairs:,} comparisons, pass by pass, they are slower than {names} "
+        f"beyond noise: {listed(few(told, MOST_NAMED))}."
     )
 
 
 def growth(race: pd.DataFrame) -> str:
-    """The power of the sequence by which the time of our kernels grows."""
-    ours = frames.long_ones(frames.measured(frames.of(race, arm=frames.OURS, pass_="both")))
-    powers = [
-        power
-        for precision in frames.order(ours, "precision")
-        for power in frames.exponents(frames.of(ours, precision=precision), "median_ms")
-    ]
+    """The power of the sequence by which the time of our kernels grows, and what a head costs."""
+    ours = frames.measured(frames.of(race, arm=frames.OURS, pass_="both"))
+    long = frames.long_ones(ours)
+    powers = _powers(long)
     if not powers:
         return "How the time of our kernels grows is not known: too few sequences were timed."
-    return (
-        f"From sequence {min(ours['sequence']):,} on their time grows with the sequence to the "
-        f"power of {span(powers)}; the arithmetic grows with its square."
+    last = _powers(frames.last_two(long), fewest=2)
+    text = (
+        f"From sequence {min(long['sequence']):,} on their time grows with the sequence to the "
+        f"power of {span(powers)}, over the last two sequences alone {span(last)}; the arithmetic "
+        "grows with its square."
     )
+    if max(powers) < STILL_FILLING_BELOW:
+        text += " So their rate still rises: one head alone fills the GPU only when it is long."
+    return f"{text}{_wider(ours)}"
+
+
+def _powers(rows: pd.DataFrame, fewest: int = frames.FEWEST_TO_FIT) -> list[float]:
+    return [
+        power
+        for precision in frames.order(rows, "precision")
+        for power in frames.exponents(frames.of(rows, precision=precision), "median_ms", fewest)
+    ]
+
+
+def _wider(ours: pd.DataFrame) -> str:
+    """What the widest head takes against the narrowest, at the longest sequence that both have."""
+    told = []
+    for precision in frames.order(ours, "precision"):
+        times = frames.of(ours, precision=precision).pivot(
+            index="sequence", columns="head_dim", values="median_ms"
+        )
+        low, high = (int(edge(times.columns)) for edge in (min, max))
+        shared = times[[low, high]].dropna() if low != high else times.iloc[:0]
+        if len(shared):
+            longest: Any = max(shared.index)
+            ratio = float(shared[high][longest]) / float(shared[low][longest])
+            told.append(
+                f"in {precision}, head dim {high} takes {factor(ratio)} as long as {low} "
+                f"(sequence {longest:,}), with {factor(high / low, 2)} the arithmetic"
+            )
+    return _sentence("; ".join(told))
 
 
 def distance_to_limit(collected: Collected, race: pd.DataFrame) -> str:
@@ -139,83 +198,11 @@ def _best_rate(collected: Collected, rows: pd.DataFrame, precision: str) -> str:
     ceiling = collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
     if not ceiling:
         return f"{rate}; there is no measured matmul rate to hold it against."
-    return f"{rate}, {percent(best['tflops'] / ceiling)} of the measured matmul rate."
-
-
-def tiles(data: pd.DataFrame) -> str:
-    """Which cut is fastest, what the worst one costs, what does not fit."""
-    rows = frames.of(data, topic="tiles")
-    if not len(rows):
-        return "Tiles were not asked for."
-    cuts = rows[rows["arm"] != CHOSEN]
-    timed = frames.measured(cuts)
-    if not len(timed):
-        return f"No cut was timed: {rows['reason'].iloc[0] or 'not measured'}."
-    told = [
-        _best_cut(frames.of(rows, pass_=name, head_dim=head_dim))
-        for head_dim in frames.order(timed, "head_dim")
-        for name in frames.order(timed, "pass")
-    ]
-    large = frames.of(cuts, status="unsupported")
-    if not len(large):
-        return f"{' '.join(told)} Every cut that was tried fits."
-    names = dict.fromkeys(f"{row['arm']} {row['pass']}" for _, row in large.iterrows())
-    reason = str(large["reason"].iloc[0]).partition(": ")[2] or large["reason"].iloc[0]
-    return f"{' '.join(told)} Not held by the GPU: {listed(names)} ({reason})."
-
-
-def _best_cut(rows: pd.DataFrame) -> str:
-    timed = frames.measured(rows[rows["arm"] != CHOSEN])
-    if not len(timed):
-        return "No cut of this kind fits."
-    best, worst = (extreme(timed, "median_ms", largest=largest) for largest in (False, True))
-    text = (
-        f"{best['pass'].capitalize()}, head dim {best['head_dim']}: the fastest plain cut keeps "
-        f"{best['kept']} rows and walks {best['walked']} ({significant(best['median_ms'])} ms); "
-        f"the slowest, {worst['kept']} and {worst['walked']}, takes "
-        f"{factor(worst['median_ms'] / best['median_ms'])} as long"
+    share = f"{rate}, {percent(best['tflops'] / ceiling)} of the measured matmul rate"
+    tf32 = collected.ceiling("ceilings", "matmul_tflops", "tf32", "tflops")
+    if precision != "fp32" or not tf32:
+        return f"{share}."
+    return (
+        f"{share}, and {percent(3 * best['tflops'] / tf32)} of a third of the TF32 rate, which "
+        "bounds fp32 products that are put together from three of TF32."
     )
-    chosen = frames.measured(frames.of(rows, arm=CHOSEN))
-    if not len(chosen):
-        return f"{text}."
-    return f"{text}. What the launch table takes: {significant(chosen['median_ms'].iloc[0])} ms."
-
-
-def leaderboard(collected: Collected, data: pd.DataFrame) -> str:
-    """Our place at the published shape."""
-    rows = frames.of(data, topic="leaderboard", pass_="both")
-    ours = frames.measured(frames.of(rows, arm=frames.OURS))
-    if not len(rows):
-        return "The published shape was not asked for."
-    if not len(ours):
-        reason = rows["reason"].iloc[0] or "not measured"
-        return f"Our kernels were not timed at the published shape: {reason}."
-    return " ".join(_place(collected, rows, head_dim) for head_dim in ours["head_dim"])
-
-
-def _place(collected: Collected, rows: pd.DataFrame, head_dim: int) -> str:
-    here = frames.measured(frames.of(rows, head_dim=head_dim)).sort_values("median_ms")
-    ours = frames.of(here, arm=frames.OURS).iloc[0]
-    others = here[here["arm"] != frames.OURS]
-    text = f"At head dim {head_dim} our kernels take {significant(ours['median_ms'])} ms"
-    if len(others):
-        best = others.iloc[0]
-        ratio = frames.against(here, frames.OURS, best["arm"]).iloc[0]
-        how = {"faster": "faster than", "slower": "slower than", "same": "within noise of"}
-        text += (
-            f", {how[ratio['verdict']]} the best other variant ({frames.label(best['arm'])}, "
-            f"{significant(best['median_ms'])} ms, a ratio of {factor(ratio['speedup'])})"
-        )
-    asked = frames.rows_of(collected, "leaderboard")[0].point.settings
-    entries = published_entries(collected.references, head_dim, asked)
-    if len(entries):
-        entry = entries.iloc[0]
-        text += f"; the best published entry, on another GPU ({entry['gpu']}), {entry['ms']} ms"
-    return f"{text}."
-
-
-def _few(items: Sequence[object]) -> list[str]:
-    """The first few, and how many more."""
-    shown = [str(item) for item in items[:MOST_NAMED]]
-    left = len(items) - MOST_NAMED
-    return [*shown, f"{left} more"] if left > 0 else shown

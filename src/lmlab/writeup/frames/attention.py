@@ -16,6 +16,7 @@ import pandas as pd
 
 from lmlab.writeup.collect import Collected, Row
 from lmlab.writeup.comparison import timed, verdict
+from lmlab.writeup.numbers import counted
 from lmlab.writeup.table import STATUS_CELLS
 
 PASSES = {
@@ -38,7 +39,9 @@ PLACE = ("topic", "size", "context", "head_dim", "sequence", "precision", "batch
 COLUMNS = [
     *PLACE, "arm", "pass", "status", "reason", *STATISTICS, "tflops", "clock", *FACTS, "errors",
 ]  # fmt: skip
+NOT_THERE = ("missing", "unreadable")
 FEWEST_TO_FIT = 3
+FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
 LARGE_FROM = 4096
 """Sequences from which on the scores and not the launches set the time on any GPU."""
 LABELS = {
@@ -80,6 +83,28 @@ def measured(data: pd.DataFrame) -> pd.DataFrame:
     return data[data["median_ms"].notna()]
 
 
+def known(data: pd.DataFrame) -> pd.DataFrame:
+    """Rows of points that have a result, whatever it says; all rows where no point has one.
+
+    A table of which one row in twenty is measured would else be a page of "not measured".
+    """
+    there = data[~data["status"].isin(NOT_THERE)]
+    return there if len(there) else data
+
+
+def points(data: pd.DataFrame) -> int:
+    """How many points the rows are of."""
+    return len(data.drop_duplicates(list(PLACE)))
+
+
+def not_there(data: pd.DataFrame, noun: str = "shape") -> str:
+    """`20 of 21 shapes are not measured`; nothing to say where all are."""
+    every = points(data)
+    gone = every - points(data[~data["status"].isin(NOT_THERE)])
+    verb = "is" if gone == 1 else "are"
+    return f"{gone} of {counted(every, noun)} {verb} not measured" if gone else ""
+
+
 def order(data: pd.DataFrame, column: str) -> list[Any]:
     """A column's values in the study's order."""
     return [value for value in dict.fromkeys(data[column]) if not _is_nothing(value)]
@@ -100,18 +125,24 @@ def against(data: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
     """An arm beside a base of the same process: `speedup` (base / arm) and its `verdict`.
 
     Both took turns in one process, so no margin is added: middle halves that do not touch differ.
+    A few samples have no middle half to speak of; they must be apart by `FEW_SAMPLES_APART`.
     """
     # Columns that a topic does not have would not match: nothing is not equal to nothing.
     where = ["topic", "pass", *(c for c in PLACE[1:] if data[c].notna().any())]
     left, right = (measured(of(data, arm=name)) for name in (base, arm))
     both = left.merge(right, on=where, suffixes=("_a", "_b"))
     verdicts = [
-        verdict(timed(row, "_b"), timed(row, "_a"), margin=0.0) for _, row in both.iterrows()
+        verdict(timed(row, "_b"), timed(row, "_a"), margin=_margin(row))
+        for _, row in both.iterrows()
     ]
     return both.assign(
         speedup=both["median_ms_a"] / both["median_ms_b"],
         verdict=pd.Series(verdicts, index=both.index, dtype=object),
     )
+
+
+def _margin(row: pd.Series) -> float:
+    return FEW_SAMPLES_APART if min(row["n_a"], row["n_b"]) < FEWEST_SAMPLES else 0.0
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
@@ -122,13 +153,13 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / spread
 
 
-def exponents(rows: pd.DataFrame, column: str) -> list[float]:
+def exponents(rows: pd.DataFrame, column: str, fewest: int = FEWEST_TO_FIT) -> list[float]:
     """The power of the sequence by which a column grows, one fit a head dimension."""
     parts = [of(rows, head_dim=head_dim) for head_dim in order(rows, "head_dim")]
     return [
         exponent(list(part["sequence"]), [float(value) for value in part[column]])
         for part in parts
-        if part["sequence"].nunique() >= FEWEST_TO_FIT
+        if part["sequence"].nunique() >= fewest
     ]
 
 
@@ -136,6 +167,17 @@ def long_ones(rows: pd.DataFrame) -> pd.DataFrame:
     """The shapes whose time is not that of launching; all of them where none is long."""
     long = rows[rows["sequence"] >= LARGE_FROM]
     return long if long["sequence"].nunique() >= FEWEST_TO_FIT else rows
+
+
+def is_a_dot(rows: pd.DataFrame, column: str) -> bool:
+    """Whether of several values that were asked for only one is measured: no line to be drawn."""
+    return bool(measured(rows)[column].nunique() == 1 < rows[column].nunique())
+
+
+def last_two(rows: pd.DataFrame) -> pd.DataFrame:
+    """The two longest sequences of each precision and head dimension."""
+    ranks = rows.groupby(["precision", "head_dim"])["sequence"].rank(ascending=False)
+    return rows[ranks <= 2]
 
 
 def _records(row: Row) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from lmlab.writeup.frames.attention import against, measured, of, order
+from lmlab.writeup.frames.attention import against, measured, order
 
 
 def fastest(rows: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
@@ -35,10 +35,9 @@ def losses(rows: pd.DataFrame, arm: str, others: Collection[str]) -> pd.DataFram
     return pd.concat(slower, ignore_index=True) if slower else pd.DataFrame(columns=["other"])
 
 
-def compared(rows: pd.DataFrame, arm: str) -> list[str]:
-    """The other arms that were timed at a shape at which this one was."""
-    return [
-        other
-        for other in order(rows, "arm")
-        if other != arm and len(against(of(rows, arm={arm, other}), arm, other))
-    ]
+def beside(rows: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """The arm against each of the others at every shape and pass that both have, named `other`."""
+    others = [other for other in order(rows, "arm") if other != arm]
+    parts = [against(rows, arm, other).assign(other=other) for other in others]
+    found = [part for part in parts if len(part)]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["other"])

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Row
-from lmlab.writeup.frames.attention import STATUSES
+from lmlab.writeup.frames.attention import STATUSES, known, not_there
 from lmlab.writeup.numbers import binary_bytes, factor, fixed, mean_and_deviation, significant
 from lmlab.writeup.numbers import shared_decimals as decimals
 from lmlab.writeup.table import NOTHING
@@ -67,3 +67,9 @@ def speedup_cell(ratios: pd.DataFrame) -> str:
 def caption(rows: Iterable[Row]) -> str:
     """From the results behind a table."""
     return describe([row.result for row in rows if row.result is not None])
+
+
+def left_out(rows: pd.DataFrame, noun: str) -> str:
+    """A last sentence of a caption: which rows are not there."""
+    gone = not_there(rows, noun)
+    return f" {gone} and left out." if gone and len(known(rows)) < len(rows) else ""

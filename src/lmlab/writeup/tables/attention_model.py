@@ -10,10 +10,12 @@ from lmlab.writeup.table import Column, Table
 from lmlab.writeup.tables.attention_cells import (
     bytes_cell,
     caption,
+    left_out,
     median_cell,
     seconds_cell,
     speedup_cell,
 )
+from lmlab.writeup.tables.cells import WITHIN_NOISE
 
 TITLES = {
     "forward": "Forward",
@@ -40,11 +42,12 @@ def compiled_model(collected: Collected, data: pd.DataFrame) -> Table | None:
         ],
         rows=[
             [str(size), *_compiled(frames.of(rows, size=size), frames.of(ratios, size=size))]
-            for size in frames.order(rows, "size")
+            for size in frames.order(frames.known(rows), "size")
         ],
         caption=f"{caption(used)} Context {used[0].point.parameters['context']}, batch "
         f"{asked['batch']}, {asked['precision']}, {asked['attention']} attention. Forward keeps "
-        "what backward needs. The first step compiles, with empty caches.",
+        "what backward needs. The first step compiles, with empty caches."
+        f"{left_out(rows, 'size')}",
         sources=sources_of(used),
     )
 
@@ -66,6 +69,7 @@ def model(collected: Collected, data: pd.DataFrame) -> Table | None:
     rows = frames.of(data, topic="model")
     if not len(rows):
         return None
+    there = frames.known(rows)
     base, *others = frames.order(rows, "arm")
     used = frames.rows_of(collected, "model")
     asked = used[0].point.settings
@@ -84,11 +88,11 @@ def model(collected: Collected, data: pd.DataFrame) -> Table | None:
                 str(context),
                 *_step(frames.of(rows, size=size, context=context), [base, *others]),
             ]
-            for size in frames.order(rows, "size")
-            for context in frames.order(frames.of(rows, size=size), "context")
+            for size in frames.order(there, "size")
+            for context in frames.order(frames.of(there, size=size), "context")
         ],
         caption=f"{caption(used)} Batch {asked['batch']}, {asked['precision']}. All arms of a row "
-        "in one process, in turns.",
+        f"in one process, in turns; {WITHIN_NOISE}: within noise.{left_out(rows, 'place')}",
         sources=sources_of(used),
     )
 

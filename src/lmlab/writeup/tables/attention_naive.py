@@ -1,129 +1,100 @@
-"""Naive attention in tables: times and memory of every shape, and one shape tensor by tensor."""
+"""Naive attention in tables: times and memory of every shape, eager and compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pandas as pd
 
-from lmlab.writeup.collect import Collected, Row, sources_of
+from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.numbers import binary_bytes, percent
-from lmlab.writeup.table import NOTHING, Column, Table
-from lmlab.writeup.tables.attention_cells import bytes_cell, caption, seconds_cell, time_cell
+from lmlab.writeup.table import Column, Table
+from lmlab.writeup.tables.attention_account import setup
+from lmlab.writeup.tables.attention_cells import (
+    bytes_cell,
+    caption,
+    left_out,
+    seconds_cell,
+    speedup_cell,
+    time_cell,
+)
+
+PASSES = frames.PASSES["naive"]
 
 
 def naive(collected: Collected, data: pd.DataFrame) -> Table | None:
-    """Eager and compiled side by side, with what eager holds."""
+    """Eager: times of both passes, and what is held."""
     rows = frames.of(data, topic="naive")
     if not len(rows):
         return None
     used = frames.rows_of(collected, "naive")
     return Table(
-        title="Naive attention, eager and compiled: mean ± standard deviation (median) in ms",
+        title="Naive attention: mean ± standard deviation (median) in ms, and memory",
         columns=[
             *(Column(title) for title in ("Head dim", "Sequence", "Forward", "Backward")),
-            *(Column(title) for title in ("Before backward", "Peak")),
-            *(Column(title) for title in ("Compiled forward", "Compiled backward")),
-            Column("First compiled pass (s)"),
+            *(Column(title) for title in ("Kept for backward", "Before backward", "Peak")),
         ],
-        rows=[
-            _shape(frames.of(rows, head_dim=head_dim, sequence=sequence), head_dim, sequence)
-            for head_dim, sequence in dict.fromkeys(
-                rows[["head_dim", "sequence"]].itertuples(index=False, name=None)
-            )
-        ],
-        caption=f"{caption(used)} {_setup(used)} Before backward and peak: memory of the eager "
-        "arm's tensors, inputs included. The first compiled pass compiles forward and backward "
-        "with empty caches.",
+        rows=[_eager(here) for here in _shapes(rows)],
+        caption=f"{caption(used)} {setup(used)} Kept for backward: what autograd saves beyond the "
+        "inputs. Before backward and peak: memory of the tensors, inputs included."
+        f"{left_out(rows, 'shape')}",
         sources=sources_of(used),
     )
 
 
-def _shape(here: pd.DataFrame, head_dim: int, sequence: int) -> list[str]:
-    eager, compiled = frames.of(here, arm=frames.NAIVE), frames.of(here, arm=frames.COMPILED)
-    forward = frames.of(eager, pass_="forward")
-    return [
-        str(head_dim),
-        f"{sequence:,}",
-        time_cell(forward),
-        time_cell(frames.of(eager, pass_="backward")),
-        bytes_cell(forward, "memory_before_backward_bytes"),
-        bytes_cell(forward, "peak_memory_bytes"),
-        time_cell(frames.of(compiled, pass_="forward")),
-        time_cell(frames.of(compiled, pass_="backward")),
-        seconds_cell(frames.of(compiled, pass_="forward"), "first_call_s"),
-    ]
-
-
-def _setup(used: Sequence[Row]) -> str:
-    settings = used[0].point.settings
-    mask = "causal mask" if settings["causal"] else "no mask"
-    return f"Batch {settings['batch']}, no heads, {settings['precision']}, {mask}."
-
-
-def accounted(collected: Collected) -> Row | None:
-    """The smallest shape that did not fit, or else the one with the most scores."""
-    rows = [
-        row
-        for row in frames.rows_of(collected, "naive")
-        if row.result is not None and "account" in row.result.data
-    ]
-    without = [row for row in rows if _arm(row).get("status") == "oom"]
-    by_size = sorted(without or rows, key=_shape_size)
-    return (by_size[0] if without else by_size[-1]) if by_size else None
-
-
-def _arm(row: Row) -> Mapping[str, Any]:
-    assert row.result is not None, "rows without a result were left out"
-    arm: Mapping[str, Any] = row.result.data["arms"].get(frames.NAIVE, {})
-    return arm
-
-
-def _shape_size(row: Row) -> tuple[int, int]:
-    return int(row.point.parameters["sequence"]), int(row.point.parameters["head_dim"])
-
-
-def account(collected: Collected) -> Table | None:
-    """One shape tensor by tensor, with the sums beside what the allocator counted."""
-    row = accounted(collected)
-    if row is None or row.result is None:
+def compiled_naive(collected: Collected, data: pd.DataFrame) -> Table | None:
+    """Compiled: times, how much faster than eager, and what the first pass costs."""
+    rows = frames.of(data, topic="naive")
+    if not len(frames.of(rows, arm=frames.COMPILED)):
         return None
-    tensors, held = row.result.data["account"]["peak"], row.result.data["account"]
-    early = {tensor["tensor"] for tensor in held["before_backward"]}
-    arm = _arm(row)
-    body = [
-        [
-            tensor["tensor"],
-            " × ".join(f"{length:,}" for length in tensor["shape"]),
-            binary_bytes(tensor["bytes"]) if tensor["tensor"] in early else NOTHING,
-            binary_bytes(tensor["bytes"]),
-        ]
-        for tensor in tensors
-    ]
-    sums = [sum(t["bytes"] for t in held[when]) for when in ("before_backward", "peak")]
-    counted = [arm.get("memory_before_backward_bytes"), arm.get("peak_memory_bytes")]
-    body.append(["sum", NOTHING, *(binary_bytes(total) for total in sums)])
-    body.append(
-        ["measured", NOTHING, *(_against(c, t) for c, t in zip(counted, sums, strict=True))]
-    )
+    used = frames.rows_of(collected, "naive")
+    ratios = frames.against(rows, frames.COMPILED, frames.NAIVE)
     return Table(
-        title=f"Memory of naive attention tensor by tensor: head dim "
-        f"{row.point.parameters['head_dim']}, sequence {row.point.parameters['sequence']:,}",
+        title="Naive attention compiled: mean ± standard deviation (median) in ms, and speed-up",
         columns=[
-            Column("Tensor", "left"),
-            Column("Shape"),
-            Column("Before backward"),
-            Column("Peak, in backward"),
+            *(Column(title) for title in ("Head dim", "Sequence", "Forward", "Speed-up")),
+            *(Column(title) for title in ("Backward", "Speed-up", "Peak", "First pass (s)")),
         ],
-        rows=body,
-        caption=f"{_setup([row])} By the formula; measured: what the allocator counted.",
-        sources=sources_of([row]),
+        rows=[_compiled(here, ratios) for here in _shapes(rows)],
+        caption=f"{caption(used)} {setup(used)} Speed-up over eager, in turns in one process. The "
+        "first pass compiles forward and backward with empty caches."
+        f"{left_out(rows, 'shape')}",
+        sources=sources_of(used),
     )
 
 
-def _against(counted: int | None, total: int) -> str:
-    if counted is None:
-        return "not counted"
-    return f"{binary_bytes(counted)} ({percent(counted / total)} of the sum)"
+def _shapes(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    there = frames.known(rows)
+    places = dict.fromkeys(there[["head_dim", "sequence"]].itertuples(index=False, name=None))
+    return [frames.of(there, head_dim=head_dim, sequence=s) for head_dim, s in places]
+
+
+def _place(here: pd.DataFrame) -> list[str]:
+    row = here.iloc[0]
+    return [str(row["head_dim"]), f"{row['sequence']:,}"]
+
+
+def _eager(here: pd.DataFrame) -> list[str]:
+    eager = frames.of(here, arm=frames.NAIVE)
+    forward = frames.of(eager, pass_="forward")
+    held = ("saved_bytes", "memory_before_backward_bytes", "peak_memory_bytes")
+    return [
+        *_place(here),
+        *(time_cell(frames.of(eager, pass_=name)) for name in PASSES),
+        *(bytes_cell(forward, column) for column in held),
+    ]
+
+
+def _compiled(here: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
+    row = here.iloc[0]
+    arm = frames.of(here, arm=frames.COMPILED)
+    against = frames.of(ratios, head_dim=row["head_dim"], sequence=row["sequence"])
+    cells = [
+        cell
+        for name in PASSES
+        for cell in (
+            time_cell(frames.of(arm, pass_=name)),
+            speedup_cell(frames.of(against, pass_=name)),
+        )
+    ]
+    forward = frames.of(arm, pass_="forward")
+    peak = bytes_cell(forward, "peak_memory_bytes")
+    return [*_place(here), *cells, peak, seconds_cell(forward, "first_call_s")]

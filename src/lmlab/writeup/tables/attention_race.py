@@ -8,10 +8,10 @@ import pandas as pd
 
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.frames.race import fastest
+from lmlab.writeup.frames.race import fastest, losses
 from lmlab.writeup.numbers import percent, significant
 from lmlab.writeup.table import NOTHING, Column, Table
-from lmlab.writeup.tables.attention_cells import caption, median_cell
+from lmlab.writeup.tables.attention_cells import caption, left_out, median_cell, speedup_cell
 
 PASSES = frames.PASSES["benchmark"]
 TITLES = {"forward": "Forward", "backward": "Backward", "both": "Forward and backward"}
@@ -29,7 +29,7 @@ def races(collected: Collected, data: pd.DataFrame) -> dict[str, Table]:
 
 def _race(collected: Collected, rows: pd.DataFrame, precision: str, name: str) -> Table:
     here = frames.of(rows, precision=precision, pass_=name)
-    arms = frames.arms_of(here)
+    arms, there = frames.arms_of(here), frames.known(here)
     used = _used(collected, precision)
     return Table(
         title=f"{TITLES[name]}, {precision}, causal: median time in ms",
@@ -47,11 +47,52 @@ def _race(collected: Collected, rows: pd.DataFrame, precision: str, name: str) -
                     for arm in arms
                 ),
             ]
-            for head_dim in frames.order(here, "head_dim")
-            for sequence in frames.order(frames.of(here, head_dim=head_dim), "sequence")
+            for head_dim in frames.order(there, "head_dim")
+            for sequence in frames.order(frames.of(there, head_dim=head_dim), "sequence")
         ],
         caption=f"{caption(used)} Batch {used[0].point.settings['batch']}, one head. All of a row "
-        f"in one process, in turns. {NOTHING}: not asked for at this shape.",
+        f"in one process, in turns. {_words(here)}{left_out(here, 'shape')}",
+        sources=sources_of(used),
+    )
+
+
+def _words(here: pd.DataFrame) -> str:
+    """What a cell without a time means, of those that there are."""
+    shapes = here.groupby("arm")["sequence"].count()
+    meanings = {
+        f"{NOTHING}: not asked for at this shape.": shapes.nunique() > 1,
+        "Failed: gave wrong numbers or broke, as the head of this chapter says.": (
+            here["status"].eq("failed").any()
+        ),
+    }
+    return " ".join(words for words, there in meanings.items() if there)
+
+
+def lost(collected: Collected, data: pd.DataFrame) -> Table | None:
+    """Every shape and pass at which another variant is faster than ours, the worst first."""
+    rows = frames.of(data, topic="benchmark")
+    others = [arm for arm in frames.arms_of(rows) if arm != frames.OURS]
+    slower = losses(rows, frames.OURS, others)
+    if not len(slower):
+        return None
+    used = frames.rows_of(collected, "benchmark")
+    return Table(
+        title="Where another variant is faster than ours beyond noise",
+        columns=[
+            *(Column("Precision", "left"), Column("Head dim"), Column("Sequence")),
+            *(Column("Pass", "left"), Column("Variant", "left")),
+            *(Column("Its time (ms)"), Column("Ours (ms)"), Column("Speed-up of ours")),
+        ],
+        rows=[
+            [
+                *(row["precision"], str(row["head_dim"]), f"{row['sequence']:,}"),
+                *(TITLES[row["pass"]].lower(), frames.label(row["other"])),
+                *(significant(row["median_ms_a"]), significant(row["median_ms_b"])),
+                speedup_cell(slower.loc[[index]]),
+            ]
+            for index, row in slower.sort_values("speedup").iterrows()
+        ],
+        caption=f"{caption(used)} Medians of variants that took turns in one process.",
         sources=sources_of(used),
     )
 
@@ -80,7 +121,8 @@ def limits(collected: Collected, data: pd.DataFrame) -> Table | None:
         ],
         rows=body,
         caption=f"{caption(used)} Rates count the unmasked half alone: two products forward, five "
-        "backward. Measured matmul: the fastest product of this precision on this machine.",
+        "backward. Measured matmul: the fastest product of this precision on this machine. In fp32 "
+        "that is no bound: our kernels may put a product together from several on tensor cores.",
         sources=[*sources_of(used), *card],
     )
 
