@@ -22,10 +22,11 @@ Small problems need more programs instead, so there they are apart. D is a launc
 pass over O and dO at the speed of memory; cutting fp32 inputs into parts (`parts`), where that is
 faster, is another.
 
-On an H200 (bf16, causal, 16 heads, sequence 16384): 429 TFLOP/s at d = 128 with tiles of 64 x 64, 4
-warps; 329 at d = 64 with 128 x 64, 4 warps. Loads by descriptors take 43 registers less at d = 64
-(154 instead of 197): three programs on an SM instead of two. On Hopper `hopper_backward` and
-`hopper_once` have groups of warps that load or compute.
+On an H200 (bf16, causal, 16 heads, sequence 16384, d = 128, three stages): 368 TFLOP/s with tiles
+of 128 x 64 and 8 warps, 297 with 64 x 32 and 4; 64 x 64 with 4 warps spills and reaches 220. One
+head of 65536 at d = 64 with 64 x 64 and 4 warps: 361 with loads by descriptors, which take 43
+registers less (154 instead of 197: three programs on an SM instead of two), 289 without. On Hopper
+`hopper_backward` and `hopper_once` have groups of warps that load or compute.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.

@@ -1,10 +1,12 @@
 """How the work is cut, one line a case; the first line that covers a case is taken.
 
-The lines of Hopper were timed on an H200 under a causal mask: one head of 128 to 65536 queries in
-bf16 and fp32, and for bf16 at head dimensions 64 and 128 sixteen heads of 16384 (the kernels' files
-say what else was tried). Those up to 1024 queries in many heads prefer kernels that the host
-launches quickly over those that are a little faster on the GPU. The other lines have not been
-timed yet.
+What of it was timed, all on an H200 under a causal mask: for bf16 at head dimensions 64 and 128
+sixteen heads of 16384; for bf16 and fp32 at head dimensions up to 128 one head of 4096 to 65536,
+where the fp32 backward has since come to add its products apart. On shorter ones the host was
+slower than the GPU and hid which cut is fastest; their lines follow those of the next longer ones.
+Lines up to 1024 queries in many heads were chosen and not timed: kernels that the host launches
+quickly instead of those that are a little faster on the GPU. Those of Hopper at head dimension 256
+and of the other architectures have not been timed either.
 
 Columns: architecture (several with commas), direction, bits of the type, head dimension (up to),
 mask (causal, full, any), longer sequence (up to), batch x heads x queries (up to); then the choice:

@@ -120,31 +120,29 @@ def split_kernel(
     program = tl.program_id(0)
     which = tl.program_id(1)
     batches = pairs // heads
-    if which < 2:
-        tiles = (queries + ROWS - 1) // ROWS
-        if program < tiles * pairs:
-            tile, batch, head = place(program, tiles, pairs, heads, 1, False)
-            if which == 0:
-                split_rows(
-                    q, q_parts, batches, q_strides, query_strides, tile, batch, head, queries,
-                    ROWS, BLOCK_D, HEAD_DIM,
-                )  # fmt: skip
-            else:
-                split_rows(
-                    grad_o, grad_o_parts, batches, grad_o_strides, query_strides,
-                    tile, batch, head, queries, ROWS, BLOCK_D, HEAD_DIM,
-                )  # fmt: skip
-    else:
-        tiles = (keys + ROWS - 1) // ROWS
-        if program < tiles * kv_pairs:
-            tile, batch, head = place(program, tiles, kv_pairs, kv_heads, 1, False)
-            if which == 2:
-                split_rows(
-                    k, k_parts, batches, k_strides, key_strides, tile, batch, head, keys,
-                    ROWS, BLOCK_D, HEAD_DIM,
-                )  # fmt: skip
-            else:
-                split_rows(
-                    v, v_parts, batches, v_strides, key_strides, tile, batch, head, keys,
-                    ROWS, BLOCK_D, HEAD_DIM,
-                )  # fmt: skip
+    length = tl.where(which < 2, queries, keys)
+    its_heads = tl.where(which < 2, heads, kv_heads)
+    its_pairs = tl.where(which < 2, pairs, kv_pairs)
+    tiles = (length + ROWS - 1) // ROWS
+    if program < tiles * its_pairs:
+        tile, batch, head = place(program, tiles, its_pairs, its_heads, 1, False)
+        if which == 0:
+            split_rows(
+                q, q_parts, batches, q_strides, query_strides, tile, batch, head, length,
+                ROWS, BLOCK_D, HEAD_DIM,
+            )  # fmt: skip
+        elif which == 1:
+            split_rows(
+                grad_o, grad_o_parts, batches, grad_o_strides, query_strides,
+                tile, batch, head, length, ROWS, BLOCK_D, HEAD_DIM,
+            )  # fmt: skip
+        elif which == 2:
+            split_rows(
+                k, k_parts, batches, k_strides, key_strides, tile, batch, head, length,
+                ROWS, BLOCK_D, HEAD_DIM,
+            )  # fmt: skip
+        else:
+            split_rows(
+                v, v_parts, batches, v_strides, key_strides, tile, batch, head, length,
+                ROWS, BLOCK_D, HEAD_DIM,
+            )  # fmt: skip

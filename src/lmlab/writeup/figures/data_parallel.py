@@ -97,7 +97,9 @@ def _buckets(job: Job, fitted: Fit) -> Figure:
                  label="model's best")  # fmt: skip
     axis.set_xlabel("Mean size of a message (MiB)")
     axis.set_ylabel("Added to a silent step (ms)")
-    axis.set_ylim(bottom=min(0.0, *(1.2 * one.added_ms for one in sent)))
+    # A marker is half above its point, and the largest must not be cut by the frame.
+    highest = max(axis.get_ylim()[1], *(1.08 * one.added_ms for one in sent))
+    axis.set_ylim(min(0.0, *(1.2 * one.added_ms for one in sent)), highest)
     axis.set_title("What communication adds to a step, by the size of its messages")
     style.log_axis(axis, "x")
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)

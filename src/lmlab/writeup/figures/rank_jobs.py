@@ -57,8 +57,9 @@ def overlap_note(traces: Sequence[Mapping[str, Any]]) -> str:
     pale = any(joined(trace, row) for trace in traces for row in ROWS)
     note = f" Pale: bars more than {percent(JOINED_FROM - 1, 2)} longer than what was recorded."
     return (
-        f"{seen} Where a row has more stretches than a picture can hold, those with the shortest "
-        f"gaps between them are drawn as one; shares are computed from all.{note if pale else ''}"
+        f"{seen} Where a row has more stretches than a picture can hold, the shortest of them are "
+        "left out and the shortest gaps between them closed; shares are computed from all."
+        f"{note if pale else ''}"
     )
 
 

@@ -62,12 +62,15 @@ def summary(data: pd.DataFrame) -> str:
 
 
 def not_here(collected: Collected) -> str:
-    """Worlds that the machine cannot hold."""
+    """Worlds that the machine cannot hold, and how many nobody has tried if none is known."""
     refused: dict[str, list[str]] = {}
     for row in collected.rows:
         if row.status == "unsupported":
             place = PLACEMENTS[str(row.point.parameters["placement"])]
             refused.setdefault(place, []).append(str(row.point.parameters["world_size"]))
+    missing = sum(row.status == "missing" for row in collected.rows)
+    if not refused and missing:
+        return f"Of the worlds that the study asks for, {missing} were not measured."
     if not refused:
         return "No world that the study asks for was refused here."
     told = [f"{listed(worlds)} ({place})" for place, worlds in refused.items()]

@@ -1,0 +1,135 @@
+"""FSDP: every sentence, from data that calls for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmlab.writeup.registry import part
+from tests.writeup.parallel_pages import KEY, changed, finding
+
+
+def test_memory_of_fsdp_beside_data_parallelism() -> None:
+    said = finding("memory", changed("fsdp"))
+    shares = "75 % with a sharded optimizer, 50 % with FSDP and 50 % with PyTorch fully_shard."
+    assert shares in said
+    assert "FSDP holds most after forward: activations are nobody's to shard" in said
+
+    def few_activations(data: dict[str, Any]) -> None:
+        for arm in data["arms"].values():
+            for rank in arm["ranks"]:
+                rank["moments"]["after_forward"]["allocated_bytes"] = 1
+
+    little = finding("memory", changed("fsdp", few_activations))
+    assert little.endswith("FSDP holds most after the step.")
+
+    def alone(data: dict[str, Any]) -> None:
+        data["arms"] = {"ddp": data["arms"]["ddp"]}
+
+    collected = changed("fsdp", alone)
+    assert "memory was not read of two arms" in finding("memory", collected).lower()
+    assert "were not both measured" in finding("summary", collected)
+    assert "FSDP has no time beside another arm" in finding("speed", collected)
+
+
+def counted_by_the_cost_model(data: dict[str, Any]) -> None:
+    whole = data["parameter_bytes"]
+    data["expected"] = {"parameters": whole, "gradients": whole, "optimizer_state": 2 * whole,
+                        "activations": 900 * 2**20}  # fmt: skip
+
+
+def test_parts_of_fsdp_beside_the_cost_model() -> None:
+    assert "does not describe this model" in finding("expected", changed("fsdp"))
+    assert f"expected_{KEY}" not in part("tables", "fsdp")(changed("fsdp"))
+    collected = changed("fsdp", counted_by_the_cost_model)
+    assert finding("expected", collected).startswith("Every part is as large as the cost model")
+    rows = {row[0]: row[1:] for row in part("tables", "fsdp")(collected)[f"expected_{KEY}"].rows}
+    assert rows["FSDP"] == ["245 (245)", "245 (245)", "491 (491)", "900 (900)"]
+    assert rows["with sharded optimizer"][1:3] == ["491 (491)", "491 (491)"]
+
+    def off(data: dict[str, Any]) -> None:
+        counted_by_the_cost_model(data)
+        data["expected"]["activations"] //= 2
+
+    assert "is 100 % more than expected" in finding("expected", changed("fsdp", off))
+
+
+def test_how_many_messages_fsdp_sends() -> None:
+    said = finding("messages", changed("fsdp"))
+    assert said == "FSDP sends 20 messages in a step, PyTorch fully_shard 20."
+    assert "not both seen" in finding("messages", changed("fsdp", refuse))
+
+
+def refuse(data: dict[str, Any]) -> None:
+    data["arms"]["torch_fully_shard"] = {"status": "unsupported", "reason": "no such mesh"}
+
+
+def test_an_arm_that_does_not_run_here() -> None:
+    collected = changed("fsdp", refuse)
+    assert "PyTorch fully_shard: unsupported (no such mesh)." in finding("speed", collected)
+    table = part("tables", "fsdp")(collected)[f"steps_{KEY}"]
+    assert table.rows[-1][:2] == ["PyTorch fully_shard", "unsupported"]
+    assert "was not measured" in finding("verdict", collected)
+    assert len(part("tables", "fsdp")(collected)[f"memory_{KEY}"].rows) == 3 * 4
+
+
+def test_fsdps_step_beside_what_shards_less() -> None:
+    assert (
+        "a step of fsdp takes 3.00 times as long as that of data parallelism"
+        in finding("speed", changed("fsdp")).lower()
+    )
+
+    def same(data: dict[str, Any]) -> None:
+        ours = data["arms"]["fsdp"]["ranks_ms"]
+        data["arms"]["ddp"]["ranks_ms"] = [[*times[1:], times[0]] for times in ours]
+
+    assert "cannot be told from that of data parallelism" in finding("speed", changed("fsdp", same))
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "words"),
+    [(0.05, "8 of 8 gathers end before"), (3.0, "only 2 of 8 gathers end before")],
+)
+def test_whether_weights_come_in_time(wait_ms: float, words: str) -> None:
+    assert words in finding("waits", changed("fsdp", wait_ms=wait_ms)).lower()
+
+
+def test_waits_are_summed_on_one_rank() -> None:
+    def in_turns(data: dict[str, Any]) -> None:
+        data["waits"] = [
+            [{**row, "wait_ms": 12.0 * (index % 2 == rank)} for index, row in enumerate(rows)]
+            for rank, rows in enumerate(data["waits"])
+        ]
+
+    collected = changed("fsdp", in_turns)
+    assert "a rank waits 48.0 ms, 4.0 % of a median step" in finding("waits", collected)
+    assert part("tables", "fsdp")(collected)[f"waits_{KEY}"].rows[0][3] == "24.0"
+
+
+def test_no_weight_in_time_and_none_watched() -> None:
+    def late(data: dict[str, Any]) -> None:
+        for rank in data["waits"]:
+            for row in rank:
+                row["wait_ms"] = 5.0
+
+    assert (
+        "no gather ends before its layer needs it"
+        in finding("waits", changed("fsdp", late)).lower()
+    )
+
+    def unwatched(data: dict[str, Any]) -> None:
+        data["waits"] = None
+
+    collected = changed("fsdp", unwatched)
+    assert "gathers were not watched" in finding("waits", collected).lower()
+    assert f"waits_{KEY}" not in part("tables", "fsdp")(collected)
+
+
+def test_fsdp_that_keeps_more_than_its_share_is_warned_of() -> None:
+    def hoard(data: dict[str, Any]) -> None:
+        for rank in data["arms"]["fsdp"]["ranks"]:
+            rank["moments"]["after_step"]["parts_bytes"]["parameters"] *= 2
+
+    (warning,) = part("checks", "fsdp")(changed("fsdp", hoard))
+    assert "would be its share" in warning
