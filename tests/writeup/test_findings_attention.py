@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -10,56 +9,15 @@ import pytest
 from lmlab.study.points import Point
 from lmlab.writeup.findings.attention import findings
 from tests.writeup import synthetic
+from tests.writeup.attention_told import OOM, all_ok, only, told
 from tests.writeup.small_attention import (
-    STUDY,
-    Change,
     both,
     collected,
     noted,
     nothing,
     scaled,
-    study,
     without,
 )
-
-TOPICS = {
-    **dict.fromkeys(("out_of_memory", "account", "compiled_attention"), "naive"),
-    **dict.fromkeys(("growth_sequence", "growth_head_dim"), "naive"),
-    **dict.fromkeys(("compiled_model", "compiling_cost"), "model_compile"),
-    **dict.fromkeys(("flash_wins", "not_slower", "growth_flash", "limit"), "benchmark"),
-    **{"tiles": "tiles", "leaderboard": "leaderboard", "model_attention": "model"},
-}
-"""What a finding is made from: the rest of the chapter need not be made for it."""
-OOM = ("oom", "asked for 128 GiB, 9 GiB free")
-
-
-@cache
-def plain() -> dict[str, str]:
-    """Of the small study as it is, which most tests ask for."""
-    return findings(collected())
-
-
-def told(name: str, change: Change | None = None, device: str = "cuda", **topics: Any) -> str:
-    if change is None and device == "cuda" and not topics:
-        return plain()[name]
-    made = collected(change, study(**topics) if topics else STUDY, device)
-    topic = TOPICS.get(name)
-    rows = [row for row in made.rows if topic in {None, row.point.parameters["topic"]}]
-    return findings(type(made)(**{**vars(made), "rows": rows}))[name]
-
-
-def all_ok(point: Point, values: dict[str, Any]) -> bool | None:
-    """Leaves out the shape that is there to not fit."""
-    return False if values["status"] == "oom" else None
-
-
-def only(**where: Any) -> Change:
-    """Leaves out every point with other parameters."""
-
-    def change(point: Point, values: dict[str, Any]) -> bool | None:
-        return None if where.items() <= point.parameters.items() else False
-
-    return change
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -248,180 +206,6 @@ class TestCompiling:
             "The first compiled step takes 30.0 s; that is made good after 5,960 to 15,895 steps, "
             "by size."
         )
-
-
-class TestRace:
-    def test_all_arms_are_right(self) -> None:
-        assert told("correctness").endswith("output and gradients; all are right.")
-
-    def test_arms_that_are_off_are_named(self) -> None:
-        errors = {"output": 0.5}
-        wrong = both(
-            without({"flex": ("failed", "output off by 5.0e-01; allowed is 3e-02")}),
-            noted("flex", errors=errors),
-        )
-        assert told("correctness", wrong).endswith(
-            "; 3 of them were off and got no time: FlexAttention in bf16 at head dim 64, sequence "
-            "128 and 4,096; in bf16 at head dim 64, sequence 16,384 (leaderboard), by up to "
-            "5.0e-01 where 3e-02 is allowed."
-        )
-
-    def test_arms_that_broke_are_named(self) -> None:
-        broke = both(
-            without({"flex": ("failed", "it broke")}, topic="benchmark", sequence=128),
-            without({"flash": ("failed", "no loss")}, topic="model", context=128),
-        )
-        assert told("correctness", broke).endswith(
-            "all are right. 3 arms broke: FlexAttention in bf16 at head dim 64, sequence 128 (it "
-            "broke); flash (ours) in small at context 128 and medium at context 128 (no loss)."
-        )
-
-    def test_head_dims_that_fail_alike_are_told_together(self) -> None:
-        wrong = without({"flash": ("failed", "it broke")}, topic="benchmark")
-        text = told("correctness", wrong, benchmark={"head_dims": [32, 64]})
-        assert "flash (ours) in bf16 at head dim 32 and 64, sequence 128 and 4,096 (it" in text
-
-    def test_ours_wins_everywhere(self) -> None:
-        assert told("flash_wins") == (
-            "In bf16, forward and backward together, our kernels are faster than naive at every "
-            "sequence timed, and than every other variant at every sequence timed."
-        )
-
-    def test_ours_wins_from_a_sequence_on(self) -> None:
-        slow = scaled({"flash": 5.0}, topic="benchmark", sequence=128)
-        text = told("flash_wins", slow)
-        assert "faster than naive from sequence 4,096 on, and than every other variant from" in text
-        assert "SDPA flash is ahead at 1 shape, there ours is 0.333× as fast (head dim 64," in text
-
-    def test_ours_wins_up_to_a_sequence(self) -> None:
-        slow = scaled({"flash": 50.0}, topic="benchmark", sequence=4096)
-        assert "than every other variant up to sequence 128." in told("flash_wins", slow)
-
-    def test_ours_wins_all_but_some_and_head_dims_differ(self) -> None:
-        slow = scaled({"flash": 50.0}, topic="benchmark", sequence=256, head_dim=64)
-        shapes = {"head_dims": [32, 64], "sequences": [128, 256, 512]}
-        assert (
-            "at every sequence timed (head dim 32); at all sequences but 256 (head dim 64)"
-        ) in told("flash_wins", slow, benchmark=shapes)
-
-    def test_shapes_without_a_time_of_ours_are_counted(self) -> None:
-        wrong = without({"flash": ("failed", "off by 1")}, topic="benchmark", sequence=128)
-        assert told("flash_wins", wrong).endswith(" Of 2 shapes, ours is failed at 1.")
-
-    def test_ours_wins_nowhere(self) -> None:
-        slow = scaled({"flash": 50.0}, topic="benchmark")
-        text = told("flash_wins", slow)
-        assert "than every other variant nowhere beyond noise." in text
-        assert "SDPA flash is ahead at 2 shapes, there ours is down to" in text
-
-    def test_ours_alone_beats_nobody(self) -> None:
-        alone = {"arms": ["flash"]}
-        assert told("flash_wins", benchmark=alone) == (
-            "In bf16 our kernels were timed beside no other variant."
-        )
-
-    def test_ours_was_not_timed(self) -> None:
-        gone = without({"flash": ("unsupported", "no such GPU")})
-        assert told("flash_wins", gone).endswith("they were not timed: no such GPU.")
-        assert "is not known" in told("limit", gone)
-        assert "is not known" in told("growth_flash", gone)
-        assert told("not_slower", gone) == "Our kernels were timed beside no other variant."
-
-    def test_nowhere_slower(self) -> None:
-        assert told("not_slower") == (
-            "Nowhere are they slower than naive, compiled naive or SDPA flash beyond noise, in 18 "
-            "comparisons."
-        )
-
-    def test_somewhere_slower(self) -> None:
-        slow = scaled({"flash.forward": 1.8}, topic="benchmark", sequence=128)
-        assert told("not_slower", slow) == (
-            "In 1 of 18 comparisons, pass by pass, they are slower than naive, compiled naive or "
-            "SDPA flash beyond noise: 0.926× against SDPA flash (forward, head dim 64, sequence "
-            "128, bf16)."
-        )
-
-    def test_slower_in_many_places_names_the_worst_first(self) -> None:
-        text = told("not_slower", scaled({"flash": 50.0}, topic="benchmark"))
-        assert text.startswith("In 18 of 18 comparisons")
-        assert "beyond noise: 0.0313× against SDPA flash" in text
-        assert text.endswith("and 12 more.")
-
-    def test_growth_of_ours(self) -> None:
-        shapes = {"sequences": [4096, 8192, 16384], "head_dims": [32, 64]}
-        text = told("growth_flash", benchmark=shapes)
-        assert text.startswith("From sequence 4,096 on their time grows with the sequence to the")
-        assert (
-            "to the power of 1.32 to 1.56, over the last two sequences alone 1.61 to 1.78;" in text
-        )
-        assert "one head alone fills the GPU only when it is long" in text
-        assert text.endswith(
-            "In bf16, head dim 64 takes 1.90× as long as 32 (sequence 16,384), with 2.0× the "
-            "arithmetic."
-        )
-
-    def test_growth_with_the_square(self) -> None:
-        text = told("growth_flash", benchmark={"sequences": [65536, 131072, 262144]})
-        assert text.endswith("the arithmetic grows with its square.")
-
-    def test_the_limit_with_a_ceiling(self) -> None:
-        assert told("limit").endswith("of the measured matmul rate.")
-        fp32 = told("limit", benchmark={"precisions": ["fp32"]})
-        assert "of the measured matmul rate, and " in fp32
-        assert fp32.endswith("put together from three of TF32.")
-
-    def test_the_limit_without_one(self) -> None:
-        made = collected()
-        bare = type(made)(**{**vars(made), "card": None})
-        assert "no measured matmul rate" in findings(bare)["limit"]
-
-
-class TestTilesAndBoard:
-    def test_the_fastest_cut_and_what_does_not_fit(self) -> None:
-        text = told("tiles")
-        assert "Forward, head dim 128: the fastest plain cut keeps 64 rows and walks 64" in text
-        assert "The launch table takes 128 × 64, specialised warps: 2.39 ms, 1.63× as fast" in text
-        assert text.endswith(
-            "2 cuts did not fit the GPU: 256 × 128 forward (needs 256 KiB of shared memory) and "
-            "256 × 128 backward (needs 256 KiB of shared memory); a program may have 227 KiB."
-        )
-
-    def test_another_reason_is_told_in_its_own_words(self) -> None:
-        why = ("unsupported", "tiles 256 x 128: too many registers")
-        assert "256 × 128 forward (too many registers)" in told("tiles", without({"256x128": why}))
-
-    def test_where_every_cut_fits(self) -> None:
-        text = told("tiles", tiles={"kept": [64], "walked": [64]})
-        assert text.endswith("Every cut that was tried fits.")
-
-    def test_without_the_chosen_one(self) -> None:
-        text = told("tiles", without({"chosen": ("failed", "it hangs")}))
-        assert "launch table" not in text
-
-    def test_a_cpu_has_no_tiles(self) -> None:
-        assert told("tiles", device="cpu") == "No cut was timed: a shape for GPUs."
-        assert told("leaderboard", device="cpu").endswith("published shape: a shape for GPUs.")
-
-    @pytest.mark.parametrize(
-        ("factor", "words"),
-        [(0.5, "faster than"), (2.0, "slower than"), (0.983, "within noise of")],
-    )
-    def test_our_place_beside_the_best_other(self, factor: float, words: str) -> None:
-        text = told("leaderboard", scaled({"flash": factor}, topic="leaderboard"))
-        assert f"{words} the best other variant (SDPA cuDNN, 4.04 ms" in text
-        assert "; the best published entry, on another GPU (H100), 5.364 ms. Forward," in text
-
-    def test_pass_by_pass_against_each_variant(self) -> None:
-        assert told("leaderboard").endswith(
-            "Forward, backward and together they are faster than SDPA flash (1.47 times), SDPA "
-            "efficient (2.61 times), SDPA math (10.1 times) and FlexAttention (1.24 times); "
-            "against SDPA cuDNN they are forward 0.983×, backward 0.983× and together 0.983× as "
-            "fast."
-        )
-
-    def test_alone_at_the_published_shape(self) -> None:
-        text = told("leaderboard", leaderboard={"arms": ["flash"], "head_dims": [128]})
-        assert text == "At head dim 128 our kernels take 8.20 ms."
 
 
 class TestModel:

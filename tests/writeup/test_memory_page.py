@@ -19,7 +19,7 @@ from lmlab.writeup.frames import memory as frames
 from lmlab.writeup.table import Table
 from lmlab.writeup.tables import memory as tables
 from tests.writeup import factory, synthetic
-from tests.writeup.test_memory_findings import collected, nothing
+from tests.writeup.memory_told import collected, nothing
 
 GIB = 2**30
 
