@@ -84,13 +84,20 @@ def _innermost(module: nn.Module, blocks: Blocks) -> dict[nn.Module, nn.Module]:
             f"blocks: {type(unknown.pop()).__name__} is not allowed; modules of the model are"
         )
     owners: dict[nn.Module, set[nn.Module | None]] = defaultdict(set)
-
-    def walk(layer: nn.Module, block: nn.Module | None) -> None:
-        block = layer if layer in chosen else block
+    for layer, block in _with_blocks(module, chosen, None):
         owners[layer].add(block)
-        for child in layer.children():
-            walk(child, block)
-
-    walk(module, None)
     single = {layer: found.pop() for layer, found in owners.items() if len(found) == 1}
     return {layer: block for layer, block in single.items() if block is not None}
+
+
+def _with_blocks(
+    layer: nn.Module, chosen: set[nn.Module], block: nn.Module | None
+) -> Iterator[tuple[nn.Module, nn.Module | None]]:
+    """A layer and all below it, each with the innermost of the chosen that it is reached through.
+
+    No closure that calls itself: that is a cycle, which would keep the model until it is collected.
+    """
+    block = layer if layer in chosen else block
+    yield layer, block
+    for child in layer.children():
+        yield from _with_blocks(child, chosen, block)
