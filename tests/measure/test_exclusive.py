@@ -58,7 +58,7 @@ def test_a_killed_holder_leaves_no_lock_behind() -> None:
         first.kill()
     started = time.monotonic()
     with exclusive("device"):
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10, "else it would wait for ever"
 
 
 def test_another_name_is_another_lock(capsys: pytest.CaptureFixture[str]) -> None:
