@@ -208,7 +208,7 @@ def test_a_clone_of_ones_own_results_measures_nothing_and_status_names_stale_one
 def test_an_interrupted_study_goes_on_where_it_stopped(fresh: Project) -> None:
     fresh.only("end_to_end", "memory", "precision")
     # So many points that it is not over before the signal is heeded, however busy the machine is.
-    fresh.configure(contexts=list(range(16, 24)))
+    fresh.configure(contexts=[16, 24, 32, 40])
     process = fresh.start("snakemake --config study=nano")
     while len(fresh.results()) < 3 and process.poll() is None:
         time.sleep(0.05)
@@ -217,7 +217,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(fresh: Project) -> None:
     # The newest may be that of a job whose end Snakemake did not see any more.
     by_age = sorted(fresh.results().items(), key=lambda item: item[1][1])
     before = dict(by_age[:2])
-    assert len(by_age) < 32, "the study was over"
+    assert len(by_age) < 16, "the study was over"
     assert (fresh.folder / "report/writeup.md").exists() is False
     left_over = [path for path in (fresh.folder / "results").rglob("*") if path.is_file()]
     assert all(path.suffix == ".json" and not path.name.startswith(".") for path in left_over)
