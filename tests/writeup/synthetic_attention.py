@@ -183,6 +183,7 @@ def cut(kept: int, walked: int, asked: Mapping[str, Any]) -> dict[str, Any]:
         "shared_bytes": shared if fits else None,
         "registers": 255 if kept > 128 else 168,
         "spills": 96 if kept > 128 else 0,
+        "errors": {"output": 1e-3} if fits else None,
     }
 
 

@@ -14,7 +14,8 @@ import gc
 import math
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -55,16 +56,9 @@ class Arms:
         """Keep numbers of an arm beside its standing."""
         self.rows[name].update(facts)
 
-    @contextmanager
-    def attempt(self, name: str) -> Iterator[None]:
+    def attempt(self, name: str) -> AbstractContextManager[None]:
         """Run a block for one arm; what it raises stops this arm and no other."""
-        try:
-            yield
-        except Exception as error:
-            self.stop(name, error)
-            # Without its frames, which hold the tensors that filled the memory.
-            error.with_traceback(None)
-            self._tidy()
+        return _Attempt(self, name)
 
     def stop(self, name: str, error: Exception) -> None:
         """Take an arm out, with the reason in one line."""
@@ -85,7 +79,7 @@ class Arms:
         traceback.print_exception(error)
         return "failed", f"{type(error).__name__}: {error}"
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
         """Give back what a broken arm has left, so that the next one finds all of the memory."""
         gc.collect()
         if self._device.type == "cuda":
@@ -103,6 +97,32 @@ class Arms:
     def _all_reasons(self) -> str | None:
         told = "; ".join(f"{name}: {row['reason']}" for name, row in self.rows.items())
         return without_numbers("failed", told).reason
+
+
+class _Attempt(AbstractContextManager[None]):
+    """A block whose error stops one arm.
+
+    A class, because the frames of an error hold the tensors that filled the memory, and whoever is
+    called with an error holds its frames: in a generator they would outlive the tidying up.
+    """
+
+    def __init__(self, arms: Arms, name: str) -> None:
+        self._arms, self._name = arms, name
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._arms.stop(self._name, error)
+        del frames
+        for cause in _chain(error):
+            cause.with_traceback(None)
+        self._arms.tidy()
+        return True
 
 
 def finite(number: float) -> float | None:
