@@ -85,10 +85,10 @@ class TestNaive:
     def test_the_smallest_shape_that_does_not_fit_and_the_largest_that_does(self) -> None:
         assert told("account") == (
             "At head dim 64, sequence 65,536, which does not fit, 3 tensors of scores, 128 GiB "
-            "each, are 99.8 % of the 385 GiB that the formula asks for at the peak. At head dim "
-            "64, sequence 8,192, the largest that fits, 3 tensors of scores, 2 GiB each, are 98.7 "
-            "% of the 6.08 GiB that the formula asks for at the peak; the allocator counted 6.08 "
-            "GiB, 100 % of it."
+            "each, are 99.8 % of the 385 GiB that the formula asks for at the peak, and forward "
+            "alone for 257 GiB. At head dim 64, sequence 8,192, the largest that fits, 3 tensors "
+            "of scores, 2 GiB each, are 98.7 % of the 6.08 GiB that the formula asks for at the "
+            "peak; the allocator counted 6.08 GiB, 100 % of it."
         )
 
     def test_only_the_largest_where_all_fit(self) -> None:
