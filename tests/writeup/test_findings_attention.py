@@ -195,7 +195,7 @@ class TestCompiling:
         assert "forward is faster at no size, slower at every size (0.682×)" in told(
             "compiled_model", slow
         )
-        assert told("compiling_cost", slow).endswith("which no later step makes good.")
+        assert told("compiling_cost", slow).endswith("which no later step makes good beyond noise.")
 
     def test_the_models_attention_was_replaced(self) -> None:
         text = told("compiled_model", noted("compiled", attention_replaced=12))
@@ -206,6 +206,12 @@ class TestCompiling:
             "The first compiled step takes 30.0 s; that is made good after 5,960 to 15,895 steps, "
             "by size."
         )
+
+    def test_steps_that_are_not_faster_beyond_noise_make_nothing_good(self) -> None:
+        alike = scaled({"compiled": 1.36}, topic="model_compile")
+        assert "makes good beyond noise" in told("compiling_cost", alike)
+        some = scaled({"compiled": 1.36}, topic="model_compile", size="small")
+        assert told("compiling_cost", some).endswith("made good after 5,960 steps (medium).")
 
 
 class TestModel:
