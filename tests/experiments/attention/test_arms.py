@@ -25,6 +25,11 @@ ENDS: dict[str, tuple[Exception, str, str]] = {
     "wrong numbers": (WrongNumbers("output off"), "failed", "output off"),
     "memory": (MemoryError("full"), "oom", "full (cpu)"),
     "memory that the compiler ran out of": (wrapped(MemoryError("full")), "oom", "full (cpu)"),
+    "memory that a kernel found full": (
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        "oom",
+        "Triton Error [CUDA]: out of memory (cpu)",
+    ),
     "any other error": (KeyError("q"), "failed", "KeyError: 'q'"),
 }
 

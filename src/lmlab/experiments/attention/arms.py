@@ -28,6 +28,8 @@ from lmlab.measure.statistics import Measurement
 from lmlab.study.results import Status
 
 CAPPED = "capped"
+NO_ROOM_FOR_A_KERNEL = "Triton Error [CUDA]: out of memory"
+"""What a kernel that is loaded says when tensors have taken all of the memory."""
 
 
 class Capped(Exception):
@@ -72,7 +74,7 @@ class Arms:
         if isinstance(error, Capped):
             return CAPPED, str(error)
         for cause in _chain(error):  # the compiler wraps what it meets
-            if is_out_of_memory(cause):
+            if is_out_of_memory(cause) or NO_ROOM_FOR_A_KERNEL in str(cause):
                 return "oom", memory_reason(cause, self._device)
         if isinstance(error, WrongNumbers):
             return "failed", str(error)
