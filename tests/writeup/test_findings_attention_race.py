@@ -220,6 +220,12 @@ class TestTilesAndBoard:
             "fast."
         )
 
+    def test_without_ours_the_board_says_what_happened_to_ours(self) -> None:
+        broke = without({"flash": ("failed", "it broke")}, topic="leaderboard")
+        assert told("leaderboard", broke) == (
+            "Our kernels were not timed at the published shape: it broke."
+        )
+
     def test_alone_at_the_published_shape(self) -> None:
         text = told("leaderboard", leaderboard={"arms": ["flash"], "head_dims": [128]})
         assert text == "At head dim 128 our kernels take 8.20 ms."
