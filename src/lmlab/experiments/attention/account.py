@@ -27,7 +27,8 @@ Row = dict[str, Any]
 
 def in_forward(shape: Shape) -> list[Row]:
     """What is held while the weights are multiplied with the values."""
-    return [*before_backward(shape), _scores(shape, "scores")]
+    held = before_backward(shape)
+    return [*held[:4], _scores(shape, "scores"), *held[4:]]
 
 
 def before_backward(shape: Shape) -> list[Row]:
