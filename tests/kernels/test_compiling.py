@@ -22,6 +22,7 @@ from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
 from lmlab.kernels.hopper_forward import hopper_forward_kernel
 from lmlab.kernels.hopper_keys import hopper_keys_kernel
+from lmlab.kernels.hopper_once import hopper_once_kernel
 from lmlab.kernels.hopper_queries import hopper_queries_kernel
 
 pytestmark = pytest.mark.slow
@@ -188,7 +189,7 @@ def row_type(length: int) -> str:
 
 def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]:
     """The types of a specialised kernel's arguments; kept tiles have 64 rows for each group."""
-    walks_queries = kernel is hopper_keys_kernel
+    walks_queries = kernel in (hopper_keys_kernel, hopper_once_kernel)
     kept = tile_type(64, head_dim)
     moving = tile_type(walked, head_dim)
     numbers = row_type(walked) if walks_queries else "*fp32"
@@ -201,7 +202,7 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
         "delta": numbers,
     }
     types |= dict.fromkeys(("o", "grad_q", "grad_k", "grad_v"), "*bf16")
-    types |= dict.fromkeys(("scale", "scale_log2"), "fp32")
+    types |= dict.fromkeys(("scale", "scale_log2"), "fp32") | {"sums": "*fp32", "progress": "*i32"}
     return {
         name: STRIDES if name.endswith("_strides") else types.get(name, "i32")
         for name in kernel.arg_names
@@ -215,6 +216,7 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
         pytest.param(hopper_forward_kernel, 128, 2, 128, 2, id="forward, 128"),
         pytest.param(hopper_keys_kernel, 64, 2, 64, 3, id="gradients of keys, 64"),
         pytest.param(hopper_queries_kernel, 128, 2, 64, 2, id="gradient of queries, 128"),
+        pytest.param(hopper_once_kernel, 64, 2, 64, 3, id="all gradients, 64"),
     ],
 )
 def test_specialised_warps_neither_spill_nor_wait_for_each_product(

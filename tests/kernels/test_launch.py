@@ -94,6 +94,20 @@ def test_sharing_keys_leaves_the_bits_to_the_keys_order() -> None:
     assert all(map(torch.equal, shared(), shared()))
 
 
+def test_shared_sums_are_fp32_whatever_type_is_pytorchs_default() -> None:
+    inputs = Shape(keys=120, head_dim=16).inputs()
+    shared = partial(pass_through, inputs, True, Tiles(**PLAIN, paired=False, splits=4))
+    expected = shared()
+
+    torch.set_default_dtype(torch.float16)
+    try:
+        found = shared()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert all(map(torch.equal, found, expected))
+
+
 PROBLEM = Problem.of(torch.empty(1, 1, 64, 16), torch.empty(1, 1, 64, 16), True)
 
 

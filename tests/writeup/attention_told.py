@@ -21,10 +21,7 @@ TOPICS = {
     **dict.fromkeys(("flash_wins", "not_slower", "growth_flash", "limit"), "benchmark"),
     **{"tiles": "tiles", "leaderboard": "leaderboard", "model_attention": "model"},
 }
-
-
 """What a finding is made from: the rest of the chapter need not be made for it."""
-
 
 OOM = ("oom", "asked for 128 GiB, 9 GiB free")
 

@@ -14,6 +14,7 @@ from lmlab.writeup.collect import Collected
 from tests.writeup import factory, synthetic
 from tests.writeup.synthetic_attention import attention
 
+EVERYWHERE: Mapping[str, Any] = {}
 Change = Callable[[Point, dict[str, Any]], object]
 """Looks at a point and changes what its result holds; False leaves the point unmeasured."""
 
@@ -99,10 +100,12 @@ def without(arms: Mapping[str, tuple[str, str]], **where: Any) -> Change:
     return change
 
 
-def noted(arm: str, **facts: Any) -> Change:
-    """Facts of an arm replaced wherever it ran."""
+def noted(arm: str, where: Mapping[str, Any] = EVERYWHERE, **facts: Any) -> Change:
+    """Facts of an arm replaced wherever it ran, at points with these parameters."""
 
     def change(point: Point, values: dict[str, Any]) -> None:
+        if not where.items() <= point.parameters.items():
+            return
         if arm in values["data"].get("arms", {}):
             values["data"]["arms"][arm].update(facts)
 

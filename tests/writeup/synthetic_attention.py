@@ -107,6 +107,7 @@ def standing(arm: str, asked: Mapping[str, Any], device: str) -> dict[str, Any]:
         "reason": None,
         "first_call_s": 4.2 if arm in {"compiled", "flex"} else 0.01,
         "errors": dict.fromkeys(("output", "grad_q", "grad_k", "grad_v"), 1e-3),
+        "forward_peak_memory_bytes": held + scores_bytes(asked) if on_gpu else None,
         "memory_before_backward_bytes": held if on_gpu else None,
         "peak_memory_bytes": held + 2 * scores_bytes(asked) if on_gpu else None,
         "saved_bytes": scores_bytes(asked),
@@ -140,7 +141,8 @@ def account(asked: Mapping[str, Any]) -> dict[str, Any]:
     held = [row(name, vector) for name in ("queries", "keys", "values", "gradient of output")]
     held += [row("weights", square), row("output", vector)]
     more = [row("gradient of weights", square), row("gradient of scores", square)]
-    return {"before_backward": held, "peak": [*held, *more]}
+    forward = [*held, row("scores", square)]
+    return {"forward": forward, "before_backward": held, "peak": [*held, *more]}
 
 
 def tiles(point: Point) -> Result:
@@ -183,6 +185,7 @@ def cut(kept: int, walked: int, asked: Mapping[str, Any]) -> dict[str, Any]:
         "shared_bytes": shared if fits else None,
         "registers": 255 if kept > 128 else 168,
         "spills": 96 if kept > 128 else 0,
+        "errors": {"output": 1e-3} if fits else None,
     }
 
 

@@ -86,12 +86,30 @@ def test_naive_has_times_and_memory(gpu: dict[str, Table]) -> None:
 def test_the_account_adds_up_beside_what_was_counted(gpu: dict[str, Table]) -> None:
     full = gpu["account_too_large"]
     assert full.title.endswith("head dim 64, sequence 65,536, which does not fit")
-    assert full.rows[-1][2:] == ["OOM: asked for 128.00 GiB, 10.00 GiB free"] * 2
+    assert full.rows[-1][2:] == ["OOM"] * 3
+    assert "what the allocator counted (asked for 128.00 GiB, 10.00 GiB free)." in full.caption
+    assert column(full, "Peak in forward")[-2] == "257 GiB"
 
     table = gpu["account_largest"]
     assert table.title.endswith("head dim 64, sequence 8,192, which fits")
     assert table.rows[-1][-1] == "6.08 GiB (100 % of the sum)"
-    assert column(table, "Before backward")[6] == "–", "gradients come later"
+    held = {row[0]: row[2:] for row in table.rows}
+    assert held["weights"] == ["2 GiB", "2 GiB", "2 GiB"]
+    assert held["scores"] == ["2 GiB", "–", "–"], "they go when forward ends"
+    assert held["gradient of scores"] == ["–", "–", "2 GiB"]
+
+
+def test_the_caption_of_a_race_has_the_reasons() -> None:
+    why = "unsupported", "on a CPU flash means nothing."
+    gone = without({"flash": why, "flex": why}, topic="benchmark")
+    full = both(gone, without({"naive": OOM}, topic="benchmark", sequence=4096))
+    caption = tables(collected(full))["race_bf16_both"].caption
+    assert (
+        "in turns. Unsupported: FlexAttention and flash (ours) (on a CPU flash means nothing). "
+        "OOM: naive (asked for 128 GiB, 9 GiB free)." in caption
+    )
+    assert "Over its cap" not in caption
+    assert "Unsupported" not in tables(collected())["race_bf16_both"].caption
 
 
 def test_published_times_stand_beside_ours(gpu: dict[str, Table]) -> None:

@@ -85,10 +85,10 @@ class TestNaive:
     def test_the_smallest_shape_that_does_not_fit_and_the_largest_that_does(self) -> None:
         assert told("account") == (
             "At head dim 64, sequence 65,536, which does not fit, 3 tensors of scores, 128 GiB "
-            "each, are 99.8 % of the 385 GiB that the formula asks for at the peak. At head dim "
-            "64, sequence 8,192, the largest that fits, 3 tensors of scores, 2 GiB each, are 98.7 "
-            "% of the 6.08 GiB that the formula asks for at the peak; the allocator counted 6.08 "
-            "GiB, 100 % of it."
+            "each, are 99.8 % of the 385 GiB that the formula asks for at the peak, and forward "
+            "alone for 257 GiB. At head dim 64, sequence 8,192, the largest that fits, 3 tensors "
+            "of scores, 2 GiB each, are 98.7 % of the 6.08 GiB that the formula asks for at the "
+            "peak; the allocator counted 6.08 GiB, 100 % of it."
         )
 
     def test_only_the_largest_where_all_fit(self) -> None:
@@ -195,7 +195,7 @@ class TestCompiling:
         assert "forward is faster at no size, slower at every size (0.682×)" in told(
             "compiled_model", slow
         )
-        assert told("compiling_cost", slow).endswith("which no later step makes good.")
+        assert told("compiling_cost", slow).endswith("which no later step makes good beyond noise.")
 
     def test_the_models_attention_was_replaced(self) -> None:
         text = told("compiled_model", noted("compiled", attention_replaced=12))
@@ -206,6 +206,12 @@ class TestCompiling:
             "The first compiled step takes 30.0 s; that is made good after 5,960 to 15,895 steps, "
             "by size."
         )
+
+    def test_steps_that_are_not_faster_beyond_noise_make_nothing_good(self) -> None:
+        alike = scaled({"compiled": 1.36}, topic="model_compile")
+        assert "makes good beyond noise" in told("compiling_cost", alike)
+        some = scaled({"compiled": 1.36}, topic="model_compile", size="small")
+        assert told("compiling_cost", some).endswith("made good after 5,960 steps (medium).")
 
 
 class TestModel:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from lmlab.study.points import Point
 from lmlab.writeup.findings.attention import findings
 from tests.writeup.attention_told import told
 from tests.writeup.small_attention import (
@@ -29,6 +32,39 @@ class TestRace:
             "; 3 of them were off and got no time: FlexAttention in bf16 at head dim 64, sequence "
             "128 and 4,096; in bf16 at head dim 64, sequence 16,384 (leaderboard), by up to "
             "5.0e-01 where 3e-02 is allowed."
+        )
+
+    def test_what_is_not_a_number_is_off(self) -> None:
+        none = both(
+            without({"flex": ("failed", "output off by nan; allowed is 3e-02")}, sequence=128),
+            noted("flex", {"sequence": 128}, errors={"output": None, "grad_q": 0.5}),
+        )
+        assert told("correctness", none).endswith(
+            "; 1 of them was off and got no time: FlexAttention in bf16 at head dim 64, sequence "
+            "128, with results that are not numbers."
+        )
+
+    @pytest.mark.parametrize("direction", ["forward", "backward"])
+    def test_a_cut_that_is_off_in_one_direction_is_named(self, direction: str) -> None:
+        where = {"topic": "tiles", "direction": direction}
+        wrong = both(
+            without({"64x64": ("failed", "output off by 5.0e-01; allowed is 3e-02")}, **where),
+            noted("64x64", where, errors={"output": 0.5}),
+        )
+        assert told("correctness", wrong).endswith(
+            "; 1 of them was off and got no time: 64x64 in bf16 at head dim 128, sequence 16,384 "
+            "(tiles), by up to 5.0e-01 where 3e-02 is allowed."
+        )
+
+    def test_an_arm_that_broke_after_its_first_pass_is_named(self) -> None:
+        def late(point: Point, values: dict[str, Any]) -> None:
+            if point.parameters.get("sequence") == 128:
+                values["data"]["arms"]["flex"].update(status="failed", reason="it broke")
+                del values["measurements"]["flex.both"]
+
+        assert told("correctness", late).endswith(
+            "all are right. 1 arm broke: FlexAttention in bf16 at head dim 64, sequence 128 (it "
+            "broke)."
         )
 
     def test_arms_that_broke_are_named(self) -> None:
@@ -182,6 +218,12 @@ class TestTilesAndBoard:
             "efficient (2.61 times), SDPA math (10.1 times) and FlexAttention (1.24 times); "
             "against SDPA cuDNN they are forward 0.983×, backward 0.983× and together 0.983× as "
             "fast."
+        )
+
+    def test_without_ours_the_board_says_what_happened_to_ours(self) -> None:
+        broke = without({"flash": ("failed", "it broke")}, topic="leaderboard")
+        assert told("leaderboard", broke) == (
+            "Our kernels were not timed at the published shape: it broke."
         )
 
     def test_alone_at_the_published_shape(self) -> None:

@@ -91,7 +91,7 @@ def launch_backward(
 ) -> Any:
     """Two launches, for keys and values and for queries; returns the first one's kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
-    if tiles.once and width == walked == ROWS:
+    if tiles.once and width == walked == ROWS and _has_bounded_weights(problem, tiles):
         return launch_once(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan)
     grad_q, grad_k, grad_v = grads
     constants = _constants(tiles, plan)
@@ -109,6 +109,15 @@ def launch_backward(
         problem.pairs, problem.heads, 1, plan.abreast, problem.queries, problem.keys, **constants,
     )  # fmt: skip
     return compiled
+
+
+def _has_bounded_weights(problem: Problem, tiles: Tiles) -> bool:
+    """Whether no tile of keys reaches beyond the last one without a causal mask over it.
+
+    Keys there read as zeros, and their weight is exp(-lse), which is infinite where all scores are
+    low. No gradient of a key is written there, but one walk would add infinity times zero to dQ.
+    """
+    return problem.is_causal or problem.keys % tiles.kept == 0
 
 
 def launch_once(

@@ -23,12 +23,12 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 def parts(plan: Plan, kept: int, block_d: int, device: torch.device) -> Tensor:
     """Room for each program's tile, the sums of its weights and their peaks."""
-    return torch.empty(plan.programs * kept * (block_d + 2), device=device)
+    return torch.empty(plan.programs * kept * (block_d + 2), dtype=torch.float32, device=device)
 
 
 def sums(plan: Plan, kept: int, block_d: int, device: torch.device) -> Tensor:
     """Room for each program's sums of a backward pass: two tiles, for keys and for values."""
-    return torch.empty(2 * plan.programs * kept * block_d, device=device)
+    return torch.empty(2 * plan.programs * kept * block_d, dtype=torch.float32, device=device)
 
 
 def counters(count: int, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from lmlab.attention import naive
 from lmlab.experiments.attention import account
 from lmlab.experiments.attention.problem import Problem, Shape
+from tests.experiments.attention.allocated import Allocated
 
 
 def shape(is_causal: bool, precision: str = "fp32", heads: int | None = None) -> Shape:
@@ -36,6 +37,17 @@ def test_rows_name_shapes_and_bytes() -> None:
     assert {"tensor": "weights", "shape": [3, 2, 24, 24], "bytes": 3 * 2 * 24 * 24 * 2} in rows
     assert {"tensor": "mask", "shape": [24, 24], "bytes": 24 * 24} in rows
     assert account.total_bytes(rows) == sum(row["bytes"] for row in rows)
+
+
+@pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
+def test_forward_holds_two_tensors_of_scores_at_most(cpu: torch.device, is_causal: bool) -> None:
+    asked = shape(is_causal)
+    problem = Problem(asked, cpu, seed=0)
+    given = *problem.inputs, problem.grad_o
+    with Allocated(given) as allocated:
+        naive.attention(*problem.inputs, is_causal=is_causal)
+    there = sum(tensor.nbytes for tensor in given)
+    assert there + allocated.peak_bytes == account.total_bytes(account.in_forward(asked))
 
 
 def test_at_the_peak_four_tensors_of_scores_are_there() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -23,6 +25,11 @@ ENDS: dict[str, tuple[Exception, str, str]] = {
     "wrong numbers": (WrongNumbers("output off"), "failed", "output off"),
     "memory": (MemoryError("full"), "oom", "full (cpu)"),
     "memory that the compiler ran out of": (wrapped(MemoryError("full")), "oom", "full (cpu)"),
+    "memory that a kernel found full": (
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        "oom",
+        "Triton Error [CUDA]: out of memory (cpu)",
+    ),
     "any other error": (KeyError("q"), "failed", "KeyError: 'q'"),
 }
 
@@ -34,6 +41,38 @@ def test_an_arm_ends_with_a_status_and_a_reason(error: Exception, status: str, r
         raise error
     assert arms.rows["a"] == {"status": status, "reason": reason}
     assert arms.running == ["b"]
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["as it is", "inside another"])
+def test_what_an_error_holds_is_free_before_the_arms_are_tidied_up(
+    monkeypatch: pytest.MonkeyPatch, is_wrapped: bool
+) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def fill() -> None:
+        scores = torch.empty(3)
+        held.append(weakref.ref(scores))
+        raise MemoryError("full")
+
+    def fill_inside() -> None:
+        try:
+            fill()
+        except MemoryError as error:
+            raise RuntimeError("the compiler met an error") from error
+
+    arms = Arms(["a"], CPU)
+    monkeypatch.setattr(arms, "tidy", lambda: alive.append(held[0]() is not None))
+    with arms.attempt("a"):
+        fill_inside() if is_wrapped else fill()
+    assert alive == [False]
+
+
+def test_an_interrupt_is_nobodys_failure() -> None:
+    arms = Arms(["a"], CPU)
+    with pytest.raises(KeyboardInterrupt), arms.attempt("a"):
+        raise KeyboardInterrupt
+    assert arms.running == ["a"]
 
 
 def test_a_reason_is_one_line() -> None:

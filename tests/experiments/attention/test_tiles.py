@@ -60,4 +60,19 @@ def test_the_whole_race_runs_where_flash_is_not_refused(
     assert {row["status"] for row in arms.values()} == {"ok"}
     assert list(outcome.measurements) == ["32x32.forward", "16x32.forward", "chosen.forward"]
     assert arms["16x32"]["warps"] == 4
+    assert arms["16x32"]["errors"]["output"] < 1e-5
     assert outcome.data["shared_limit_bytes"] > 0
+
+
+def test_a_cut_with_wrong_numbers_says_by_how_much_and_is_not_timed(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
+    off = {"32x32": 0.25}
+    monkeypatch.setattr(
+        topic.Run, "errors", lambda _, tiles: {"output": off.get(f"{tiles.kept}x{tiles.walked}", 0)}
+    )
+    outcome = topic.measure(tiles_point(), cpu)
+    assert outcome.data["arms"]["32x32"]["status"] == "failed"
+    assert outcome.data["arms"]["32x32"]["errors"] == {"output": 0.25}
+    assert "32x32.forward" not in outcome.measurements

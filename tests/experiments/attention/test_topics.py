@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmlab.experiments.attention import benchmark, measure
+from lmlab.experiments.attention import benchmark, measure, naive
 from lmlab.experiments.attention.problem import Problem, Shape
 from lmlab.experiments.outcome import Outcome, Unsupported
 from lmlab.study.points import Point
@@ -49,6 +49,26 @@ def test_naive_says_what_it_keeps_for_backward(cpu: torch.device) -> None:
     assert rows["naive"]["saved_bytes"] == 2 * 32 * 32 * 4, "one tensor of weights"
     assert rows["tiled"]["saved_bytes"] == 2 * 32 * 8 * 4 + 2 * 32 * 4, "output and log-sum-exp"
     assert rows["naive"]["peak_memory_bytes"] is None, "nobody counts on a CPU"
+
+
+def test_naive_holds_its_inputs_and_what_comes_on_top_at_three_moments(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_causal=False)
+    problem = Problem(shape, cpu, seed=0)
+    given, others = 4 * problem.q.nbytes, 1000
+    allocated, peaks = iter([0, 10]), iter([25, 70])
+    base = given + others
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: base + next(allocated))
+    monkeypatch.setattr(naive, "reset_peak_memory", lambda device: None)
+    monkeypatch.setattr(naive, "peak_memory_bytes", lambda device: base + next(peaks))
+    found = naive.memory(lambda q, k, v: q + k + v, problem, torch.device("cuda"))
+    assert found == {
+        "forward_peak_memory_bytes": given + 25,
+        "memory_before_backward_bytes": given + 10,
+        "peak_memory_bytes": given + 70,
+    }
 
 
 def test_naive_without_memory_is_a_value_with_its_account(cpu: torch.device) -> None:

@@ -3,7 +3,8 @@
 softmax(Q K^T / sqrt(d)) V is five operations, each of which writes its result to memory. What stays
 for backward is what a derivative needs: softmax keeps its result, the weights, which the second
 product needs as well; a mask is kept where there is one; queries, keys and values are there anyway.
-So one tensor of batch x sequence x sequence stays, whatever the head dimension.
+So one tensor of batch x sequence x sequence stays, whatever the head dimension. Forward itself
+holds two: each operation reads one and writes another, up to softmax and the product after it.
 
 The peak comes in backward: while softmax is being differentiated, the weights, the gradient of the
 weights, the product of these two, which PyTorch writes to memory on a GPU before it sums its rows,
@@ -22,6 +23,12 @@ from torch import Tensor
 from lmlab.experiments.attention.problem import Attend, Problem, Shape
 
 Row = dict[str, Any]
+
+
+def in_forward(shape: Shape) -> list[Row]:
+    """What is held while the weights are multiplied with the values."""
+    held = before_backward(shape)
+    return [*held[:4], _scores(shape, "scores"), *held[4:]]
 
 
 def before_backward(shape: Shape) -> list[Row]:

@@ -14,7 +14,8 @@ import gc
 import math
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from lmlab.measure.statistics import Measurement
 from lmlab.study.results import Status
 
 CAPPED = "capped"
+NO_ROOM_FOR_A_KERNEL = "Triton Error [CUDA]: out of memory"
+"""What a kernel that is loaded says when tensors have taken all of the memory."""
 
 
 class Capped(Exception):
@@ -55,16 +58,9 @@ class Arms:
         """Keep numbers of an arm beside its standing."""
         self.rows[name].update(facts)
 
-    @contextmanager
-    def attempt(self, name: str) -> Iterator[None]:
+    def attempt(self, name: str) -> AbstractContextManager[None]:
         """Run a block for one arm; what it raises stops this arm and no other."""
-        try:
-            yield
-        except Exception as error:
-            self.stop(name, error)
-            # Without its frames, which hold the tensors that filled the memory.
-            error.with_traceback(None)
-            self._tidy()
+        return _Attempt(self, name)
 
     def stop(self, name: str, error: Exception) -> None:
         """Take an arm out, with the reason in one line."""
@@ -78,14 +74,14 @@ class Arms:
         if isinstance(error, Capped):
             return CAPPED, str(error)
         for cause in _chain(error):  # the compiler wraps what it meets
-            if is_out_of_memory(cause):
+            if is_out_of_memory(cause) or NO_ROOM_FOR_A_KERNEL in str(cause):
                 return "oom", memory_reason(cause, self._device)
         if isinstance(error, WrongNumbers):
             return "failed", str(error)
         traceback.print_exception(error)
         return "failed", f"{type(error).__name__}: {error}"
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
         """Give back what a broken arm has left, so that the next one finds all of the memory."""
         gc.collect()
         if self._device.type == "cuda":
@@ -103,6 +99,32 @@ class Arms:
     def _all_reasons(self) -> str | None:
         told = "; ".join(f"{name}: {row['reason']}" for name, row in self.rows.items())
         return without_numbers("failed", told).reason
+
+
+class _Attempt(AbstractContextManager[None]):
+    """A block whose error stops one arm.
+
+    A class, because the frames of an error hold the tensors that filled the memory, and whoever is
+    called with an error holds its frames: in a generator they would outlive the tidying up.
+    """
+
+    def __init__(self, arms: Arms, name: str) -> None:
+        self._arms, self._name = arms, name
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._arms.stop(self._name, error)
+        del frames
+        for cause in _chain(error):
+            cause.with_traceback(None)
+        self._arms.tidy()
+        return True
 
 
 def finite(number: float) -> float | None:

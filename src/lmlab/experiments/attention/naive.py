@@ -5,10 +5,11 @@ Before that each arm runs once for its numbers (they are checked), once for what
 memory before backward begins, and for the peak of both together. The compiled arm's first forward
 and backward are timed apart: they contain the compilation, with caches that start empty.
 
-`data`: `arms`, each with `errors`, `first_call_s`, `memory_before_backward_bytes` and
-`peak_memory_bytes` (null on a CPU), `saved_bytes` (eager: what autograd keeps beyond the inputs) or
-`attention_replaced` (compiled: how often fused attention was put in place of the formula);
-`account`, `before_backward` and `peak`: the tensors that the formula says are there.
+`data`: `arms`, each with `errors`, `first_call_s`, `forward_peak_memory_bytes`,
+`memory_before_backward_bytes` and `peak_memory_bytes` (null on a CPU), `saved_bytes` (eager: what
+autograd keeps beyond the inputs) or `attention_replaced` (compiled: how often fused attention was
+put in place of the formula); `account` of `forward`, `before_backward` and `peak`: the tensors that
+the formula says are there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
 
+MOMENTS = ("forward_peak_memory_bytes", "memory_before_backward_bytes", "peak_memory_bytes")
+
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Measure one shape."""
@@ -55,6 +58,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
     data = {
         "flops": shape.flops(),
         "account": {
+            "forward": account.in_forward(shape),
             "before_backward": account.before_backward(shape),
             "peak": account.at_peak(shape),
         },
@@ -79,19 +83,18 @@ def try_memory(
 
 
 def memory(attend: Attend, problem: Problem, device: torch.device) -> dict[str, int | None]:
-    """What one pass leaves before backward, and the most that it holds; null on a CPU."""
+    """The most that forward holds, what it leaves, and the most of all; null on a CPU."""
     if device.type != "cuda":
-        return {"memory_before_backward_bytes": None, "peak_memory_bytes": None}
+        return dict.fromkeys(MOMENTS)
     torch.cuda.synchronize(device)
     others = int(torch.cuda.memory_allocated(device)) - _bytes(*problem.inputs, problem.grad_o)
     reset_peak_memory(device)
     output = attend(*problem.inputs)
-    held = int(torch.cuda.memory_allocated(device)) - others
+    forward = peak_memory_bytes(device) or 0
+    held = int(torch.cuda.memory_allocated(device))
     problem.gradients(output)
-    return {
-        "memory_before_backward_bytes": held,
-        "peak_memory_bytes": (peak_memory_bytes(device) or 0) - others,
-    }
+    found = forward, held, peak_memory_bytes(device) or 0
+    return {name: count - others for name, count in zip(MOMENTS, found, strict=True)}
 
 
 def _bytes(*tensors: Tensor) -> int:

@@ -47,9 +47,13 @@ def try_out(
         found.extend((output, *problem.gradients(output)))
 
     arms.note(name, first_call_s=first_call_s(first, device))
-    off = errors(found, right)
+    judge(name, errors(found, right), arms, problem.shape.dtype)
+
+
+def judge(name: str, off: Mapping[str, float], arms: Arms, dtype: torch.dtype) -> None:
+    """Note how far an arm's numbers are off; raises if that is more than the type explains."""
     arms.note(name, errors={tensor: finite(error) for tensor, error in off.items()})
-    check(off, problem.shape.dtype)
+    check(off, dtype)
 
 
 def race(

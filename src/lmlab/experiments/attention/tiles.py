@@ -7,7 +7,8 @@ the GPU does not take it. Shared memory is said twice, by count of the tiles and
 
 `data`: `flops`, `shared_limit_bytes` and `arms`, named KEPTxWALKED, `chosen` for the tiles that the
 launch table takes for this problem. Each has `kept`, `walked`, `warps`, `stages`, `specialised`,
-`shared_by_count_bytes`, and `shared_bytes`, `registers`, `spills` as the compiled kernel says.
+`errors`, `shared_by_count_bytes`, and `shared_bytes`, `registers`, `spills` as the compiled kernel
+says.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from lmlab.experiments.attention.arms import Arms, refuse_unsupported
 from lmlab.experiments.attention.problem import Problem, Shape, shape_of
-from lmlab.experiments.attention.race import patience_of
-from lmlab.experiments.attention.reference import NAMES, check, errors, reference
+from lmlab.experiments.attention.race import judge, patience_of
+from lmlab.experiments.attention.reference import NAMES, errors, reference
 from lmlab.experiments.outcome import Outcome, Unsupported
 from lmlab.kernels import launch
 from lmlab.kernels.configs import Direction, Tiles, choose, shared_bytes
@@ -52,7 +53,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
             with arms.attempt(name):
                 arms.note(name, **described(tiles), **run.by_count(tiles))
                 arms.note(name, **run.try_out(tiles))
-                check(run.errors(tiles), shape.dtype)
+                judge(name, run.errors(tiles), arms, shape.dtype)
         calls = {name: run.prepare(cuts[name]) for name in arms.running}
         times, broken = measure_in_rounds(calls, device=device, patience=patience_of(settings))
         for name, error in broken.items():

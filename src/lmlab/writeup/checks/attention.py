@@ -8,6 +8,7 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.numbers import binary_bytes, counted, percent, significant
 from lmlab.writeup.places import extreme
+from lmlab.writeup.tables.attention_account import MOMENTS
 from lmlab.writeup.tables.attention_tiles import CHOSEN
 
 # The allocator rounds every tensor up to 512 bytes, and large ones to 2 MiB.
@@ -42,10 +43,7 @@ def memory_as_accounted(collected: Collected) -> list[str]:
         if row.result is None or "account" not in row.result.data:
             continue
         arm = row.result.data["arms"].get(frames.NAIVE, {})
-        found = {
-            "before_backward": arm.get("memory_before_backward_bytes"),
-            "peak": arm.get("peak_memory_bytes"),
-        }
+        found = {when: arm.get(key) for when, key in MOMENTS.items()}
         for when, measured in found.items():
             total = sum(tensor["bytes"] for tensor in row.result.data["account"][when])
             allowed = max(ACCOUNT_WITHIN * total, ACCOUNT_WITHIN_BYTES)

@@ -21,34 +21,42 @@ MOST_NAMED = 3
 
 def correctness(data: pd.DataFrame) -> str:
     """How many arms were held against the reference, which were off, and which broke."""
-    arms = data.drop_duplicates([*frames.PLACE, "arm"])
-    tried = arms[arms["errors"].notna()]
+    tried = _arms(data[data["errors"].notna()])
+    broken = _broken(_arms(frames.of(data, status="failed")))
     if not len(tried):
-        return f"No variant was held against the reference.{_broken(arms)}"
+        return f"No variant was held against the reference.{broken}"
     wrong = tried[tried["reason"].astype(str).str.contains(OFF)]
     held = f"{counted(len(tried), 'arm')} were held against a reference in fp32 before they were"
     if not len(wrong):
-        return f"{held} timed, output and gradients; all are right.{_broken(arms)}"
+        return f"{held} timed, output and gradients; all are right.{broken}"
     told = [_off(part) for _, part in wrong.groupby("arm", sort=False)]
     return (
         f"{held} timed, output and gradients; {len(wrong)} of them "
-        f"{'was' if len(wrong) == 1 else 'were'} off and got no time: {'; '.join(told)}."
-        f"{_broken(arms)}"
+        f"{'was' if len(wrong) == 1 else 'were'} off and got no time: {'; '.join(told)}.{broken}"
     )
+
+
+def _arms(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each arm of each point; among the tiles each direction is a point."""
+    direction = rows["pass"].where(rows["topic"] == "tiles", "")
+    keys = rows[[*frames.PLACE, "arm"]].assign(direction=direction)
+    return rows[~keys.duplicated()]
 
 
 def _off(rows: pd.DataFrame) -> str:
-    worst = max(max(errors.values()) for errors in rows["errors"])
-    allowed = list(dict.fromkeys(str(r).rpartition("allowed is ")[2] for r in rows["reason"]))
-    return (
-        f"{frames.label(rows['arm'].iloc[0])} {shapes(rows)}, by up to {worst:.1e} where "
-        f"{listed(allowed, 'or')} is allowed"
-    )
+    return f"{frames.label(rows['arm'].iloc[0])} {shapes(rows)}, {_by_how_much(rows)}"
 
 
-def _broken(arms: pd.DataFrame) -> str:
+def _by_how_much(rows: pd.DataFrame) -> str:
+    found = [error for errors in rows["errors"] for error in errors.values()]
+    if None in found:
+        return "with results that are not numbers"
+    allowed = dict.fromkeys(str(r).rpartition("allowed is ")[2] for r in rows["reason"])
+    return f"by up to {max(found):.1e} where {listed(allowed, 'or')} is allowed"
+
+
+def _broken(failed: pd.DataFrame) -> str:
     """Arms that failed in another way than by their numbers."""
-    failed = frames.of(arms, status="failed")
     failed = failed[~failed["reason"].astype(str).str.contains(OFF)]
     if not len(failed):
         return ""
@@ -76,7 +84,7 @@ def _head_dims(rows: pd.DataFrame) -> list[str]:
     """Head dimensions that share their sequences are told together."""
     groups: dict[str, list[str]] = {}
     for head_dim, part in rows.groupby("head_dim", sort=False):
-        sequences = listed(few([f"{value:,}" for value in part["sequence"]]))
+        sequences = listed(few(list(dict.fromkeys(f"{value:,}" for value in part["sequence"]))))
         groups.setdefault(sequences, []).append(str(head_dim))
     return [f"head dim {listed(names)}, sequence {found}" for found, names in groups.items()]
 

@@ -67,12 +67,14 @@ def compiling_cost(data: pd.DataFrame) -> str:
         return "What compiling the model costs is not known: no compiled step was measured."
     first = [float(value) for value in ratios["first_step_s_b"]]
     text = f"The first compiled step takes {span(first)} s"
-    saved = ratios["median_ms_a"] - ratios["median_ms_b"]
-    paying = ratios.assign(saved=saved)[saved > 0]
+    paying = frames.of(ratios, verdict="faster")
     if not len(paying):
-        return f"{text}, which no later step makes good."
-    steps = paying["first_step_s_b"].astype(float) * 1e3 / paying["saved"]
-    return f"{text}; that is made good after {_steps(steps)}."
+        return f"{text}, which no later step makes good beyond noise."
+    saved = paying["median_ms_a"] - paying["median_ms_b"]
+    steps = paying["first_step_s_b"].astype(float) * 1e3 / saved
+    sizes = named(paying["size"], list(ratios["size"]))
+    where = f" ({sizes})" if len(paying) < len(ratios) else ""
+    return f"{text}; that is made good after {_steps(steps)}{where}."
 
 
 def _steps(steps: pd.Series) -> str:

@@ -59,7 +59,7 @@ def accounted_memory(collected: Collected) -> str:
     full, ran = smallest_without_room(collected), largest_with_room(collected)
     told = []
     if full is not None:
-        told.append(f"At {_at(full)}, which does not fit, {_squares(full)}.")
+        told.append(f"At {_at(full)}, which does not fit, {_squares(full)}{_in_forward(full)}.")
     if ran is not None:
         told.append(f"At {_at(ran)}, the largest that fits, {_squares(ran)}{_counted(ran)}.")
     return " ".join(told) or "No shape was measured, so there is nothing to account for."
@@ -80,6 +80,12 @@ def _squares(row: Row) -> str:
         f"{percent(count * scores / total)} of the {binary_bytes(total)} that the formula asks for "
         "at the peak"
     )
+
+
+def _in_forward(row: Row) -> str:
+    """What forward alone asks for, before backward is thought of."""
+    total = sum(tensor["bytes"] for tensor in account_of(row)["forward"])
+    return f", and forward alone for {binary_bytes(total)}"
 
 
 def _counted(row: Row) -> str:

@@ -15,6 +15,7 @@ from lmlab.writeup.numbers import binary_bytes, percent
 from lmlab.writeup.table import NOTHING, Column, Table
 
 MOMENTS = {
+    "forward": "forward_peak_memory_bytes",
     "before_backward": "memory_before_backward_bytes",
     "peak": "peak_memory_bytes",
 }
@@ -76,34 +77,36 @@ def _account(row: Row) -> Table:
     sums = [sum(tensor["bytes"] for tensor in held[when]) for when in MOMENTS]
     found = [_against(arm, key, total) for key, total in zip(MOMENTS.values(), sums, strict=True)]
     shape = row.point.parameters
-    fits = "does not fit" if arm.get("status") == "oom" else "fits"
+    is_full = arm.get("status") == "oom"
+    fits, why = ("does not fit", f" ({arm['reason']})") if is_full else ("fits", "")
     return Table(
         title=f"Memory of naive attention tensor by tensor: head dim {shape['head_dim']}, "
         f"sequence {shape['sequence']:,}, which {fits}",
         columns=[
-            *(Column("Tensor", "left"), Column("Shape")),
-            *(Column("Before backward"), Column("Peak, in backward")),
+            *(Column("Tensor", "left"), Column("Shape"), Column("Peak in forward")),
+            *(Column("Before backward"), Column("Peak in backward")),
         ],
         rows=[
             *_tensors(held),
             ["sum", NOTHING, *(binary_bytes(total) for total in sums)],
             ["measured", NOTHING, *found],
         ],
-        caption=f"{setup([row])} By the formula; measured: what the allocator counted.",
+        caption=f"{setup([row])} By the formula; measured: what the allocator counted{why}.",
         sources=sources_of([row]),
     )
 
 
 def _tensors(held: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[list[str]]:
-    early = {tensor["tensor"] for tensor in held["before_backward"]}
+    """Every tensor of any moment, in the order in which they come."""
+    every = {tensor["tensor"]: tensor for when in MOMENTS for tensor in held[when]}
+    there = [{tensor["tensor"] for tensor in held[when]} for when in MOMENTS]
     return [
         [
-            tensor["tensor"],
+            name,
             " × ".join(f"{length:,}" for length in tensor["shape"]),
-            binary_bytes(tensor["bytes"]) if tensor["tensor"] in early else NOTHING,
-            binary_bytes(tensor["bytes"]),
+            *(binary_bytes(tensor["bytes"]) if name in names else NOTHING for names in there),
         ]
-        for tensor in held["peak"]
+        for name, tensor in every.items()
     ]
 
 
@@ -111,4 +114,4 @@ def _against(arm: Mapping[str, Any], key: str, total: int) -> str:
     counted = arm.get(key)
     if counted is not None:
         return f"{binary_bytes(counted)} ({percent(counted / total)} of the sum)"
-    return f"OOM: {arm['reason']}" if arm.get("status") == "oom" else "not counted"
+    return "OOM" if arm.get("status") == "oom" else "not counted"

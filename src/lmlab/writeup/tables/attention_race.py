@@ -9,7 +9,7 @@ import pandas as pd
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import fastest, losses
-from lmlab.writeup.numbers import percent, significant
+from lmlab.writeup.numbers import listed, percent, significant
 from lmlab.writeup.table import NOTHING, Column, Table
 from lmlab.writeup.tables.attention_cells import caption, left_out, median_cell, speedup_cell
 
@@ -65,7 +65,19 @@ def _words(here: pd.DataFrame) -> str:
             here["status"].eq("failed").any()
         ),
     }
-    return " ".join(words for words, there in meanings.items() if there)
+    told = [words for words, there in meanings.items() if there]
+    told += [_reasons(here, status) for status in ("unsupported", "oom", "capped")]
+    return " ".join(filter(None, told))
+
+
+def _reasons(here: pd.DataFrame, status: str) -> str:
+    """Why arms have no time, those of one reason together; of several reasons of an arm one."""
+    found: dict[str, list[str]] = {}
+    for arm, part in frames.of(here, status=status).groupby("arm", sort=False):
+        found.setdefault(str(part["reason"].iloc[-1]), []).append(frames.label(str(arm)))
+    told = [f"{listed(names)} ({reason.rstrip('.')})" for reason, names in found.items()]
+    word = frames.STATUSES[status]
+    return f"{word[0].upper()}{word[1:]}: {'; '.join(told)}." if told else ""
 
 
 def lost(collected: Collected, data: pd.DataFrame) -> Table | None:
