@@ -128,7 +128,7 @@ class TestNaive:
 
     def test_or_as_much(self) -> None:
         wide = scaled({"naive": 4.0}, head_dim=64, topic="naive")
-        assert "as much as the arithmetic" in told("growth_head_dim", wide)
+        assert "no less than the arithmetic" in told("growth_head_dim", wide)
 
     def test_one_head_dim_says_nothing(self) -> None:
         one = {"head_dims": [16], "beyond": []}

@@ -20,7 +20,7 @@ from tests.writeup.small_attention import (
 
 class TestRace:
     def test_all_arms_are_right(self) -> None:
-        assert told("correctness").endswith("output and gradients; all are right.")
+        assert told("correctness").endswith("against a reference in fp32; all are right.")
 
     def test_arms_that_are_off_are_named(self) -> None:
         errors = {"output": 0.5}
@@ -29,7 +29,7 @@ class TestRace:
             noted("flex", errors=errors),
         )
         assert told("correctness", wrong).endswith(
-            "; 3 of them were off and got no time: FlexAttention in bf16 at head dim 64, sequence "
+            "; 3 arms were off and got no time: FlexAttention in bf16 at head dim 64, sequence "
             "128 and 4,096; in bf16 at head dim 64, sequence 16,384 (leaderboard), by up to "
             "5.0e-01 where 3e-02 is allowed."
         )
@@ -40,7 +40,7 @@ class TestRace:
             noted("flex", {"sequence": 128}, errors={"output": None, "grad_q": 0.5}),
         )
         assert told("correctness", none).endswith(
-            "; 1 of them was off and got no time: FlexAttention in bf16 at head dim 64, sequence "
+            "; 1 arm was off and got no time: FlexAttention in bf16 at head dim 64, sequence "
             "128, with results that are not numbers."
         )
 
@@ -52,7 +52,7 @@ class TestRace:
             noted("64x64", where, errors={"output": 0.5}),
         )
         assert told("correctness", wrong).endswith(
-            "; 1 of them was off and got no time: 64x64 in bf16 at head dim 128, sequence 16,384 "
+            "; 1 arm was off and got no time: 64x64 in bf16 at head dim 128, sequence 16,384 "
             "(tiles), by up to 5.0e-01 where 3e-02 is allowed."
         )
 

@@ -26,13 +26,16 @@ def correctness(data: pd.DataFrame) -> str:
     if not len(tried):
         return f"No variant was held against the reference.{broken}"
     wrong = tried[tried["reason"].astype(str).str.contains(OFF)]
-    held = f"{counted(len(tried), 'arm')} were held against a reference in fp32 before they were"
+    held = (
+        f"Before the clock started, output and gradients of {counted(len(tried), 'arm')} were held "
+        "against a reference in fp32"
+    )
     if not len(wrong):
-        return f"{held} timed, output and gradients; all are right.{broken}"
+        return f"{held}; all are right.{broken}"
     told = [_off(part) for _, part in wrong.groupby("arm", sort=False)]
     return (
-        f"{held} timed, output and gradients; {len(wrong)} of them "
-        f"{'was' if len(wrong) == 1 else 'were'} off and got no time: {'; '.join(told)}.{broken}"
+        f"{held}; {counted(len(wrong), 'arm')} {'was' if len(wrong) == 1 else 'were'} off and got "
+        f"no time: {'; '.join(told)}.{broken}"
     )
 
 

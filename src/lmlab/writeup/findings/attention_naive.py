@@ -147,7 +147,7 @@ def growth_with_head_dim(data: pd.DataFrame) -> str:
     verdict = (
         "less than the arithmetic, which grows as the head dimension does"
         if max(ratios.values()) < high / low
-        else "as much as the arithmetic"
+        else "no less than the arithmetic"
     )
     return (
         f"At sequence {max(shared.index):,}, head dim {high} against {low}, "
