@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from lmlab.cli import main, measure
+from lmlab.cli import keys, main, measure
 from lmlab.cli.keys import KINDS, KeyValueError
 from lmlab.cli.measure import point_from_words
 from lmlab.experiments import run, unmeasured
@@ -139,6 +139,17 @@ WRONG = {
     "unknown precision": ("end_to_end", "precision=fp8", "precision = 'fp8'; allowed: fp32, tf32"),
     "unknown attention": ("end_to_end", "attention=magic", "attention = 'magic'; allowed: naive"),
     "an unknown arm": ("attention", "arms=naive,magic", "arms = 'naive,magic'; allowed: some"),
+    "a tile of odd rows": ("attention", "tiles=3x5", "each of 16, 32, 64, 128, 256"),
+    "a seed that torch cannot hold": ("end_to_end", f"seed={2**64}", "and at most 4294967295"),
+    "no spread": ("data_parallel", "rounds=2", "rounds = '2'; allowed: an integer of at least 3"),
+    "topic of another chapter": (
+        *("precision", "topic=tiles"),
+        "topic = 'tiles'; allowed: accumulation, autocast, layernorm",
+    ),
+    "topic that is not studied": (
+        *("attention", "topic=leaderboard"),
+        "topic = 'leaderboard'; allowed: naive, benchmark, tiles, model",
+    ),
     "half a tile": ("attention", "tiles=128", "tiles = '128'; allowed: some of these"),
     "no import path": ("end_to_end", "model=Mine", "model = 'Mine'; allowed: an import path"),
     "model nowhere": ("end_to_end", "model=nowhere:M", "'nowhere' is not on the Python path"),
@@ -168,7 +179,9 @@ def test_several_values_of_a_key_have_commas_between_them(nano: Study) -> None:
 
 def test_keys_of_two_experiments_do_not_mix(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure", "precision", "topic=layernorm", "terms=3", *NANO]) == 2
-    assert "topic=layernorm, terms=3: no point of precision" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "topic=layernorm, terms=3: no point of precision has all of these" in error
+    assert error.endswith("; allowed with this topic: topic, seed\n")
 
 
 def test_a_chapter_that_is_switched_off_is_refused(
@@ -221,6 +234,10 @@ def test_choices_are_those_of_the_schema() -> None:
     assert KINDS["precision"].allowed == ", ".join(definitions["precision"]["enum"])
     assert KINDS["mode"].allowed == ", ".join(definitions["mode"]["enum"])
     assert KINDS["dtype"].allowed == ", ".join(dtypes)
+    assert list(keys.TILE_HEIGHTS) == definitions["tile_heights"]["items"]["enum"]
+    assert definitions["common"]["properties"]["seed"]["maximum"] == keys.LARGEST_SEED
+    rounds = definitions["sharded_training"]["properties"]["rounds"]["minimum"]
+    assert keys.KINDS_OF_RANKS["rounds"].allowed == f"an integer of at least {rounds}"
     profilers = definitions["profile"]["properties"]["profiler"]["enum"]
     assert KINDS["profiler"].allowed == ", ".join(profilers)
 
@@ -237,8 +254,10 @@ def test_a_point_with_ranks_is_started_by_torchrun(
 
     monkeypatch.setattr(measure, "run_ranks", stand_in)
     words = ["placement=own_gpu", "world_size=4"]
+    assert main(["measure", "collectives", *words, "nnodes=2", *NANO]) == 0
     assert main(["measure", "collectives", *words, *NANO]) == 0
-    assert asked[0][:5] == ["torchrun", "--nnodes", "1", "--nproc-per-node", "4"]
+    assert asked[0][:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
+    assert asked[1][:5] == ["torchrun", "--nnodes", "1", "--nproc-per-node", "4"]
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (result["parameters"]["world_size"], result["reason"]) == (4, "needs 4 GPUs")
 

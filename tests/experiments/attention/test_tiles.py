@@ -61,3 +61,8 @@ def test_the_whole_race_runs_where_flash_is_not_refused(
     assert list(outcome.measurements) == ["32x32.forward", "16x32.forward", "chosen.forward"]
     assert arms["16x32"]["warps"] == 4
     assert outcome.data["shared_limit_bytes"] > 0
+
+
+def test_another_attention_has_no_tiles(cpu: torch.device) -> None:
+    with pytest.raises(Unsupported, match="attention = 'naive' has no tiles; allowed: flash"):
+        topic.measure(tiles_point(attention="naive"), cpu)
