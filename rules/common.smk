@@ -26,7 +26,7 @@ from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.fingerprint import UnknownModule
-from lmlab.study.selection import select
+from lmlab.study.selection import check_results_are_there, select
 from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
 
 RESULTS = "results"
@@ -52,16 +52,12 @@ try:
         ranks_here(point)  # a world that its nodes cannot share evenly shows here
     for modules in {tuple(code_modules(point)) for point in POINTS.values()}:
         code_of(modules)  # a model or an attention that is not there shows here
+    check_results_are_there(SELECTION, Path(RESULTS), HERE.id)
 except UnknownModule as error:
     stop(f"config: model = {STUDY.model!r}; allowed: a class that can be imported, {error}")
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
-if not MEASURING and not Path(RESULTS, MACHINE).is_dir():
-    there = ", ".join(sorted(path.name for path in Path(RESULTS).glob("*/"))) or "none"
-    stop(
-        f"config: machine = {MACHINE!r} has no results here; allowed: {HERE.id} (this one), {there}"
-    )
 
 # On a cluster every point is a job step of its own, and nothing may outlive its step: a helper that
 # waits for the next point would wait in vain.

@@ -70,8 +70,16 @@ def _add_measure(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _command(commands, "status", "how every point of the study stands", STATUS_HELP)
     command.add_argument("--machine", help="a folder of results/ (default: this machine)")
-    command.add_argument("--results", type=Path, default=Path("results"), help="default: results")
+    command.add_argument(
+        "--results", type=_folder, default=Path("results"), help="default: results"
+    )
     command.set_defaults(command=status.command)
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+    return Path(text)
 
 
 def _command(
