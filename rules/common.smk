@@ -109,7 +109,10 @@ def results_read_by(chapter):
 def remarks_on_results():
     """What Snakemake's own records cannot tell: they stay behind when results travel."""
     torch_version = torch_now() if MACHINE == HERE.id else None
-    standings = {path: standing(point, Path(path), torch_version) for path, point in POINTS.items()}
+    standings = {
+        path: standing(point, Path(RESULTS), MACHINE, torch_version)
+        for path, point in POINTS.items()
+    }
     faults = {
         "were made by other code than the present": lambda each: each.other_code,
         "were made with another torch": lambda each: each.other_torch,

@@ -31,8 +31,7 @@ def command(arguments: argparse.Namespace) -> int:
     check_results_are_there(selection, arguments.results, here.id)
     torch_version = installed_torch() if machine == here.id else None
     standings = [
-        standing(point, point.path(arguments.results, machine), torch_version)
-        for point in all_points(study)
+        standing(point, arguments.results, machine, torch_version) for point in all_points(study)
     ]
     for each in standings:
         print(line(each))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lmlab.experiments.registry import fingerprint
 from lmlab.study.points import Point
-from lmlab.study.results import Result, ResultError, read
+from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, UNREADABLE = "missing", "unreadable"
 
@@ -47,12 +47,13 @@ class Standing:
         return remarks + ([f"made with torch {self.other_torch}"] if self.other_torch else [])
 
 
-def standing(point: Point, path: Path, torch_version: str | None) -> Standing:
-    """Hold the result at `path` against the present; without a version, torch is not compared."""
+def standing(point: Point, results: Path, machine: str, torch_version: str | None) -> Standing:
+    """Hold a machine's result against the present; without a version, torch is not compared."""
+    path = point.path(results, machine)
     if not path.exists():
         return Standing(point=point, state=MISSING)
     try:
-        result = read(path)
+        result = read_of(point, path, machine)
     except ResultError as error:
         return Standing(point=point, state=UNREADABLE, reason=str(error))
     made_with = str(result.versions["torch"])
@@ -78,8 +79,7 @@ def _public(torch_version: str) -> str:
 
 
 def _differences(point: Point, result: Result) -> list[str]:
-    then = {**result.settings, **result.parameters}
-    now = {**point.settings, **point.parameters}
+    then, now = result.settings, point.settings
     return [
         f"{key} {then.get(key, 'absent')} (now {now.get(key, 'absent')})"
         for key in dict.fromkeys([*now, *then])
