@@ -19,13 +19,12 @@ if not (ROOT / "src").is_dir():  # included by workflow/Snakefile
 sys.path.insert(0, str(ROOT / "src"))
 
 from lmlab.experiments.launch import ranks_here, torchrun_words
-from lmlab.experiments.registry import code_modules, fingerprint_of, has_ranks
+from lmlab.experiments.registry import check_code, code_modules, fingerprint_of, has_ranks
 from lmlab.experiments.standing import UNREADABLE, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
-from lmlab.study.fingerprint import UnknownModule
 from lmlab.study.selection import check_results_are_there, select
 from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
 
@@ -50,11 +49,10 @@ try:
     POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
     for point in filter(has_ranks, POINTS.values()):
         ranks_here(point)  # a world that its nodes cannot share evenly shows here
-    for modules in {tuple(code_modules(point)) for point in POINTS.values()}:
-        code_of(modules)  # a model or an attention that is not there shows here
+    for point in POINTS.values():
+        check_code(point)  # a model or an attention that is not there shows here
+        code_of(tuple(code_modules(point)))  # and here a file beside it that is no Python
     check_results_are_there(SELECTION, Path(RESULTS), HERE.id)
-except UnknownModule as error:
-    stop(f"config: model = {STUDY.model!r}; allowed: a class that can be imported, {error}")
 except ValueError as error:
     stop(error)
 REPORT = config["report"]

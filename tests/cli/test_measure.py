@@ -152,7 +152,16 @@ WRONG = {
     ),
     "half a tile": ("attention", "tiles=128", "tiles = '128'; allowed: some of these"),
     "no import path": ("end_to_end", "model=Mine", "model = 'Mine'; allowed: an import path"),
-    "model nowhere": ("end_to_end", "model=nowhere:M", "'nowhere' is not on the Python path"),
+    "model nowhere": (
+        *("end_to_end", "model=nowhere:M"),
+        "model = 'nowhere:M': module 'nowhere' is not on the Python path; allowed: what can be",
+    ),
+    "no such class": (
+        *("end_to_end", "model=lmlab.model.transformer:GPT"),
+        "model = 'lmlab.model.transformer:GPT': there is no 'GPT' in ",
+    ),
+    "attention nowhere": ("end_to_end", "attention=nowhere:f", "attention = 'nowhere:f': module"),
+    "an arm nowhere": ("attention", "arms=naive,nowhere:f", "arms = 'nowhere:f': module 'nowh"),
     "not a boolean": ("machine", "quick=maybe", "quick = 'maybe'; allowed: true, false"),
     "no strategy": ("memory", "strategies=none,sqrt", "allowed: none, nested, every-K; several of"),
     "heads that do not divide": ("end_to_end", "num_heads=3", "num_heads: 3 does not divide d_mo"),
@@ -168,6 +177,17 @@ def test_a_mistake_ends_in_one_line(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert message in captured.err
+
+
+def test_a_model_whose_file_is_no_python_ends_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slip.py").write_text("class Net(:\n")
+    assert main(["measure", "end_to_end", "model=slip:Net", *NANO]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lmlab: model = 'slip:Net': ")
+    assert "slip.py, line 1: invalid syntax; allowed: what can be imported" in error
+    assert len(error.splitlines()) == 1
 
 
 def test_several_values_of_a_key_have_commas_between_them(nano: Study) -> None:

@@ -143,6 +143,7 @@ def test_another_gpus_results_are_those_of_the_full_study(
         pytest.param(["--config", "study=huge"], 'study = "huge"', id="unknown study"),
         pytest.param(["--config", "study"], "'study' is not key=value", id="no value"),
         pytest.param(["--machine", "nosuch"], "machine = 'nosuch' has no results", id="no machine"),
+        pytest.param(["--config", "model=no:Net"], "model = 'no:Net': module 'no'", id="no model"),
         pytest.param(["--machine", ""], 'machine = ""; allowed: auto', id="no name"),
         pytest.param(
             ["--configfile", "nowhere.yaml"], "nowhere.yaml: not a readable", id="no file"

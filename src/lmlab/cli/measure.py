@@ -26,7 +26,7 @@ from lmlab.cli.keys import (
     several,
 )
 from lmlab.experiments.launch import run_ranks, torchrun_words
-from lmlab.experiments.registry import has_ranks
+from lmlab.experiments.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.chapters import points_of
@@ -44,6 +44,7 @@ def command(arguments: argparse.Namespace) -> int:
     machine = find_machine()
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_words(study, arguments.chapter, arguments.settings)
+    check_code(point)
     result = (
         measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
     )

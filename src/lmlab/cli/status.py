@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lmlab.cli.configuration import read_config
+from lmlab.experiments.registry import check_code
 from lmlab.experiments.standing import Standing, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import all_points
@@ -30,9 +31,10 @@ def command(arguments: argparse.Namespace) -> int:
     study = load(config, selection.device)
     check_results_are_there(selection, arguments.results, here.id)
     torch_version = installed_torch() if machine == here.id else None
-    standings = [
-        standing(point, arguments.results, machine, torch_version) for point in all_points(study)
-    ]
+    points = all_points(study)
+    for point in points:
+        check_code(point)
+    standings = [standing(point, arguments.results, machine, torch_version) for point in points]
     for each in standings:
         print(line(each))
     print(f"{study.name} on {machine}: {summary(standings)}")
