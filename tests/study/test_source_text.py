@@ -47,7 +47,7 @@ def test_an_edited_file_is_read_again(tmp_path: Path) -> None:
 
 BROKEN = {
     "a line that is no Python": (b"x = 1\nclass Net(:\n", "mine.py, line 2: "),
-    "bytes that are no text": (b"\x00", "mine.py: source code"),
+    "bytes that are no text": (b"\x00", "mine.py"),
 }
 
 
