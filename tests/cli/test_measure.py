@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from lmlab.attention import registry as attention
 from lmlab.cli import keys, main, measure
 from lmlab.cli.keys import KINDS, KeyValueError
 from lmlab.cli.measure import point_from_words
@@ -72,6 +73,16 @@ def test_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.json"))
     main(["measure", "precision", "topic=accumulation", "--out", "mine.json", *NANO])
     assert read(tmp_path / "mine.json").parameters == {"topic": "accumulation"}
+
+
+def test_a_file_that_cannot_be_written_loses_no_result_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["topic=accumulation", "--out", str(tmp_path)]
+    assert main(["measure", "precision", *words, *NANO]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1])["status"] == "ok"
+    assert captured.err == f"lmlab: --out {tmp_path}: Is a directory\n"
 
 
 def test_the_example_of_the_readme_is_a_point_of_the_full_study(full: Study) -> None:
@@ -254,6 +265,7 @@ def test_choices_are_those_of_the_schema() -> None:
     assert KINDS["precision"].allowed == ", ".join(definitions["precision"]["enum"])
     assert KINDS["mode"].allowed == ", ".join(definitions["mode"]["enum"])
     assert KINDS["dtype"].allowed == ", ".join(dtypes)
+    assert list(attention.VARIANTS) == definitions["variant"]["enum"]
     assert list(keys.TILE_HEIGHTS) == definitions["tile_heights"]["items"]["enum"]
     assert definitions["common"]["properties"]["seed"]["maximum"] == keys.LARGEST_SEED
     rounds = definitions["sharded_training"]["properties"]["rounds"]["minimum"]

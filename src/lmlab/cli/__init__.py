@@ -32,7 +32,8 @@ What is not given is taken from the study of config.yaml that fits this machine.
   lmlab measure collectives placement=cpu world_size=2
 
 The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
-code failed, 2 if a key or a value is wrong. Nothing is written unless --out is given."""
+code failed, 2 if a key or a value is wrong or --out cannot be written. Nothing is written unless
+--out is given."""
 
 STATUS_HELP = """\
 Lists every point of the study on this machine: ok, oom, unsupported or failed with its reason, or

@@ -8,7 +8,6 @@ them and the size is called custom.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,13 +47,13 @@ def command(arguments: argparse.Namespace) -> int:
     result = (
         measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
     )
+    print(table(point, result))
+    print(result.to_json())
     if arguments.out:
         try:
             result.write(arguments.out)
-        except OSError as error:  # what was measured is still printed
-            print(f"lmlab: --out {arguments.out}: {error.strerror}", file=sys.stderr)
-    print(table(point, result))
-    print(result.to_json())
+        except OSError as error:
+            raise KeyValueError(f"--out {arguments.out}: {error.strerror}") from error
     return 1 if result.status == "failed" else 0
 
 
