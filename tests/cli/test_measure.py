@@ -253,6 +253,18 @@ def test_only_a_failure_fails(
     assert line in capsys.readouterr().out.splitlines()
 
 
+def test_an_interrupt_ends_in_one_line_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(chapter: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "load", interrupted)
+    assert main(["measure", "machine", "--out", "mine.json", *NANO]) == 130
+    assert capsys.readouterr().err == "lmlab: interrupted, nothing is written\n"
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_every_key_of_every_point_can_be_set(config: dict[str, Any]) -> None:
     for study in config["studies"]:
         for point in all_points(load({**config, "study": study}, "cpu")):

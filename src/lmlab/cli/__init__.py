@@ -16,6 +16,7 @@ from lmlab.cli import measure, status
 from lmlab.study.chapters import GRIDS
 
 WRONG_USE = 2
+INTERRUPTED = 130  # as a shell says that a command ended by Ctrl-C
 
 DESCRIPTION = """\
 Looks closer at the study of config.yaml, all of which `make writeup` runs. COMMAND --help says
@@ -41,13 +42,16 @@ missing; and those made by other code, other settings or another torch than the 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake of the user ends in one line."""
+    """Run a command; a mistake or an interrupt of the user ends in one line."""
     arguments = _parser().parse_args(argv)
     try:
         status_code: int = arguments.command(arguments)
     except ValueError as error:
         print(f"lmlab: {error}", file=sys.stderr)
         return WRONG_USE
+    except KeyboardInterrupt:
+        print("lmlab: interrupted, nothing is written", file=sys.stderr)
+        return INTERRUPTED
     return status_code
 
 
