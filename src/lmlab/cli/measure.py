@@ -148,11 +148,25 @@ def table(point: Point, result: Result) -> str:
         lines.append(f"{result.status}: {result.reason}")
     if result.flags:
         lines.append(f"flags: {', '.join(result.flags)}")
+    lines += _without_a_time(result)
     if result.measurements:
         head = ("phase", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]")
         rows = [_row(name, m) for name, m in result.measurements.items()]
         lines += _aligned([head, *rows])
     return "\n".join(lines)
+
+
+def _without_a_time(result: Result) -> list[str]:
+    """What the rows below do not show: a cap on all of them, and arms that have none, with why."""
+    stops = {str(measurement["stopped"]) for measurement in result.measurements.values()}
+    lines = [f"stopped early: {stop}" for stop in stops if stop.startswith("time cap")]
+    arms = result.data.get("arms")
+    named = arms.items() if result.status == "ok" and isinstance(arms, Mapping) else ()
+    return (lines if len(stops) == 1 else []) + [
+        f"{name}: {arm['status']}: {arm['reason']}"
+        for name, arm in named
+        if arm.get("status", "ok") != "ok"
+    ]
 
 
 def _row(name: str, measurement: Mapping[str, float | None]) -> tuple[str, ...]:
