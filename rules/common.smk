@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from lmlab.experiments.launch import ranks_here, torchrun_words
 from lmlab.experiments.registry import check_code, code_modules, fingerprint_of, has_ranks
-from lmlab.experiments.standing import UNREADABLE, installed_torch, standing
+from lmlab.experiments.standing import UNREADABLE, advice, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
@@ -133,10 +133,7 @@ onstart:
 
 onsuccess:
     for remark in remarks_on_results():
-        print(
-            f"{remark}; `lmlab status` lists them, deleting them measures them anew",
-            file=sys.stderr,
-        )
+        print(f"{remark}; {advice(MACHINE, HERE.id, measuring=MEASURING)}", file=sys.stderr)
 
 
 def files_of(folder, pattern):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmlab.experiments.registry import fingerprint
-from lmlab.experiments.standing import installed_torch, standing
+from lmlab.experiments.standing import advice, installed_torch, standing
 from lmlab.study.results import Result
 from tests.experiments.points import precision_point
 
@@ -114,6 +114,13 @@ def test_a_damaged_file_is_unreadable_and_named(result: Result, tmp_path: Path) 
     found = standing(POINT, tmp_path, MACHINE, TORCH)
     assert found.state == "unreadable"
     assert path.name in found.remarks()[0]
+
+
+def test_nobody_is_told_to_delete_what_cannot_be_measured_again_here() -> None:
+    here = advice(MACHINE, MACHINE, measuring=True)
+    assert here == "`lmlab status` lists them, deleting them measures them anew"
+    elsewhere = advice("nvidia-h200", MACHINE, measuring=False)
+    assert elsewhere == "`lmlab status --machine nvidia-h200` lists them"
 
 
 def test_the_installed_torch_is_the_one_that_measures() -> None:

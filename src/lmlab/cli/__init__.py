@@ -34,7 +34,7 @@ What is not given is taken from the study of config.yaml that fits this machine.
 
 The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
 code failed, 2 if a key or a value is wrong or --out cannot be written. Nothing is written unless
---out is given."""
+--out, keep_traces or keep_snapshots asks for it."""
 
 STATUS_HELP = """\
 Lists every point of the study on this machine: ok, oom, unsupported or failed with its reason, or

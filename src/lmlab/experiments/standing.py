@@ -68,6 +68,13 @@ def standing(point: Point, results: Path, machine: str, torch_version: str | Non
     )
 
 
+def advice(machine: str, here: str, *, measuring: bool) -> str:
+    """What can be done about results that are not the present's; elsewhere none can be remade."""
+    listing = "lmlab status" if machine == here else f"lmlab status --machine {machine}"
+    anew = ", deleting them measures them anew" if measuring else ""
+    return f"`{listing}` lists them{anew}"
+
+
 def installed_torch() -> str:
     """The version of torch that a measurement would use now, without importing it."""
     return version("torch")
