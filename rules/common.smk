@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from lmlab.experiments.launch import ranks_here, torchrun_words
 from lmlab.experiments.registry import check_code, code_modules, fingerprint_of, has_ranks
-from lmlab.experiments.standing import UNREADABLE, advice, installed_torch, standing
+from lmlab.experiments.standing import advice, installed_torch, remarks_on, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
@@ -111,15 +111,7 @@ def remarks_on_results():
         path: standing(point, Path(RESULTS), MACHINE, torch_version)
         for path, point in POINTS.items()
     }
-    faults = {
-        "were made by other code than the present": lambda each: each.other_code,
-        "were made with another torch": lambda each: each.other_torch,
-        "cannot be read": lambda each: each.state == UNREADABLE,
-    }
-    for fault, has in faults.items():
-        paths = [path for path, each in standings.items() if has(each)]
-        if paths:
-            yield f"{len(paths)} of {len(POINTS)} results {fault}, {paths[0]} among them"
+    return remarks_on(standings)
 
 
 onstart:

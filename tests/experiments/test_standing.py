@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmlab.experiments.registry import fingerprint
-from lmlab.experiments.standing import advice, installed_torch, standing
+from lmlab.experiments.standing import Standing, advice, installed_torch, remarks_on, standing
 from lmlab.study.results import Result
 from tests.experiments.points import precision_point
 
@@ -114,6 +114,24 @@ def test_a_damaged_file_is_unreadable_and_named(result: Result, tmp_path: Path) 
     found = standing(POINT, tmp_path, MACHINE, TORCH)
     assert found.state == "unreadable"
     assert path.name in found.remarks()[0]
+
+
+def test_every_fault_of_results_is_one_line_that_names_a_file() -> None:
+    standings = {
+        "sound": Standing(point=POINT, state="ok"),
+        "coded": Standing(point=POINT, state="ok", other_code=True),
+        "set": Standing(point=POINT, state="ok", other_settings=("terms 1 (now 2)",)),
+        "set too": Standing(point=POINT, state="ok", other_settings=("terms 3 (now 2)",)),
+        "torched": Standing(point=POINT, state="ok", other_torch="1.0"),
+        "broken": Standing(point=POINT, state="unreadable"),
+        "none": Standing(point=POINT, state="missing"),
+    }
+    assert list(remarks_on(standings)) == [
+        "1 of 7 results were made by other code than the present, coded among them",
+        "2 of 7 results were made with other settings, set among them",
+        "1 of 7 results were made with another torch, torched among them",
+        "1 of 7 results cannot be read, broken among them",
+    ]
 
 
 def test_nobody_is_told_to_delete_what_cannot_be_measured_again_here() -> None:

@@ -7,6 +7,7 @@ and torch's version, so each can be held against the present without any record.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -66,6 +67,22 @@ def standing(point: Point, results: Path, machine: str, torch_version: str | Non
         other_settings=tuple(_differences(point, result)),
         other_torch=None if same_torch else made_with,
     )
+
+
+FAULTS: dict[str, Callable[[Standing], object]] = {
+    "were made by other code than the present": lambda each: each.other_code,
+    "were made with other settings": lambda each: each.other_settings,
+    "were made with another torch": lambda each: each.other_torch,
+    "cannot be read": lambda each: each.state == UNREADABLE,
+}
+
+
+def remarks_on(standings: Mapping[str, Standing]) -> Iterator[str]:
+    """A line for each fault that results, by their paths, have; one of them is named."""
+    for fault, has in FAULTS.items():
+        paths = [path for path, each in standings.items() if has(each)]
+        if paths:
+            yield f"{len(paths)} of {len(standings)} results {fault}, {paths[0]} among them"
 
 
 def advice(machine: str, here: str, *, measuring: bool) -> str:
