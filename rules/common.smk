@@ -19,14 +19,13 @@ if not (ROOT / "src").is_dir():  # included by workflow/Snakefile
 sys.path.insert(0, str(ROOT / "src"))
 
 from lmlab.experiments.launch import ranks_here, torchrun_words
-from lmlab.experiments.registry import code_modules, fingerprint_of, has_ranks
-from lmlab.experiments.standing import UNREADABLE, installed_torch, standing
+from lmlab.experiments.registry import check_code, code_modules, fingerprint_of, has_ranks
+from lmlab.experiments.standing import advice, installed_torch, remarks_on, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
-from lmlab.study.fingerprint import UnknownModule
-from lmlab.study.selection import select
+from lmlab.study.selection import check_results_are_there, select
 from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
 
 RESULTS = "results"
@@ -50,18 +49,13 @@ try:
     POINTS = {str(point.path(Path(RESULTS), MACHINE)): point for point in all_points(STUDY)}
     for point in filter(has_ranks, POINTS.values()):
         ranks_here(point)  # a world that its nodes cannot share evenly shows here
-    for modules in {tuple(code_modules(point)) for point in POINTS.values()}:
-        code_of(modules)  # a model or an attention that is not there shows here
-except UnknownModule as error:
-    stop(f"config: model = {STUDY.model!r}; allowed: a class that can be imported, {error}")
+    for point in POINTS.values():
+        check_code(point)  # a model or an attention that is not there shows here
+        code_of(tuple(code_modules(point)))  # and here a file beside it that is no Python
+    check_results_are_there(SELECTION, Path(RESULTS), HERE.id)
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
-if not MEASURING and not Path(RESULTS, MACHINE).is_dir():
-    there = ", ".join(sorted(path.name for path in Path(RESULTS).glob("*/"))) or "none"
-    stop(
-        f"config: machine = {MACHINE!r} has no results here; allowed: {HERE.id} (this one), {there}"
-    )
 
 # On a cluster every point is a job step of its own, and nothing may outlive its step: a helper that
 # waits for the next point would wait in vain.
@@ -113,16 +107,11 @@ def results_read_by(chapter):
 def remarks_on_results():
     """What Snakemake's own records cannot tell: they stay behind when results travel."""
     torch_version = torch_now() if MACHINE == HERE.id else None
-    standings = {path: standing(point, Path(path), torch_version) for path, point in POINTS.items()}
-    faults = {
-        "were made by other code than the present": lambda each: each.other_code,
-        "were made with another torch": lambda each: each.other_torch,
-        "cannot be read": lambda each: each.state == UNREADABLE,
+    standings = {
+        path: standing(point, Path(RESULTS), MACHINE, torch_version)
+        for path, point in POINTS.items()
     }
-    for fault, has in faults.items():
-        paths = [path for path, each in standings.items() if has(each)]
-        if paths:
-            yield f"{len(paths)} of {len(POINTS)} results {fault}, {paths[0]} among them"
+    return remarks_on(standings)
 
 
 onstart:
@@ -136,10 +125,7 @@ onstart:
 
 onsuccess:
     for remark in remarks_on_results():
-        print(
-            f"{remark}; `lmlab status` lists them, deleting them measures them anew",
-            file=sys.stderr,
-        )
+        print(f"{remark}; {advice(MACHINE, HERE.id, measuring=MEASURING)}", file=sys.stderr)
 
 
 def files_of(folder, pattern):

@@ -109,3 +109,11 @@ def test_grouped_heads_are_refused_in_one_line() -> None:
 
     with pytest.raises(ValueError, match="as many heads of keys as of queries"):
         attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
+def test_what_is_no_float_is_refused(dtype: torch.dtype) -> None:
+    q = torch.ones(1, 4, 8, dtype=dtype)
+
+    with pytest.raises(ValueError, match=f"{dtype} is not allowed; a float type is"):
+        attention(q, q, q, is_causal=True)

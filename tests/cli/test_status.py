@@ -132,6 +132,7 @@ def test_another_gpus_results_are_those_of_the_full_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "nvidia-z9000").mkdir(parents=True)
     assert main(["status", "--machine", "nvidia-z9000"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("full on nvidia-z9000: ")
 
@@ -141,6 +142,9 @@ def test_another_gpus_results_are_those_of_the_full_study(
     [
         pytest.param(["--config", "study=huge"], 'study = "huge"', id="unknown study"),
         pytest.param(["--config", "study"], "'study' is not key=value", id="no value"),
+        pytest.param(["--machine", "nosuch"], "machine = 'nosuch' has no results", id="no machine"),
+        pytest.param(["--config", "model=no:Net"], "model = 'no:Net': module 'no'", id="no model"),
+        pytest.param(["--machine", ""], 'machine = ""; allowed: auto', id="no name"),
         pytest.param(
             ["--configfile", "nowhere.yaml"], "nowhere.yaml: not a readable", id="no file"
         ),
@@ -153,6 +157,14 @@ def test_a_wrong_configuration_ends_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_folder_of_results_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["status", "--results", str(tmp_path / "nowhere")])
+    assert "nowhere' is not a folder" in capsys.readouterr().err
 
 
 def test_looking_needs_no_torch(tmp_path: Path) -> None:

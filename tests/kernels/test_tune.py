@@ -155,6 +155,36 @@ def test_without_a_gpu_there_is_nothing_to_tune(capsys: pytest.CaptureFixture[st
     assert "a CUDA GPU is needed" in capsys.readouterr().err
 
 
+def test_autotuning_on_a_cpu_says_what_it_lacks() -> None:
+    tune.autotune()
+    q = torch.randn(1, 1, 30, 16)
+
+    with pytest.raises(ValueError, match="a CUDA GPU is needed"):
+        launch.forward(q, q, q, is_causal=True, scale=0.25)
+
+
+@pytest.mark.parametrize("option", ["--head-dim", "--sequence", "--batch", "--heads", "--jobs"])
+@pytest.mark.parametrize("value", ["0", "-64", "many"])
+def test_a_wrong_number_is_refused_before_anything_is_tried(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        tune.main([f"{option}={value}"])
+
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"{option}: {value!r} is not allowed; an integer of at least 1 is")
+
+
+def test_a_problem_that_no_tiles_fit_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "compile_and_check", lambda trial, tried, jobs: [])
+
+    line = tune.tune(Trial(ON_CPU, "forward"), 1)
+
+    assert line.startswith("# ")
+    assert "cuts fits and is right" in line
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

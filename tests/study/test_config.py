@@ -51,6 +51,17 @@ WRONG = {
     ),
     "a size named by a number": (lambda c: c["sizes"].update({7: {}}), "sizes.7", "quote it"),
     "a report folder with a slash": (lambda c: c.update(report="out/"), 'report = "out/"', "slash"),
+    "a report folder above this one": (
+        lambda c: c.update(report="out/../../up"),
+        'report = "out/../../up"',
+        "a folder below this one",
+    ),
+    "this folder as the report": (lambda c: c.update(report="."), 'report = "."', "below this one"),
+    "an unknown attention": (
+        lambda c: c["studies"]["nano"]["common"].update(attention="magic"),
+        'studies.nano.common.attention = "magic"',
+        "naive, compiled",
+    ),
     "an empty list": (_end_to_end(contexts=[]), "contexts = []", "at least 1"),
     "the same context twice": (
         _end_to_end(contexts=[8, 8]),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from lmlab.study.selection import Selection, select
+from lmlab.study.selection import NothingToRead, Selection, check_results_are_there, select
 
 CASES = {
     "this machine": ({}, Selection("cpu-here", "cpu", True)),
@@ -23,3 +25,39 @@ CASES = {
 def test_what_a_run_is_about(case: str) -> None:
     config, selection = CASES[case]
     assert select(config, "cpu-here", "cpu") == selection
+
+
+NOTHING = {
+    "a misspelt machine": (
+        {"machine": "nvidia-h20"},
+        "config: machine = 'nvidia-h20' has no results here; "
+        "allowed: cpu-here (this one), nvidia-h200",
+    ),
+    "this machine, told not to measure": (
+        {"measure": "never"},
+        "config: measure = 'never', but cpu-here (this machine) has no results here; "
+        "allowed: auto, machine = nvidia-h200",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING)
+def test_a_run_that_can_neither_measure_nor_read_says_what_is_there(
+    case: str, tmp_path: Path
+) -> None:
+    config, complaint = NOTHING[case]
+    (tmp_path / "nvidia-h200").mkdir()
+    (tmp_path / "a-file").touch()
+    with pytest.raises(NothingToRead) as caught:
+        check_results_are_there(select(config, "cpu-here", "cpu"), tmp_path, "cpu-here")
+    assert str(caught.value) == complaint
+
+
+@pytest.mark.parametrize("case", ["this machine", "a cluster's machine"])
+def test_a_run_that_measures_needs_no_results_yet(case: str, tmp_path: Path) -> None:
+    check_results_are_there(CASES[case][1], tmp_path / "nowhere", "cpu-here")
+
+
+def test_results_of_another_machine_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-h200").mkdir()
+    check_results_are_there(CASES["another machine"][1], tmp_path, "cpu-here")

@@ -58,7 +58,8 @@ def test_progress_is_plain_lines_in_a_log(first_run: Run) -> None:
 WRONG_CONFIG = {
     "unknown study": ("--config study=huge", 'study = "huge"; allowed: auto, full, tiny, nano'),
     "unknown key": ("--config stduy=tiny", "stduy is not a key"),
-    "unknown model": ("--config model=nope.mod:Net", "model = 'nope.mod:Net'"),
+    "unknown model": ("--config model=nope.mod:Net", "model = 'nope.mod:Net': module 'nope.mod'"),
+    "a class that is not there": ("--config model=lmlab.study:Net", "there is no 'Net' in"),
     "machine without results": ("--config machine=nosuch", "machine = 'nosuch' has no results"),
     "machine with a slash": ("--config machine=a/b", 'machine = "a/b"'),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_a_result_of_another_point_is_not_taken(root: Path) -> None:
     here = POINTS[0].path(root / "results", "nvidia-h200")
     here.write_bytes(POINTS[1].path(root / "results", "nvidia-h200").read_bytes())
     assert read_back(root).rows[0].reason == "holds the result of another point"
+
+
+def test_a_result_of_another_machine_is_not_taken(root: Path) -> None:
+    machine = {"id": "nvidia-b200", "device": "cuda", "name": "NVIDIA B200"}
+    elsewhere = replace(synthetic.end_to_end(POINTS[0]), machine=machine)
+    elsewhere.write(POINTS[0].path(root / "results", "nvidia-h200"))
+    assert read_back(root).rows[0].reason == "measured on nvidia-b200, not on nvidia-h200"
 
 
 def test_a_result_measured_under_other_settings_is_named(root: Path) -> None:

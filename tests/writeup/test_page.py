@@ -213,6 +213,16 @@ def test_a_chapter_of_which_nothing_is_measured_is_one_line(root: Path, tmp_path
     assert "| `precision` " in text.split("## Appendix")[1]
 
 
+def test_a_users_own_model_is_named(page: str, root: Path, tmp_path: Path) -> None:
+    document = json.loads((root / "report/chapters/end_to_end.json").read_text())
+    document["settings"]["model"] = ["mine.net:Net"]
+    changed = tmp_path / "end_to_end.json"
+    changed.write_text(json.dumps(document))
+    text = render([changed], templates=TEMPLATES, page_folder=tmp_path)
+    assert "\n- **The model** is `mine.net:Net`, not the study's own" in text
+    assert "**The model**" not in page
+
+
 def test_failed_checks_stand_out_on_the_page(root: Path, tmp_path: Path) -> None:
     document = json.loads((root / "report/chapters/precision.json").read_text())
     document["warnings"] = ["A sum of <2> terms | is off."]

@@ -66,6 +66,8 @@ class FlashAttentionTiled(torch.autograd.Function):
             )
         q, k, v = as_autocast_wants(q, k, v)
         check(q, k, v, is_causal)
+        if not q.dtype.is_floating_point:
+            raise AttentionInputError(f"tiled: {q.dtype} is not allowed; a float type is")
         walk = _Walk.of(q, k, is_causal)
         o = torch.empty_like(q)
         lse = q.new_empty(q.shape[:-1], dtype=walk.dtype)

@@ -16,6 +16,7 @@ from lmlab.cli import measure, status
 from lmlab.study.chapters import GRIDS
 
 WRONG_USE = 2
+INTERRUPTED = 130  # as a shell says that a command ended by Ctrl-C
 
 DESCRIPTION = """\
 Looks closer at the study of config.yaml, all of which `make writeup` runs. COMMAND --help says
@@ -32,7 +33,8 @@ What is not given is taken from the study of config.yaml that fits this machine.
   lmlab measure collectives placement=cpu world_size=2
 
 The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
-code failed, 2 if a key or a value is wrong. Nothing is written unless --out is given."""
+code failed, 2 if a key or a value is wrong or --out cannot be written. Nothing is written unless
+--out, keep_traces or keep_snapshots asks for it."""
 
 STATUS_HELP = """\
 Lists every point of the study on this machine: ok, oom, unsupported or failed with its reason, or
@@ -40,13 +42,16 @@ missing; and those made by other code, other settings or another torch than the 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake of the user ends in one line."""
+    """Run a command; a mistake or an interrupt of the user ends in one line."""
     arguments = _parser().parse_args(argv)
     try:
         status_code: int = arguments.command(arguments)
     except ValueError as error:
         print(f"lmlab: {error}", file=sys.stderr)
         return WRONG_USE
+    except KeyboardInterrupt:
+        print("lmlab: interrupted, nothing is written", file=sys.stderr)
+        return INTERRUPTED
     return status_code
 
 
@@ -70,8 +75,16 @@ def _add_measure(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _command(commands, "status", "how every point of the study stands", STATUS_HELP)
     command.add_argument("--machine", help="a folder of results/ (default: this machine)")
-    command.add_argument("--results", type=Path, default=Path("results"), help="default: results")
+    command.add_argument(
+        "--results", type=_folder, default=Path("results"), help="default: results"
+    )
     command.set_defaults(command=status.command)
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+    return Path(text)
 
 
 def _command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,25 @@ from lmlab.study.files import ROOT
 
 
 def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration with `key=value` overrides of its top-level keys; not yet checked."""
+    """The configuration with `key=value` overrides; not yet checked."""
     here = Path("config.yaml")
     path = file or (here if here.exists() else ROOT / "config.yaml")
     try:
         config = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"{path}: not a readable YAML file ({line})") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: holds {type(config).__name__}, allowed: keys and values")
-    return {**config, **{key: _value(key, text) for key, text in map(split, overrides)}}
+    return _merged(config, {key: _value(key, text) for key, text in map(split, overrides)})
+
+
+def _merged(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a mapping one by one, as Snakemake does: what is not named in it stays."""
+    merged = dict(config) if isinstance(config, Mapping) else {}
+    for key, value in changes.items():
+        merged[key] = _merged(merged.get(key), value) if isinstance(value, Mapping) else value
+    return merged
 
 
 def _value(key: str, text: str) -> Any:

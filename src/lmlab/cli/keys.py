@@ -16,6 +16,9 @@ from lmlab.study.points import Scalar
 
 Value: TypeAlias = Scalar | list[Any]
 
+LARGEST_SEED = 2**32 - 1
+TILE_HEIGHTS = (16, 32, 64, 128, 256)
+
 
 class KeyValueError(ValueError):
     """A key that does not exist or a value that it cannot hold, in one line."""
@@ -29,15 +32,17 @@ class Kind:
     read: Callable[[str], Value]
 
 
-def integer(minimum: int) -> Kind:
-    """A whole number from `minimum` up."""
+def integer(minimum: int, maximum: int | None = None) -> Kind:
+    """A whole number from `minimum` up, to `maximum` where there is one."""
 
     def read(text: str) -> int:
-        if int(text) < minimum:
+        number = int(text)
+        if number < minimum or (maximum is not None and number > maximum):
             raise ValueError
-        return int(text)
+        return number
 
-    return Kind(f"an integer of at least {minimum}", read)
+    most = "" if maximum is None else f" and at most {maximum}"
+    return Kind(f"an integer of at least {minimum}{most}", read)
 
 
 def positive_number() -> Kind:
@@ -116,9 +121,12 @@ def tile() -> Kind:
 
     def read(text: str) -> list[int]:
         kept, walked = map(int, text.split("x"))
+        if not {kept, walked} <= set(TILE_HEIGHTS):
+            raise ValueError
         return [kept, walked]
 
-    return Kind("rows kept x rows walked, as 128x64", read)
+    heights = ", ".join(map(str, TILE_HEIGHTS))
+    return Kind(f"rows kept x rows walked, as 128x64, each of {heights}", read)
 
 
 VARIANT = path_to("an import path package.module:function", attention.VARIANTS, attention.module_of)
@@ -138,7 +146,7 @@ KINDS: dict[str, Kind] = {
     "num_layers": integer(1),
     "num_heads": integer(1),
     "rope_theta": positive_number(),
-    "seed": integer(0),
+    "seed": integer(0, LARGEST_SEED),
     "steps": integer(1),
     "time_cap_s": positive_number(),
     "skip_if_too_large": boolean(),
@@ -188,6 +196,9 @@ KINDS: dict[str, Kind] = {
     "arms": several(VARIANT),
     "tiles": several(tile()),
 }
+
+# Ranks are compared round by round, and a verdict needs a spread.
+KINDS_OF_RANKS: dict[str, Kind] = {"rounds": integer(3)}
 
 
 def read_value(key: str, text: str, kind: Kind) -> Value:

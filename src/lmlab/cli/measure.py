@@ -8,16 +8,24 @@ them and the size is called custom.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from lmlab.cli.configuration import read_config, split
-from lmlab.cli.keys import KINDS, KeyValueError, Value, choice, read_value, several
+from lmlab.cli.keys import (
+    KINDS,
+    KINDS_OF_RANKS,
+    KeyValueError,
+    Kind,
+    Value,
+    choice,
+    read_value,
+    several,
+)
 from lmlab.experiments.launch import run_ranks, torchrun_words
-from lmlab.experiments.registry import has_ranks
+from lmlab.experiments.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.chapters import points_of
@@ -35,16 +43,17 @@ def command(arguments: argparse.Namespace) -> int:
     machine = find_machine()
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_words(study, arguments.chapter, arguments.settings)
+    check_code(point)
     result = (
         measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
     )
+    print(table(point, result))
+    print(result.to_json())
     if arguments.out:
         try:
             result.write(arguments.out)
-        except OSError as error:  # what was measured is still printed
-            print(f"lmlab: --out {arguments.out}: {error.strerror}", file=sys.stderr)
-    print(table(point, result))
-    print(result.to_json())
+        except OSError as error:
+            raise KeyValueError(f"--out {arguments.out}: {error.strerror}") from error
     return 1 if result.status == "failed" else 0
 
 
@@ -57,7 +66,8 @@ def alone(point: Point, machine: Machine) -> Result:
 
 def measure_with_ranks(point: Point, machine: Machine, study: Study) -> Result:
     """The result of a point that takes several processes."""
-    torchrun = torchrun_words(int(point.parameters["world_size"]), study.ranks)
+    ranks = {**study.ranks, "nnodes": point.settings["nnodes"]}
+    torchrun = torchrun_words(int(point.parameters["world_size"]), ranks)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "point.json")
         if status := run_ranks(point, machine.id, out, torchrun):
@@ -95,17 +105,27 @@ def point_from_words(study: Study, chapter: str, words: Sequence[str]) -> Point:
 
 def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Value]:
     """Keys and values, each checked against what the chapter's points know."""
-    known = dict.fromkeys(
-        key for p in points for key in [*p.parameters, *p.settings] if key in {*KINDS, *SIZES}
-    )
-    one = choice(*study.sizes)
-    kinds = {**KINDS, "size": one, "sizes": several(one)}
+    known, kinds = keys_of(points), kinds_of(points, study)
     given: dict[str, Value] = {}
     for key, text in map(split, words):
         if key not in known:
             raise KeyValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
         given[key] = read_value(key, text, kinds[key])
     return given
+
+
+def keys_of(points: Sequence[Point]) -> list[str]:
+    """What can be set for some of the points, in their order."""
+    keys = (key for point in points for key in [*point.parameters, *point.settings])
+    return [key for key in dict.fromkeys(keys) if key in {*KINDS, *SIZES}]
+
+
+def kinds_of(points: Sequence[Point], study: Study) -> dict[str, Kind]:
+    """What each key may hold for the points of a chapter: its own topics, the study's sizes."""
+    size = choice(*study.sizes)
+    topics = dict.fromkeys(str(point.parameters.get("topic")) for point in points)
+    own = {"size": size, "sizes": several(size), "topic": choice(*topics)}
+    return {**KINDS, **own, **(KINDS_OF_RANKS if has_ranks(points[0]) else {})}
 
 
 def _first_that_fits(points: Sequence[Point], given: Mapping[str, Value]) -> Point:
@@ -116,7 +136,9 @@ def _first_that_fits(points: Sequence[Point], given: Mapping[str, Value]) -> Poi
         if has_keys and given.get("topic", topic) == topic:
             return point
     together = ", ".join(f"{key}={value}" for key, value in given.items())
-    raise KeyValueError(f"{together}: no point of {points[0].chapter} has all of these")
+    chosen = [point for point in points if point.parameters.get("topic") == given.get("topic")]
+    allowed = f"; allowed with this topic: {', '.join(keys_of(chosen))}" if chosen else ""
+    raise KeyValueError(f"{together}: no point of {points[0].chapter} has all of these{allowed}")
 
 
 def table(point: Point, result: Result) -> str:
@@ -126,11 +148,25 @@ def table(point: Point, result: Result) -> str:
         lines.append(f"{result.status}: {result.reason}")
     if result.flags:
         lines.append(f"flags: {', '.join(result.flags)}")
+    lines += _without_a_time(result)
     if result.measurements:
         head = ("phase", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]")
         rows = [_row(name, m) for name, m in result.measurements.items()]
         lines += _aligned([head, *rows])
     return "\n".join(lines)
+
+
+def _without_a_time(result: Result) -> list[str]:
+    """What the rows below do not show: a cap on all of them, and arms that have none, with why."""
+    stops = {str(measurement["stopped"]) for measurement in result.measurements.values()}
+    lines = [f"stopped early: {stop}" for stop in stops if stop.startswith("time cap")]
+    arms = result.data.get("arms")
+    named = arms.items() if result.status == "ok" and isinstance(arms, Mapping) else ()
+    return (lines if len(stops) == 1 else []) + [
+        f"{name}: {arm['status']}: {arm['reason']}"
+        for name, arm in named
+        if arm.get("status", "ok") != "ok"
+    ]
 
 
 def _row(name: str, measurement: Mapping[str, float | None]) -> tuple[str, ...]:

@@ -12,27 +12,29 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lmlab.cli.configuration import read_config
+from lmlab.experiments.registry import check_code
 from lmlab.experiments.standing import Standing, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import all_points
 from lmlab.study.config import load
-from lmlab.study.selection import select
+from lmlab.study.selection import check_results_are_there, select
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Print how every point stands; a summary last."""
     config = read_config(arguments.configfile, arguments.config)
     here = find_machine()
-    if arguments.machine:
+    if arguments.machine is not None:
         config = {**config, "machine": arguments.machine}
     selection = select(config, here.id, here.device)
     machine = selection.machine
     study = load(config, selection.device)
+    check_results_are_there(selection, arguments.results, here.id)
     torch_version = installed_torch() if machine == here.id else None
-    standings = [
-        standing(point, point.path(arguments.results, machine), torch_version)
-        for point in all_points(study)
-    ]
+    points = all_points(study)
+    for point in points:
+        check_code(point)
+    standings = [standing(point, arguments.results, machine, torch_version) for point in points]
     for each in standings:
         print(line(each))
     print(f"{study.name} on {machine}: {summary(standings)}")

@@ -20,6 +20,7 @@ from lmlab.attention import registry as attention
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
+from lmlab.study.source_text import BrokenSource, may_define
 
 if TYPE_CHECKING:
     from lmlab.experiments.outcome import Chapter
@@ -39,6 +40,10 @@ NOT_COUNTED = (
     "lmlab.study",
     "lmlab.study.*",
 )
+
+
+class NoSuchCode(ValueError):
+    """An import path that leads to nothing, in one line."""
 
 
 def path_of(chapter: str) -> str:
@@ -64,6 +69,30 @@ def code_modules(point: Point) -> list[str]:
     if "model" in asked:
         modules.append(import_path.split(asked["model"])[0])
     return modules
+
+
+def check_code(point: Point) -> None:
+    """The model and the attention variants that a point names are there; imports none of them."""
+    asked = {**point.settings, **point.parameters}
+    named: list[tuple[str, str]] = [
+        (key, asked[key]) for key in ("model", "attention") if key in asked
+    ]
+    named += [("arms", variant) for variant in asked.get("arms", ())]
+    for key, name in named:
+        path = name if key == "model" else attention.path_of(name)
+        if reason := _why_not_there(path):
+            raise NoSuchCode(f"{key} = {name!r}: {reason}; allowed: what can be imported")
+
+
+def _why_not_there(path: str) -> str | None:
+    module, name = import_path.split(path)
+    file = locate(module, tuple(search_path()))
+    if file is None:
+        return f"module {module!r} is not on the Python path"
+    try:
+        return None if may_define(file, name) else f"there is no {name!r} in {file}"
+    except BrokenSource as error:
+        return str(error)
 
 
 def has_ranks(point: Point) -> bool:

@@ -7,13 +7,14 @@ and torch's version, so each can be held against the present without any record.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from lmlab.experiments.registry import fingerprint
 from lmlab.study.points import Point
-from lmlab.study.results import Result, ResultError, read
+from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, UNREADABLE = "missing", "unreadable"
 
@@ -47,12 +48,13 @@ class Standing:
         return remarks + ([f"made with torch {self.other_torch}"] if self.other_torch else [])
 
 
-def standing(point: Point, path: Path, torch_version: str | None) -> Standing:
-    """Hold the result at `path` against the present; without a version, torch is not compared."""
+def standing(point: Point, results: Path, machine: str, torch_version: str | None) -> Standing:
+    """Hold a machine's result against the present; without a version, torch is not compared."""
+    path = point.path(results, machine)
     if not path.exists():
         return Standing(point=point, state=MISSING)
     try:
-        result = read(path)
+        result = read_of(point, path, machine)
     except ResultError as error:
         return Standing(point=point, state=UNREADABLE, reason=str(error))
     made_with = str(result.versions["torch"])
@@ -67,6 +69,29 @@ def standing(point: Point, path: Path, torch_version: str | None) -> Standing:
     )
 
 
+FAULTS: dict[str, Callable[[Standing], object]] = {
+    "were made by other code than the present": lambda each: each.other_code,
+    "were made with other settings": lambda each: each.other_settings,
+    "were made with another torch": lambda each: each.other_torch,
+    "cannot be read": lambda each: each.state == UNREADABLE,
+}
+
+
+def remarks_on(standings: Mapping[str, Standing]) -> Iterator[str]:
+    """A line for each fault that results, by their paths, have; one of them is named."""
+    for fault, has in FAULTS.items():
+        paths = [path for path, each in standings.items() if has(each)]
+        if paths:
+            yield f"{len(paths)} of {len(standings)} results {fault}, {paths[0]} among them"
+
+
+def advice(machine: str, here: str, *, measuring: bool) -> str:
+    """What can be done about results that are not the present's; elsewhere none can be remade."""
+    listing = "lmlab status" if machine == here else f"lmlab status --machine {machine}"
+    anew = ", deleting them measures them anew" if measuring else ""
+    return f"`{listing}` lists them{anew}"
+
+
 def installed_torch() -> str:
     """The version of torch that a measurement would use now, without importing it."""
     return version("torch")
@@ -78,8 +103,7 @@ def _public(torch_version: str) -> str:
 
 
 def _differences(point: Point, result: Result) -> list[str]:
-    then = {**result.settings, **result.parameters}
-    now = {**point.settings, **point.parameters}
+    then, now = result.settings, point.settings
     return [
         f"{key} {then.get(key, 'absent')} (now {now.get(key, 'absent')})"
         for key in dict.fromkeys([*now, *then])

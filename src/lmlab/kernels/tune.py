@@ -32,6 +32,7 @@ from lmlab.kernels.configs import Case, Direction, Products, Tiles, line_of, sha
 from lmlab.kernels.problem import Problem, processor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NEEDS_A_GPU = "a CUDA GPU is needed; on a CPU kernels are interpreted, not timed"
 FINALISTS = 4
 QUICK_MS, LONG_MS = 20, 200
 PATIENCE_S = 120.0
@@ -142,6 +143,8 @@ def fastest(trial: Trial, tried: Sequence[Tiles]) -> tuple[Tiles, float]:
 
 def time_ms(trial: Trial, inputs: tuple[Tensor, ...], tiles: Tiles, budget_ms: int) -> float:
     """Median time of one pass; infinite for tiles that do not fit."""
+    if trial.problem.device.type != "cuda":
+        raise ValueError(NEEDS_A_GPU)
     try:
         time = do_bench(lambda: trial.run(inputs, tiles), rep=budget_ms, return_mode="median")
     except launch.TilesTooLarge:
@@ -188,6 +191,8 @@ def tune(trial: Trial, jobs: int) -> str:
     tried = list(candidates(case, processor(trial.problem.device).shared_limit))
     usable = compile_and_check(trial, tried, jobs)
     print(f"{case}: {len(usable)} of {len(tried)} usable", file=sys.stderr, flush=True)
+    if not usable:
+        return f"# {case}: none of {len(tried)} cuts fits and is right"
     winner, ms = fastest(trial, usable)
     rate = trial.flops() / ms / 1e9
     return f"{line_of(case, winner)}\n# ^ {ms:.3f} ms, {rate:.0f} TFLOP/s"
@@ -219,20 +224,26 @@ def is_usable(trial: Trial, tiles: Tiles) -> bool:
     return is_right(trial, tiles)
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; an integer of at least 1 is")
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune the problems asked for and print their lines."""
     parser = argparse.ArgumentParser(prog="lmlab.kernels.tune", description=__doc__.split("\n")[0])
-    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--sequence", type=int, nargs="+", default=[16384])
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--head-dim", type=_positive, nargs="+", default=[64, 128])
+    parser.add_argument("--sequence", type=_positive, nargs="+", default=[16384])
+    parser.add_argument("--batch", type=_positive, default=1)
+    parser.add_argument("--heads", type=_positive, default=16)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--direction", nargs="+", choices=("forward", "backward"), default=None)
     parser.add_argument("--full", action="store_true", help="without a causal mask")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=_positive, default=os.cpu_count())
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        parser.error("a CUDA GPU is needed; on a CPU kernels are interpreted, not timed")
+        parser.error(NEEDS_A_GPU)
     device = torch.device("cuda", torch.cuda.current_device())
     directions = options.direction or ("forward", "backward")
     shapes = itertools.product(options.head_dim, options.sequence, directions)

@@ -21,12 +21,13 @@ import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from lmlab.study.source_facts import facts_of
+from lmlab.study.source_text import parse
 
 # Fields that carry no meaning for what the code does, or that only some Python versions have.
 IGNORED_FIELDS = frozenset({"kind", "type_comment", "ctx", "type_ignores"})
@@ -136,12 +137,12 @@ def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
     """Keyed on the file's time too, so that a long-lived process sees an edit."""
-    facts: dict[str, Any] = facts_of(file.read_bytes(), _read, MADE_BY)
+    facts: dict[str, Any] = facts_of(file.read_bytes(), partial(_read, file), MADE_BY)
     return facts
 
 
-def _read(source: bytes) -> dict[str, Any]:
-    tree = ast.parse(source)
+def _read(file: Path, source: bytes) -> dict[str, Any]:
+    tree = parse(source, file)
     return {"hash": _tree_hash(tree), "imports": list(_import_statements(tree))}
 
 

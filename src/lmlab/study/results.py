@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jsonschema
 
 from lmlab.study.files import SCHEMAS, write_atomically
+from lmlab.study.points import Point
 
 SCHEMA_VERSION = 1
 Status = Literal["ok", "oom", "unsupported", "failed"]
@@ -86,6 +87,16 @@ def read(path: Path) -> Result:
         raise ResultError(f"{path}: not a readable JSON file ({error})") from error
     _validate(values, path)
     return Result(**{**values, "flags": tuple(values["flags"])})
+
+
+def read_of(point: Point, path: Path, machine: str) -> Result:
+    """The result of that point on that machine: a file may have been copied here by hand."""
+    result = read(path)
+    if (result.chapter, dict(result.parameters)) != (point.chapter, dict(point.parameters)):
+        raise ResultError(f"{path}: holds the result of another point")
+    if result.machine["id"] != machine:
+        raise ResultError(f"{path}: measured on {result.machine['id']}, not on {machine}")
+    return result
 
 
 @cache

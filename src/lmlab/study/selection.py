@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+
+class NothingToRead(ValueError):
+    """A run that may not measure, about a machine without results; in one line."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,23 @@ def select(config: Mapping[str, Any], here: str, device_here: str) -> Selection:
         machine=machine,
         device=device_here if machine == here else _device_of(machine),
         measuring=measure == "always" or (measure == "auto" and machine == here),
+    )
+
+
+def check_results_are_there(selection: Selection, results: Path, here: str) -> None:
+    """A run that measures nothing needs a folder of results, or it is about a misspelt machine."""
+    if selection.measuring or (results / selection.machine).is_dir():
+        return
+    others = sorted(path.name for path in results.glob("*/") if path.name != here)
+    if selection.machine == here:
+        instead = ", ".join(["auto", *(f"machine = {name}" for name in others)])
+        raise NothingToRead(
+            f"config: measure = 'never', but {here} (this machine) has no results here; "
+            f"allowed: {instead}"
+        )
+    raise NothingToRead(
+        f"config: machine = {selection.machine!r} has no results here; "
+        f"allowed: {', '.join([f'{here} (this one)', *others])}"
     )
 
 

@@ -6,10 +6,11 @@ wants to know once what the page rests on. Only tables: the words around them ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmlab.study.config import OUR_MODEL
 from lmlab.writeup.collect import pattern_of
 from lmlab.writeup.markdown import Markdown, code, escape
 from lmlab.writeup.markdown import table as markdown_table
@@ -54,7 +55,14 @@ def totals(documents: Sequence[Document]) -> dict[str, Any]:
         "missing": missing,
         "gaps": listed(gaps) or "no point failed and none is missing",
         "clocks": sorted({clock for document in documents for clock in document["clocks"]}),
+        "own_models": sorted({*_models(documents)} - {OUR_MODEL}),
     }
+
+
+def _models(documents: Iterable[Document]) -> Iterator[str]:
+    """The classes that results were measured with; a page of a user's own says so."""
+    for document in documents:
+        yield from document["settings"].get("model", ())
 
 
 def appendix(documents: Sequence[Document]) -> Appendix:

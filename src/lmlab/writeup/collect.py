@@ -2,8 +2,8 @@
 
 A page is made from the points that the study asks for, not from the files that happen to lie in a
 folder: a point without a file is then visible as "not measured", and a file that no point asks for
-is left out. A file that cannot be read, or that belongs to another point, counts as unreadable and
-says why. Nothing here stops the page.
+is left out. A file that cannot be read, or that belongs to another point or machine, counts as
+unreadable and says why. Nothing here stops the page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from lmlab.study.chapters import READS, points_of
 from lmlab.study.config import Study
 from lmlab.study.points import SEPARATOR, Point
-from lmlab.study.results import Result, ResultError, read
+from lmlab.study.results import Result, ResultError, read_of
 
 RowStatus = Literal["ok", "oom", "unsupported", "failed", "missing", "unreadable"]
 
@@ -127,12 +127,9 @@ def _row(point: Point, results: Path, machine: str) -> Row:
     if not path.exists():
         return Row(point, shown)
     try:
-        result = read(path)
+        return Row(point, shown, read_of(point, path, machine))
     except ResultError as error:
         return Row(point, shown, problem=str(error).replace(f"{path}: ", ""))
-    if dict(result.parameters) != dict(point.parameters):
-        return Row(point, shown, problem="holds the result of another point")
-    return Row(point, shown, result)
 
 
 def _merge(values: tuple[str, ...]) -> str:

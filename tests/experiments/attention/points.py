@@ -37,7 +37,7 @@ def benchmark_point(*arms: str, sequence: int = 64, precision: str = "fp32", **m
     return Point("attention", parameters, {**RACE, "arms": list(arms), **more})
 
 
-def tiles_point(direction: str = "forward") -> Point:
+def tiles_point(direction: str = "forward", **changes: Any) -> Point:
     """One cut of one small problem."""
     settings = {
         **RACE,
@@ -47,6 +47,7 @@ def tiles_point(direction: str = "forward") -> Point:
         "stages": 2,
         "tiles": [[32, 32], [16, 32]],
         "attention": "flash",
+        **changes,
     }
     return Point("attention", {"topic": "tiles", "head_dim": 16, "direction": direction}, settings)
 

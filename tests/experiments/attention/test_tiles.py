@@ -76,3 +76,8 @@ def test_a_cut_with_wrong_numbers_says_by_how_much_and_is_not_timed(
     assert outcome.data["arms"]["32x32"]["status"] == "failed"
     assert outcome.data["arms"]["32x32"]["errors"] == {"output": 0.25}
     assert "32x32.forward" not in outcome.measurements
+
+
+def test_another_attention_has_no_tiles(cpu: torch.device) -> None:
+    with pytest.raises(Unsupported, match="attention = 'naive' has no tiles; allowed: flash"):
+        topic.measure(tiles_point(attention="naive"), cpu)

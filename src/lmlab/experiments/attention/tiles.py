@@ -34,6 +34,7 @@ from lmlab.measure.race import measure_in_rounds
 from lmlab.study.points import Point
 
 CHOSEN = "chosen"
+OURS = "flash"
 WARPS = {16: 4, 32: 4, 64: 4, 128: 8, 256: 8}
 """Four warps share a tile of up to 64 rows, eight a larger one."""
 
@@ -43,6 +44,8 @@ def measure(point: Point, device: torch.device) -> Outcome:
     settings = point.settings
     asked = {**settings, **point.parameters}
     shape, direction = shape_of(asked), cast(Direction, asked["direction"])
+    if asked["attention"] != OURS:
+        raise Unsupported(f"attention = {asked['attention']!r} has no tiles; allowed: {OURS}")
     refuse_unsupported(asked["attention"], device, shape.dtype, shape.head_dim)
     with tf32_allowed(shape.tf32), collector_paused():
         run = Run(shape, direction, device, settings["seed"])

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmlab.measure.memory.history import History
 from lmlab.measure.memory.replay import BEFORE, Piece, replay
 from lmlab.measure.memory.snapshot import SnapshotError, history_of, load
 from lmlab.measure.memory.sources import source_of
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     arguments = parser.parse_args(argv)
     try:
-        history = history_of(load(arguments.snapshot), arguments.device, max_entries=sys.maxsize)
+        history = read_history(arguments.snapshot, arguments.device)
     except (OSError, SnapshotError) as error:
         print(f"{arguments.snapshot}: {error}", file=sys.stderr)
         return 2
@@ -41,6 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line, count in list(bytes_by_line(live).items())[:LINES]:
         print(f"{count / MIB:12,.1f} MiB  {line}")
     return 0
+
+
+def read_history(path: Path, device: int) -> History:
+    """What one device's allocator did, or a `SnapshotError`."""
+    snapshot = load(path)
+    try:
+        devices = len(snapshot["device_traces"])
+        if not 0 <= device < devices:
+            raise SnapshotError(f"device = {device}; the file holds {devices}, from 0 on")
+        return history_of(snapshot, device, max_entries=sys.maxsize)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # plain values of any shape
+        raise SnapshotError(
+            f"not as torch writes a snapshot ({type(error).__name__}: {error})"
+        ) from error
 
 
 def bytes_by_line(live: Sequence[Piece]) -> dict[str, int]:
