@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmlab.study.results import Result, ResultError, read
+from lmlab.study.results import LacksKey, Result, ResultError, read
 
 MEASUREMENT = {
     "clock": "host",
@@ -133,3 +133,14 @@ def test_the_headline_is_the_times_or_the_reason() -> None:
 def test_json_is_one_line() -> None:
     assert "\n" not in make().to_json()
     assert json.loads(make().to_json())["chapter"] == "end_to_end"
+
+
+def test_a_key_that_a_file_lacks_is_named_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    make(data={"peak": {"bytes": 3}}).write(path)
+    data = read(path).data
+    assert data["peak"] == {"bytes": 3}
+    assert data.get("depth") is None
+    for lacking in (data, data["peak"]):
+        with pytest.raises(LacksKey, match=r"/result\.json: has no 'depth', which is read now;"):
+            lacking["depth"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from lmlab.study.chapters import GRIDS
 from lmlab.study.config import ConfigError
 from lmlab.study.points import PointError
+from lmlab.study.results import ResultError
 from lmlab.writeup.build import build
 
 
@@ -26,7 +27,7 @@ def main() -> int:
     arguments = vars(parser.parse_args())
     try:
         build(arguments.pop("config"), arguments.pop("chapter"), **arguments)
-    except (ConfigError, PointError) as error:
+    except (ConfigError, PointError, ResultError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -32,6 +32,30 @@ class ResultError(ValueError):
     """A result file that cannot be used, in one line."""
 
 
+class LacksKey(ResultError):
+    """A result without a key that its reader knows."""
+
+    def __init__(self, source: Path, key: str) -> None:
+        super().__init__(
+            f"{source}: has no {key!r}, which is read now; it was made by other code, so measure "
+            "it anew"
+        )
+        self.source = source
+
+
+class Told(dict[str, Any]):
+    """What a file holds under its keys; asked for another one, it says which file lacks it.
+
+    The schema leaves open what a chapter keeps for its page, and code that is older or newer than
+    the page has kept something else.
+    """
+
+    source: Path | None = None
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(key) if self.source is None else LacksKey(self.source, key)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """One measured point; `workflow/schemas/result.schema.json` says what each field may hold."""
@@ -81,8 +105,14 @@ class Result:
 
 def read(path: Path) -> Result:
     """Read a result, or say in one line why it is none."""
+
+    def told_by_file(values: dict[str, Any]) -> Told:
+        told = Told(values)
+        told.source = path
+        return told
+
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(), object_hook=told_by_file)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ResultError(f"{path}: not a readable JSON file ({error})") from error
     _validate(values, path)

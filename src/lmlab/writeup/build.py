@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, write_atomically
+from lmlab.study.results import LacksKey, ResultError
 from lmlab.writeup.collect import Collected, collect
 from lmlab.writeup.figure import Drawing, save
 from lmlab.writeup.provenance import provenance
 from lmlab.writeup.registry import part
+
+T = TypeVar("T")
 
 
 def build(
@@ -32,19 +35,32 @@ def build(
     out: Path,
 ) -> None:
     """Make a chapter's figures and its document from whatever results there are."""
-    collected = collect(
-        load(config, device),
-        chapter,
-        machine=machine,
-        device=device,
-        results=results,
-        references=REFERENCES,
-    )
-    document = document_of(collected)
+    study = load(config, device)
+    refused: dict[Path, ResultError] = {}
+
+    def attempt() -> tuple[dict[str, Any], Mapping[str, Drawing]]:
+        collected = collect(
+            study, chapter, machine=machine, device=device, results=results,
+            references=REFERENCES, refused=refused,
+        )  # fmt: skip
+        return document_of(collected), part("figures", chapter)(collected)
+
+    document, drawings = _without_those_that_lack(attempt, refused)
     # From the document's own folder, so that a report can be moved as a whole.
     place = os.path.relpath(figures, out.parent)
-    document["figures"] = _draw(part("figures", chapter)(collected), figures, place)
+    document["figures"] = _draw(drawings, figures, place)
     write_atomically(out, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _without_those_that_lack(attempt: Callable[[], T], refused: dict[Path, ResultError]) -> T:
+    """Try until no result lacks what is read; those that do are refused from then on."""
+    while True:
+        try:
+            return attempt()
+        except LacksKey as lack:
+            if lack.source in refused:
+                raise
+            refused[lack.source] = lack
 
 
 def document_of(collected: Collected) -> dict[str, Any]:

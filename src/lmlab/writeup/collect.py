@@ -2,8 +2,8 @@
 
 A page is made from the points that the study asks for, not from the files that happen to lie in a
 folder: a point without a file is then visible as "not measured", and a file that no point asks for
-is left out. A file that cannot be read, or that belongs to another point or machine, counts as
-unreadable and says why. Nothing here stops the page.
+is left out. A file that cannot be read, that belongs to another point or machine, or that holds
+something else than the page reads, counts as unreadable and says why. Nothing here stops the page.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from lmlab.study.chapters import READS, points_of
@@ -88,17 +89,23 @@ class Collected:
 
 
 def collect(
-    study: Study, chapter: str, *, machine: str, device: str, results: Path, references: Path
+    study: Study,
+    chapter: str,
+    *,
+    machine: str,
+    device: str,
+    results: Path,
+    references: Path,
+    refused: Mapping[Path, ResultError] = MappingProxyType({}),
 ) -> Collected:
-    """Read a chapter's results; what is missing stays in the list without one."""
-    rows = [_row(point, results, machine) for point in points_of(study, chapter)]
-    cards = [_row(point, results, machine) for point in points_of(study, "machine")]
-    card = next((row.result for row in cards if row.status == "ok"), None)
-    beside = {
-        other: [_row(point, results, machine) for point in points_of(study, other)]
-        for other in READS.get(chapter, ())
-    }
-    return Collected(chapter, machine, device, study, rows, card, references, beside)
+    """Read a chapter's results; what is missing or refused stays in the list without one."""
+
+    def rows_of(name: str) -> list[Row]:
+        return [_row(point, results, machine, refused) for point in points_of(study, name)]
+
+    card = next((row.result for row in rows_of("machine") if row.status == "ok"), None)
+    beside = {other: rows_of(other) for other in READS.get(chapter, ())}
+    return Collected(chapter, machine, device, study, rows_of(chapter), card, references, beside)
 
 
 def pattern_of(paths: Iterable[str]) -> str:
@@ -121,12 +128,14 @@ def sources_of(rows: Iterable[Row]) -> list[str]:
     return [f"{pattern_of(row.path for row in chosen)} ({files})"]
 
 
-def _row(point: Point, results: Path, machine: str) -> Row:
+def _row(point: Point, results: Path, machine: str, refused: Mapping[Path, ResultError]) -> Row:
     path = point.path(results, machine)
     shown = path.relative_to(results.parent).as_posix()
     if not path.exists():
         return Row(point, shown)
     try:
+        if path in refused:
+            raise refused[path]
         return Row(point, shown, read_of(point, path, machine))
     except ResultError as error:
         return Row(point, shown, problem=str(error).replace(f"{path}: ", ""))
