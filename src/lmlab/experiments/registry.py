@@ -17,22 +17,30 @@ from typing import TYPE_CHECKING
 
 from lmlab import import_path
 from lmlab.attention import registry as attention
+from lmlab.attention.support import why_unsupported
+from lmlab.experiments.outcome import Unsupported
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
 from lmlab.study.source_text import BrokenSource, may_define
 
 if TYPE_CHECKING:
-    from lmlab.experiments.outcome import Chapter
+    import torch
+
+    from lmlab.experiments.outcome import Chapter, Outcome
 
 RUNNER = "lmlab.experiments.run"
 RANK_RUNNER = "lmlab.experiments.ranks"
+DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Torch's names of the types that attention gets."""
+NARROW_HEAD = 16
 # What names, lists and files a measurement without moving its number: a variant more, another
 # label in a result or a new version of the package must not send anybody back to the machine.
 NOT_COUNTED = (
     "lmlab",
     "lmlab.attention",
     "lmlab.attention.registry",
+    "lmlab.attention.support",
     "lmlab.experiments.record",
     "lmlab.experiments.registry",
     "lmlab.import_path",
@@ -54,7 +62,28 @@ def path_of(chapter: str) -> str:
 def load(chapter: str) -> Chapter:
     """The function that measures a point of the chapter; imports that chapter alone."""
     function: Chapter = import_path.resolve(path_of(chapter))
-    return function
+
+    def measure(point: Point, device: torch.device) -> Outcome:
+        refuse_unsupported_attention(point, device)
+        return function(point, device)
+
+    return measure
+
+
+def refuse_unsupported_attention(point: Point, device: torch.device) -> None:
+    """Raise `Unsupported` for a model whose attention is not measured on this device.
+
+    Where variants are arms of one point, each arm stands or falls by itself.
+    """
+    asked = {**point.settings, **point.parameters}
+    if "attention" not in asked or "arms" in asked:
+        return
+    # Ranks choose the size themselves, from what fits; narrow heads fit every variant.
+    head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD
+    dtype = import_path.resolve(f"torch:{DTYPES[asked['precision']]}")
+    reason = why_unsupported(asked["attention"], device=device, dtype=dtype, head_dim=head_dim)
+    if reason:
+        raise Unsupported(f"attention = {asked['attention']!r}: {reason}")
 
 
 def code_modules(point: Point) -> list[str]:
