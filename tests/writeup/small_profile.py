@@ -33,6 +33,13 @@ FORWARD: Kernels = [(SIMT, 8.0, 85), (SOFTMAX, 1.0, 12), (ADD, 0.7, 48), (NORM, 
 BACKWARD: Kernels = [(SIMT, 16.0, 170), (ADD, 3.0, 90)]
 OPTIMIZER: Kernels = [(UPDATE, 5.0, 60)]
 PARTS = {"scores": 1.0, "scale_and_mask": 1.0, "softmax": 1.0, "output": 1.0}
+PRODUCT_FLOPS = 4_000_000_000
+ATTENTION_COST = {
+    "scores": {"flops": PRODUCT_FLOPS, "bytes": 10_000_000},
+    "scale_and_mask": {"flops": PRODUCT_FLOPS // 128, "bytes": 40_000_000},
+    "softmax": {"flops": PRODUCT_FLOPS * 5 // 128, "bytes": 20_000_000},
+    "output": {"flops": PRODUCT_FLOPS, "bytes": 10_000_000},
+}
 
 
 class Names:
@@ -118,6 +125,11 @@ def _phase(name: str, kernels: Kernels) -> dict[str, Any]:
     }
 
 
+def part(name: str, ms: float) -> dict[str, Any]:
+    """What a part of attention takes, in one kernel."""
+    return {"part": name, "kernels": 1, "total_ns": round(ms * MS), "product_ns": 0, "names": []}
+
+
 def recording(
     point: Point,
     device: str = "cuda",
@@ -142,13 +154,6 @@ def recording(
             **(step or {}),
         ),
     }
-    products = 4_000_000_000
-    cost = {
-        "scores": {"flops": products, "bytes": 10_000_000},
-        "scale_and_mask": {"flops": products // 128, "bytes": 40_000_000},
-        "softmax": {"flops": products * 5 // 128, "bytes": 20_000_000},
-        "output": {"flops": products, "bytes": 10_000_000},
-    }
     return factory.result(
         point,
         device,
@@ -158,22 +163,12 @@ def recording(
             "tool_note": None,
             "tokens_per_step": 512,
             "parameters_total": 10,
-            "attention_cost": cost,
+            "attention_cost": ATTENTION_COST,
             "autocast": False,
             "tf32": False,
             "threads": 2,
             "modes": modes,
-            "attention_parts": parts
-            and [
-                {
-                    "part": name,
-                    "kernels": 1,
-                    "total_ns": round(ms * MS),
-                    "product_ns": 0,
-                    "names": [],
-                }
-                for name, ms in parts.items()
-            ],
+            "attention_parts": parts and [part(name, ms) for name, ms in parts.items()],
             "slow_ranges": [],
             "timeline": None,
             "layer": None,

@@ -64,7 +64,7 @@ def test_results_without_what_the_page_reads_are_told_and_the_others_shown(tmp_p
         change(path, lambda values: values["data"].clear())
     document = built(tmp_path)
     told = json.dumps(document)
-    assert told.count("which is read now; it was made by other code, so measure it anew") == 2
+    assert told.count("which is read now; made by other code or changed by hand") == 2
     assert str(tmp_path) not in told
     assert document["tables"]["times_fp32"]["rows"]
 

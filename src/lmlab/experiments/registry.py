@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 RUNNER = "lmlab.experiments.run"
 RANK_RUNNER = "lmlab.experiments.ranks"
-DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""Torch's names of the types that attention gets."""
 NARROW_HEAD = 16
 # What names, lists and files a measurement without moving its number: a variant more, another
 # label in a result or a new version of the package must not send anybody back to the machine.
@@ -78,9 +76,13 @@ def refuse_unsupported_attention(point: Point, device: torch.device) -> None:
     asked = {**point.settings, **point.parameters}
     if "attention" not in asked or "arms" in asked:
         return
+    from lmlab.measure.precision import (
+        precision_named,
+    )  # torch, which naming a chapter must not cost
+
     # Ranks choose the size themselves, from what fits; narrow heads fit every variant.
     head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD
-    dtype = import_path.resolve(f"torch:{DTYPES[asked['precision']]}")
+    dtype = precision_named(asked["precision"]).dtype
     reason = why_unsupported(asked["attention"], device=device, dtype=dtype, head_dim=head_dim)
     if reason:
         raise Unsupported(f"attention = {asked['attention']!r}: {reason}")

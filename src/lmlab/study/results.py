@@ -37,8 +37,8 @@ class LacksKey(ResultError):
 
     def __init__(self, source: Path, key: str) -> None:
         super().__init__(
-            f"{source}: has no {key!r}, which is read now; it was made by other code, so measure "
-            "it anew"
+            f"{source}: has no {key!r}, which is read now; made by other code or changed by hand, "
+            "it must be measured anew"
         )
         self.source = source
 
