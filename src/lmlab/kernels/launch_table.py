@@ -32,6 +32,7 @@ hopper            forward   16    32  any     any      any    64  128  4  3
 hopper            forward   16    64  any    1024      any    64   64  4  3
 hopper            forward   16    64  any     any     8192    64   64  4  3
 hopper            forward   16    64  any     any      any   192  128  8  3  specialised
+hopper            forward   16   128  any     any     1024    64   64  4  3
 hopper            forward   16   128  any     any     8192    64  128  4  3
 hopper            forward   16   128  any    1024      any    64   64  4  3
 hopper            forward   16   128  any     any    16384   128   64  8  3  descriptors
@@ -45,6 +46,7 @@ hopper            backward  16    64  any     any     4096    64   64  4  3
 hopper            backward  16    64  any     any     8192    32  128  4  2
 hopper            backward  16    64  any     any    16384    64   64  4  3  descriptors
 hopper            backward  16    64  any     any      any   128   64  8  3  specialised once
+hopper            backward  16   128  any     any     1024    32   64  4  3
 hopper            backward  16   128  any     any     8192    64   64  4  3
 hopper            backward  16   128  any    1024      any    64   32  4  3
 hopper            backward  16   128  any     any      any   128   64  8  3  specialised
