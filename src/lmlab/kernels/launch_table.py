@@ -61,7 +61,7 @@ hopper            backward  32    16  any     any      any    64   32  4  2  des
 hopper            backward  32    32  any     any      any    64   64  4  2  descriptors bf16x6
 hopper            backward  32    64  any     any     8192    64   64  4  2  descriptors bf16x6
 hopper            backward  32    64  any     any      any    64   32  4  2  descriptors bf16x6
-hopper            backward  32   128  any     any     1024    32   32  4  2  tf32x3
+hopper            backward  32   128  any     any     1024    32   64  8  2  tf32x3
 hopper            backward  32   128  any     any      any    64   32  4  2  descriptors bf16x6
 ampere            forward   16    64  any     any      any   128   64  4  3
 ampere            forward   16   128  any     any      any   128   64  8  3
