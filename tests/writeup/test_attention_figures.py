@@ -102,6 +102,30 @@ def test_a_variant_looks_the_same_in_every_figure_and_breaks_where_it_has_no_tim
     assert [math.isnan(y) for y in lines["few"]["naive"].get_ydata()] == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("figure", "label", "gone"),
+    [
+        ("naive_time", "64", {"topic": "naive", "head_dim": 64, "sequence": 1024}),
+        ("model_attention", "naive", {"topic": "model", "size": "small", "context": 512}),
+    ],
+)
+def test_a_line_breaks_where_a_point_is_not_measured(
+    figure: str, label: str, gone: dict[str, object]
+) -> None:
+    def left_out(point: Point, values: object) -> bool | None:
+        return False if gone.items() <= point.parameters.items() else None
+
+    more = study(
+        naive={"sequences": [256, 1024, 4096], "beyond": []}, model={"contexts": [128, 512, 1024]}
+    )
+    drawing = figures(collected(left_out, more))[figure]
+    assert drawing.draw is not None
+    drawn = drawing.draw()
+    lines = {str(line.get_label()): line for line in drawn.axes[0].get_lines()}
+    assert [math.isnan(y) for y in lines[label].get_ydata()] == [False, True, False]
+    plt.close(drawn)
+
+
 def test_a_cell_of_the_tiles_says_what_happened() -> None:
     broke = both(
         without({"64x64": ("failed", "it broke")}, topic="tiles"),

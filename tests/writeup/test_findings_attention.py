@@ -238,6 +238,15 @@ class TestModel:
         )
         assert text.endswith(" 3 of 4 places are not measured.")
 
+    def test_a_step_that_hardly_grows_with_its_tokens_hides_a_faster_attention(self) -> None:
+        flat = scaled({"naive": 1 / 8, "flash": 1 / 8}, topic="model", context=1024)
+        text = told("model_attention", flat)
+        assert " From context 128 to 1024, 8 times the tokens, such a step takes " in text
+        assert (
+            "(every size): something other than its arithmetic sets the pace, and hides what a "
+            "faster attention gives. The peak falls" in text
+        )
+
     def test_no_memory_saved(self) -> None:
         text = told("model_attention", noted("flash", peak_memory_bytes=2**60))
         assert text.endswith("It saves no memory.")

@@ -12,6 +12,7 @@ from lmlab.writeup import style
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
+from lmlab.writeup.figures import attention_lines as lines
 from lmlab.writeup.frames import attention as frames
 
 GIB = 2**30
@@ -28,7 +29,7 @@ def model_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing
         "model_attention": Drawing(
             alt="Time and peak memory of a train step against context, a line an attention",
             caption="Median time of a train step and the most memory that it holds; both axes are "
-            f"logarithmic. A line ends where a step did not fit. {describe(used)}",
+            f"logarithmic. A line ends or breaks where a step has no time. {describe(used)}",
             draw=(lambda: _draw(timed)) if len(timed) else None,
         )
     }
@@ -36,6 +37,7 @@ def model_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing
 
 def _draw(rows: pd.DataFrame) -> Figure:
     sizes, arms = frames.order(rows, "size"), frames.arms_of(rows)
+    contexts = sorted(set(rows["context"]))
     rows = rows.assign(gib=rows["peak_memory_bytes"].astype(float) / GIB)
     values = {"median_ms": "Time (ms)", "gib": "Peak memory (GiB)"}
     shown = [column for column in values if rows[column].notna().any()]
@@ -43,23 +45,23 @@ def _draw(rows: pd.DataFrame) -> Figure:
     for index, column in enumerate(shown):
         line = axes[index * len(sizes) : (index + 1) * len(sizes)]
         for axis, size in zip(line, sizes, strict=True):
-            _lines(axis, frames.of(rows, size=size), column, arms)
+            _lines(axis, frames.of(rows, size=size), column, arms, contexts)
         line[0].set_ylabel(values[column])
         style.log_axis(line[0], "y")
-    _contexts(axes, rows, sizes)
+    _contexts(axes, contexts, sizes)
     style.legend_below(figure, axes[0], title="Attention")
     return figure
 
 
-def _lines(axis: Axes, rows: pd.DataFrame, column: str, arms: Sequence[str]) -> None:
-    for index, arm in enumerate(arms):
-        part = frames.of(rows, arm=arm).sort_values("context")
-        look = style.series(index)
-        axis.plot(list(part["context"]), list(part[column]), label=frames.label(arm), **look)
+def _lines(
+    axis: Axes, rows: pd.DataFrame, column: str, arms: Sequence[str], contexts: Sequence[int]
+) -> None:
+    for arm in arms:
+        part, look = frames.of(rows, arm=arm), lines.look(arm)
+        lines.draw(axis, part, ("context", column), contexts, frames.label(arm), **look)
 
 
-def _contexts(axes: Sequence[Axes], rows: pd.DataFrame, sizes: Sequence[str]) -> None:
-    contexts = sorted(set(rows["context"]))
+def _contexts(axes: Sequence[Axes], contexts: Sequence[int], sizes: Sequence[str]) -> None:
     for axis in axes:
         style.log_axis(axis, "x", ticks=contexts)
         axis.set_xticks(contexts, [str(context) for context in contexts], rotation=45)

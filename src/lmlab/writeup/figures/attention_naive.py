@@ -12,6 +12,7 @@ from lmlab.writeup import style
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
+from lmlab.writeup.figures import attention_lines as lines
 from lmlab.writeup.frames import attention as frames
 
 GIB = 2**30
@@ -20,6 +21,7 @@ MEMORY = {
     "peak_memory_bytes": "Peak, in backward",
     "saved_bytes": "Kept for backward",
 }
+BROKEN = "A line is broken where a sequence has no time."
 
 
 def naive_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]:
@@ -34,13 +36,13 @@ def naive_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing
     return {
         "naive_time": Drawing(
             alt="Time of naive attention against sequence, eager and compiled, a line a head dim",
-            caption=f"Median time of one pass; both axes are logarithmic. {note}",
+            caption=f"Median time of one pass; both axes are logarithmic. {BROKEN} {note}",
             draw=_if(len(timed), lambda: _times(timed)),
         ),
         "naive_memory": Drawing(
             alt="Memory of naive attention against sequence, a line a head dim",
             caption="Memory of the eager arm's tensors; both axes are logarithmic, the grey line "
-            f"grows with the square of the sequence. {note}",
+            f"grows with the square of the sequence. {BROKEN} {note}",
             draw=_if(len(held), lambda: _memory(held)),
         ),
     }
@@ -93,9 +95,10 @@ def _square(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _lines(axis: Axes, rows: pd.DataFrame, y: str, every: pd.DataFrame) -> None:
+    sequences = sorted(set(every["sequence"]))
     for index, head_dim in enumerate(frames.order(every, "head_dim")):
-        part = frames.of(rows, head_dim=head_dim).sort_values("sequence")
-        axis.plot(list(part["sequence"]), list(part[y]), label=str(head_dim), **style.series(index))
+        part, look = frames.of(rows, head_dim=head_dim), style.series(index)
+        lines.draw(axis, part, ("sequence", y), sequences, str(head_dim), **look)
 
 
 def _finish(figure: Figure, axes: list[Axes], rows: pd.DataFrame, columns: int) -> None:

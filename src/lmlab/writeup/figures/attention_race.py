@@ -15,6 +15,7 @@ from lmlab.writeup import style
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
+from lmlab.writeup.figures import attention_lines as lines
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import fastest
 from lmlab.writeup.numbers import fixed, significant
@@ -76,8 +77,8 @@ def _draw_lines(rows: pd.DataFrame) -> Figure:
     for axis, (precision, name) in zip(axes, shown, strict=True):
         for arm in arms:
             part = frames.of(timed, precision=precision, arm=arm, pass_=name)
-            rates = part.set_index("sequence")["tflops"].reindex(sequences)
-            axis.plot(sequences, list(rates), label=frames.label(arm), **_look(arm))
+            looks = {"linewidth": 1.1, **lines.look(arm), "markersize": 3.5}
+            lines.draw(axis, part, ("sequence", "tflops"), sequences, frames.label(arm), **looks)
         axis.set_title(f"{PASSES[name]}, {precision}")
     for axis in axes:
         style.log_axis(axis, "x", ticks=sequences)
@@ -98,22 +99,6 @@ def _span(rows: pd.DataFrame) -> tuple[float, float]:
     others = rows[rows["arm"] != TILED]
     rates = (others if len(others) else rows)["tflops"]
     return 0.8 * float(rates.min()), 1.3 * float(rates.max())
-
-
-def _look(arm: str) -> dict[str, Any]:
-    """The same in every figure. Ours stands out, and the ninth colour would be the first again."""
-    index = [*frames.LABELS, arm].index(arm)
-    look = {**style.series(index), "markersize": 3.5, "linewidth": 1.1}
-    if arm == frames.OURS:
-        return {
-            **look,
-            "color": "#B30000",
-            "marker": "o",
-            "linestyle": "-",
-            "linewidth": 2.2,
-            "zorder": 4,
-        }
-    return look
 
 
 def _short(sequence: int) -> str:

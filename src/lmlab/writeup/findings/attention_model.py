@@ -13,6 +13,8 @@ NAMES = {
     "forward_backward": "forward with backward",
     "train_step": "a train step",
 }
+FLAT_BELOW = 0.5
+"""Of the growth of the tokens: a step that grows less is not set by them."""
 
 
 def compiled_model(data: pd.DataFrame) -> str:
@@ -113,7 +115,31 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
         worst = extreme(slower, "speedup", largest=False)
         text += f", slower at {len(slower)}, down to {factor(worst['speedup'])} ({_place(worst)})"
     gone = frames.not_there(rows, "place")
-    return f"{text}.{_memory(ratios)}{alone}{f' {gone}.' if gone else ''}"
+    told = f"{text}.{_pace(mine)}{_memory(ratios)}{alone}"
+    return f"{told}{f' {gone}.' if gone else ''}"
+
+
+def _pace(mine: pd.DataFrame) -> str:
+    """Sizes whose step takes hardly longer for many times the tokens: attention is not why."""
+    timed = frames.measured(mine)
+    first, last = (timed[timed["context"] == end] for end in _ends(timed))
+    both = first.merge(last, on="size", suffixes=("_a", "_b"))
+    both["growth"] = both["median_ms_b"] / both["median_ms_a"]
+    tokens = both["context_b"] / both["context_a"]
+    flat = both[both["growth"] < FLAT_BELOW * tokens]
+    if not len(flat):
+        return ""
+    where = named(flat["size"], list(both["size"]))
+    return (
+        f" From context {flat['context_a'].iloc[0]} to {flat['context_b'].iloc[0]},"
+        f" {tokens.iloc[0]:g} times the tokens, such a step takes {span(flat['growth'])} times as"
+        f" long ({where}): something other than its arithmetic sets the pace, and hides what a"
+        " faster attention gives."
+    )
+
+
+def _ends(timed: pd.DataFrame) -> tuple[int, int]:
+    return timed["context"].min(), timed["context"].max()
 
 
 def _memory(ratios: pd.DataFrame) -> str:
