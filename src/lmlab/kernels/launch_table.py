@@ -2,8 +2,10 @@
 
 What of it was timed, all on an H200 under a causal mask: for bf16 at head dimensions 64 and 128
 sixteen heads of 16384; for bf16 and fp32 at head dimensions up to 128 one head of 4096 to 65536,
-where the fp32 backward has since come to add its products apart. On shorter ones the host was
-slower than the GPU and hid which cut is fastest; their lines follow those of the next longer ones.
+where the fp32 backward has since come to add its products apart; at head dimension 128, with the
+host kept out, one head of 512 to 2048 in bf16 and the fp32 backward of 512 and 1024. Other lines
+for one short head follow those of the next longer ones: when they were timed the host was slower
+than the GPU and hid which cut is fastest.
 Lines up to 1024 queries in many heads were chosen and not timed: kernels that the host launches
 quickly instead of those that are a little faster on the GPU. Those of Hopper at head dimension 256
 and of the other architectures have not been timed either.
