@@ -12,6 +12,8 @@ from lmlab.writeup.numbers import binary_bytes, counted, listed, percent, signif
 from lmlab.writeup.tables.fsdp import CLAIM, LIMIT, size_of
 
 MOSTLY = 0.9
+FEW = 3
+"""So many are named one by one."""
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -148,29 +150,48 @@ def waits(job: Job) -> str:
     phases = frames.waits(job)
     if not phases:
         return f"{job.who}: gathers were not watched."
-    layers, in_time = (sum(getattr(p, what) for p in phases) for what in ("layers", "in_time"))
-    share = in_time / layers
     longest = max(phases, key=lambda phase: phase.longest_ms)
     waited, step = frames.waited_ms(job), frames.step_ms(job, frames.OURS)
     of_step = "" if not step else f", {percent(waited / step, 2)} of a median step"
-    total = f"{significant(waited)} ms{of_step}"
-    longest_words = (
-        f"{significant(longest.longest_ms)} ms ({longest.longest_layer}, {longest.phase})"
+    return (
+        f"{job.who}: {_in_time(phases)}.{_hardly(job)} All waits of a step on a rank together are "
+        f"{significant(waited)} ms{of_step}; the longest is {significant(longest.longest_ms)} ms "
+        f"({longest.longest_layer}, {longest.phase}).{_kept(job)}"
     )
-    where = f"the longest wait is {longest_words}"
-    if share >= MOSTLY:
-        return (
-            f"{job.who}: {in_time} of {layers} gathers end before their layer needs them; all "
-            f"waits of a step on a rank together are {total}; {where}."
-        )
+
+
+def _in_time(phases: list[frames.Waits]) -> str:
+    """`only 1 of 27 gathers ends before its layer needs it`."""
+    layers, in_time = (sum(getattr(p, what) for p in phases) for what in ("layers", "in_time"))
     if in_time == 0:
         return (
-            f"{job.who}: no gather ends before its layer needs it: the link is slower than the "
-            f"layers, a rank waits {total}, and {where}."
+            f"none of {counted(layers, 'gather')} ends before its layer needs it: the link is "
+            "slower than the layers"
         )
+    only = "" if in_time / layers >= MOSTLY else "only "
+    ends = "ends before its layer needs it" if in_time == 1 else "end before their layer needs them"
+    return f"{only}{in_time} of {counted(layers, 'gather')} {ends}"
+
+
+def _hardly(job: Job) -> str:
+    """Which gathers come late, but hardly so."""
+    late = frames.hardly_late(job)
+    if not late:
+        return ""
+    named = f" ({listed(late)})" if len(late) <= FEW else ""
+    verb = "misses" if len(late) == 1 else "miss"
+    by = f"{significant(max(late.values()), 2)} ms"
+    return f" {len(late)} of them {verb} it by {by} at most{named}."
+
+
+def _kept(job: Job) -> str:
+    """The block that needs no second gather."""
+    kept = frames.kept_layer(job)
+    if kept is None:
+        return ""
     return (
-        f"{job.who}: only {in_time} of {layers} gathers end before their layer needs them; all "
-        f"waits of a step on a rank together are {total}; {where}."
+        f" The weights of {frames.short(kept)}, which ends forward and begins backward, stay in "
+        "between and are gathered once."
     )
 
 

@@ -123,6 +123,12 @@ def _without(place: str, rows: Sequence[Row]) -> str:
     return f"{worlds} ranks {place} ({reasons[0]}{more})"
 
 
+def size_settings(job: Job) -> Mapping[str, Any]:
+    """The shape of the size that was taken."""
+    sizes: Sequence[Mapping[str, Any]] = job.result.settings["sizes"]
+    return next(one for one in sizes if one["size"] == job.data["choice"]["size"])
+
+
 def slowest(ranks_ms: Sequence[Sequence[float]]) -> list[float]:
     """Round by round the time of the slowest rank: that is when a step is over."""
     return [max(times) for times in zip(*ranks_ms, strict=True)]
