@@ -235,8 +235,11 @@ def fsdp(
         for index, (name, (p, g, s)) in enumerate(held.items())
     }  # fmt: skip
     waits = [
-        {"phase": phase, "layer": f"{layer}.weight",
-         "wait_ms": wait_ms if (phase, layer) not in THERE else 0.01}
+        {
+            "phase": phase,
+            "layer": f"{layer}.weight",
+            "wait_ms": wait_ms if (phase, layer) not in THERE else 0.01,
+        }
         for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1]))
         for layer in layers
     ]

@@ -15,7 +15,7 @@ def test_memory_of_fsdp_beside_data_parallelism() -> None:
     said = finding("memory", changed("fsdp"))
     shares = "75 % with a sharded optimizer, 50 % with FSDP and 50 % with PyTorch fully_shard."
     assert shares in said
-    assert "FSDP holds most after forward: activations are nobody's to shard" in said
+    assert "FSDP holds most after forward: activations are not sharded" in said
 
     def few_activations(data: dict[str, Any]) -> None:
         for arm in data["arms"].values():

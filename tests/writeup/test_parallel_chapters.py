@@ -95,6 +95,21 @@ def test_a_verdict_of_every_kind(chapter: str) -> None:
         assert table.rows[0][-1] == ("fail" if words.startswith("it is not") else "pass")
 
 
+@pytest.mark.parametrize(
+    ("chapter", "ratio", "faster"),
+    [("data_parallel", 1.0, False), ("data_parallel", 1.5, True), ("fsdp", 1.0, False),
+     ("fsdp", 1.5, True), ("sharded_optimizer", 1.5, True)],
+)  # fmt: skip
+def test_a_claim_is_of_not_being_slower_and_says_where_ours_is_faster(
+    chapter: str, ratio: float, faster: bool
+) -> None:
+    collected = changed(chapter, **{VERDICTS[chapter][0]: ratio})
+    said = finding("verdict", collected)
+    assert "% slower than that of" in said or "takes no longer than that of" in said
+    assert (": it is faster (" in said) == faster
+    assert finding("summary", collected).endswith("holds: it is faster.") == faster
+
+
 def times_of(data: dict[str, Any], chapter: str, name: str) -> list[list[float]]:
     """The samples that a chapter's verdict is taken from."""
     if chapter == "sharded_optimizer":

@@ -71,10 +71,11 @@ def memory(job: Job) -> str:
         if name != frames.DDP
     ]
     moment = _highest_moment(job)
-    why = ": activations are nobody's to shard" if moment == "after_forward" else ""
+    why = ": activations are not sharded" if moment == "after_forward" else ""
     arms = frames.with_memory(job)
     return (
-        f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; it is "
+        f"{job.who}: after a step data parallelism holds {binary_bytes(base)} of tensors on a "
+        f"rank; it is "
         f"{listed(shares)}. Of these moments FSDP holds most {MOMENTS[moment]}{why}."
         f"{rank_memory.peaks(arms, frames.DDP, frames.OURS, frames.WITH)}"
     )
@@ -94,7 +95,7 @@ def expected(job: Job) -> str:
 
 
 def device(job: Job) -> str:
-    """Whether the device reports more where tensors hold less, and why that can be."""
+    """What the device reports after a step, and where more although tensors hold less."""
     return rank_memory.device(job, frames.with_memory(job), frames.WITH, frames.DDP)
 
 
