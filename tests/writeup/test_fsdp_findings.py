@@ -88,6 +88,34 @@ def test_fsdps_step_beside_what_shards_less() -> None:
     assert "cannot be told from that of data parallelism" in finding("speed", changed("fsdp", same))
 
 
+def test_the_pace_of_messages_tells_why_as_many_bytes_take_longer() -> None:
+    def slow_gathers(data: dict[str, Any]) -> None:
+        data["arms"]["fsdp"]["trace"]["communication_ms"] = 1000.0
+
+    said = finding("speed", changed("fsdp", slow_gathers))
+    assert "carry 2.57 GB/s here while messages are under way, gathers and scatters 0.772." in said
+    assert "GB/s" not in finding("speed", changed("fsdp")), "both at one pace"
+
+
+def test_what_is_hidden_next_to_nothing() -> None:
+    def hardly(data: dict[str, Any]) -> None:
+        data["arms"]["fsdp"]["trace"].update(
+            overlapped_share=1e-5, overlapped_share_by_rank=[1e-5, 2e-5]
+        )
+        data["arms"]["ddp"]["trace"]["overlapped_share_by_rank"] = [0.1, 0.2]
+
+    collected = changed("fsdp", hardly)
+    said = finding("overlap", collected)
+    assert "data parallel 10 % to 20 %" in said
+    assert "FSDP next to nothing" in said
+    assert "so these are upper bounds" in said
+    rows = part("tables", "fsdp")(collected)[f"steps_{KEY}"].rows
+    assert rows[2][-1] == "next to nothing"
+    own = {"backend": "nccl", "gpus": 2}
+    kernels = part("findings", "fsdp")(changed("fsdp", lambda data: data["ranks"].update(own)))
+    assert "upper bounds" not in kernels[f"overlap_{KEY}"]
+
+
 @pytest.mark.parametrize(
     ("wait_ms", "words"),
     [(0.05, "7 of 7 gathers end before their layer needs them."),

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.findings import rank_memory
-from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
+from lmlab.writeup.findings.data_parallel_overlap import ONE_STEP
+from lmlab.writeup.findings.rank_jobs import (
+    ranks,
+    share_range,
+    size,
+    told,
+    verdict,
+    verdict_words,
+)
 from lmlab.writeup.frames import fsdp as frames
 from lmlab.writeup.frames.moments import FULL_AT, MOMENTS, PARTS, highest, part_bytes
-from lmlab.writeup.frames.rank_jobs import Job, hideable, jobs
+from lmlab.writeup.frames.rank_jobs import Job, hideable, jobs, rank_shares
 from lmlab.writeup.numbers import binary_bytes, counted, listed, percent, significant
 from lmlab.writeup.tables.fsdp import CLAIM, LIMIT, size_of
 
 MOSTLY = 0.9
+AS_MANY = 0.1
+"""Bytes, or rates, that differ by less are about the same."""
 FEW = 3
 """So many are named one by one."""
 
@@ -126,7 +136,25 @@ def speed(job: Job) -> str:
     lost = "".join(failed)
     if not parts:
         return f"{job.who}: FSDP has no time beside another arm.{lost}"
-    return f"{job.who}: a step of FSDP {listed(parts)}.{lost}"
+    return f"{job.who}: a step of FSDP {listed(parts)}.{_pace(job)}{lost}"
+
+
+def _pace(job: Job) -> str:
+    """Where FSDP is slower than a sharded optimizer with as many bytes: their messages' pace."""
+    paces, sent = frames.message_gb_per_s(job), frames.sent_bytes(job)
+    interval = frames.against(job, frames.SHARDED)
+    if interval is None or interval.low <= 1 or not {frames.SHARDED, frames.OURS} <= set(paces):
+        return ""
+    if abs(sent[frames.OURS] / sent[frames.SHARDED] - 1) > AS_MANY:
+        return ""
+    ours, theirs = paces[frames.OURS], paces[frames.SHARDED]
+    if ours * (1 + AS_MANY) >= theirs:
+        return ""
+    return (
+        f" The latter sends about as many bytes, but all-reduces and broadcasts carry "
+        f"{significant(theirs)} GB/s here while messages are under way, gathers and scatters "
+        f"{significant(ours)}."
+    )
 
 
 def messages(job: Job) -> str:
@@ -199,17 +227,20 @@ def _kept(job: Job) -> str:
 def overlap(job: Job) -> str:
     """What of the messages is hidden, arm by arm."""
     shares = {
-        frames.LABELS[name]: arm["trace"]["overlapped_share"]
+        frames.LABELS[name]: share_range(rank_shares(arm["trace"]))
         for name, arm in job.data["arms"].items()
         if "trace" in arm and arm["trace"]["overlapped_share"] is not None
     }
     if not shares:
         return f"{job.who}: the profiler saw no message, so nothing is said of overlap."
-    words = listed(f"{name} {percent(share, 2)}" for name, share in shares.items())
+    words = listed(f"{name} {share}" for name, share in shares.items())
     return (
-        f"{job.who}: of the time of their messages, arms hide behind computation: {words}."
-        f"{_limit(job)}"
+        f"{job.who}: of the time of their messages, arms hide behind computation: {words}. "
+        f"{ONE_STEP}{WAITING if job.host_runs_ahead else ''}{_limit(job)}"
     )
+
+
+WAITING = " A message that waits for its tensors counts as under way, so these are upper bounds."
 
 
 def _limit(job: Job) -> str:

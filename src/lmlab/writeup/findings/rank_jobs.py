@@ -7,7 +7,7 @@ from typing import Any
 
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames.rank_jobs import Job, jobs, left_out
-from lmlab.writeup.numbers import listed, percent
+from lmlab.writeup.numbers import hidden_words, listed, percent
 from lmlab.writeup.paired import CONFIDENCE, RatioInterval, judge
 
 
@@ -57,6 +57,12 @@ def size(job: Job, choice: Mapping[str, Any], what: str) -> str:
     else:
         why = "the largest of the study"
     return f"{taken}, {why}. {rate}{reasons}"
+
+
+def share_range(shares: Sequence[float]) -> str:
+    """`14 % to 25 %`, or the one value when both ends print the same."""
+    low, high = (hidden_words(find(shares)) for find in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def verdict(claim: str, interval: RatioInterval | None, limit: float, job: Job) -> str:

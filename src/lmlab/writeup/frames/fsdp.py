@@ -179,6 +179,17 @@ def sent_bytes(job: Job) -> dict[str, float]:
     }
 
 
+def message_gb_per_s(job: Job) -> dict[str, float]:
+    """Bytes that a rank must send over the time in which any of its messages is under way."""
+    sent = sent_bytes(job)
+    under_way = {
+        name: float(arm["trace"]["communication_ms"])
+        for name, arm in sound(job.data["arms"]).items()
+        if arm["trace"]["seen_as"] is not None
+    }
+    return {name: sent[name] / ms / 1e6 for name, ms in under_way.items() if ms}
+
+
 def sends_at_most(job: Job) -> set[str]:
     """Arms of which it is not known what they keep between forward and backward."""
     known = {OURS: _kept_by_ours(job), TORCH: _saved_by_torch(job)}

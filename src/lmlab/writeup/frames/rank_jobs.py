@@ -139,6 +139,11 @@ def skew(ranks_ms: Sequence[Sequence[float]]) -> float:
     return statistics.median(max(times) - min(times) for times in zip(*ranks_ms, strict=True))
 
 
+def rank_shares(trace: Mapping[str, Any]) -> list[float]:
+    """What of its messages every rank hides; empty where no message was seen."""
+    return [float(share) for share in trace["overlapped_share_by_rank"] if share is not None]
+
+
 def hideable(trace: Mapping[str, Any]) -> float | None:
     """The share of its messages that all computing of a step could cover; None without any."""
     under_way = float(trace["communication_ms"])

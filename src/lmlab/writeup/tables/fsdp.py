@@ -6,7 +6,7 @@ from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import fsdp as frames
 from lmlab.writeup.frames.moments import FULL_AT, PARTS, part_bytes
 from lmlab.writeup.frames.rank_jobs import Job, jobs
-from lmlab.writeup.numbers import binary_bytes, percent, significant
+from lmlab.writeup.numbers import binary_bytes, hidden_words, percent, significant
 from lmlab.writeup.paired import ratio_interval
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 from lmlab.writeup.tables.data_parallel import time_cell
@@ -99,7 +99,7 @@ def steps(job: Job) -> Table:
                 NOTHING if trace["seen_as"] is None else str(trace["messages_seen"]),
                 f"{'≤ ' if name in at_most else ''}{binary_bytes(sent[name])}",
                 significant(trace["communication_ms"]),
-                NOTHING if share is None else percent(share, 2),
+                NOTHING if share is None else hidden_words(share),
             ]
         )
     return Table(
