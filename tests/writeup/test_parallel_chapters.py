@@ -73,7 +73,7 @@ def test_which_size_was_taken_and_why_none_larger() -> None:
     assert said.startswith("The size taken for these steps is small, the largest that fits")
     assert "Left: xl: its messages alone take about 4 s; large:" in said
     largest = finding("size", changed("data_parallel", choose(left_out=[])))
-    assert "small, the largest of the study. An all-reduce moves 2 GB/s" in largest
+    assert "small, the largest of the study. A short trial all-reduce moves 2 GB/s" in largest
     slow = finding("size", changed("data_parallel", choose(over_limit=True, step_s=3.1)))
     assert "small, the smallest, although its step takes 3.1 s" in slow
 

@@ -47,7 +47,10 @@ def size(job: Job, choice: Mapping[str, Any], what: str) -> str:
     """Which size was taken and why larger ones were not."""
     left = "; ".join(f"{one['size']}: {one['reason']}" for one in choice["left_out"])
     taken = f"{job.who}: the size taken for {what} is {choice['size']}"
-    rate = f"An all-reduce moves {choice['all_reduce_gb_per_s']:.3g} GB/s between these ranks."
+    rate = (
+        f"A short trial all-reduce moves {choice['all_reduce_gb_per_s']:.3g} GB/s between these "
+        "ranks: a probe for this choice, which differs from job to job."
+    )
     reasons = f" Left: {left}." if left else ""
     if choice["over_limit"]:
         why = f"the smallest, although its step takes {choice['step_s']:.3g} s"
