@@ -199,8 +199,8 @@ def formats(data: pd.DataFrame) -> str:
     counts = [row[key] for rows in verdicts.values() for row in rows for key in ("n_a", "n_b")]
     samples = " to ".join(dict.fromkeys(f"{find(counts):.0f}" for find in (min, max)))
     return (
-        f"At the largest size of both (n = {samples}), an all-reduce of the same bytes in {other} is, against "
-        f"{base}, {'; '.join(told)}."
+        f"At the largest size of both (n = {samples}), an all-reduce of the same bytes in "
+        f"{other} is, against {base}, {'; '.join(told)}."
     )
 
 
