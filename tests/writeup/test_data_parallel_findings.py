@@ -108,7 +108,7 @@ def test_what_talks_during_backward_beside_one_message_after_it() -> None:
 
     said = finding("during", changed("data_parallel", some))
     assert "Beside flat (1 message after backward), overlapped, bucketed 10 MB" in said
-    assert "are faster (0.800 times its step); bucketed 1000 MB is slower (1.30 times" in said
+    assert "are faster (0.800 times its step); bucketed 1,000 MB is slower (1.30 times" in said
     assert "rounds do not tell bucketed 1 MB from it." in said
 
     def none(data: dict[str, Any]) -> None:

@@ -163,7 +163,9 @@ def test_no_more_can_be_hidden_than_is_computed() -> None:
 
 def test_bars_that_thinning_out_has_made_longer_are_pale_and_said_to_be() -> None:
     figures = part("figures", "data_parallel")
-    assert "Pale" not in figures(changed("data_parallel"))[f"overlap_{KEY}"].caption
+    caption = figures(changed("data_parallel"))[f"overlap_{KEY}"].caption
+    assert "Pale" not in caption
+    assert "those under way together are one bar" in caption
 
     def thinned(data: dict[str, Any]) -> None:
         data["arms"]["naive"]["trace"]["compute_ms"] = 50.0  # one bar of 100 ms is drawn

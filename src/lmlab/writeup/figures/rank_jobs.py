@@ -50,7 +50,8 @@ def overlap_note(traces: Sequence[Mapping[str, Any]]) -> str:
     elif kinds:
         seen = (
             "Messages are gloo's, from the moment they are handed over until their result is "
-            "there; one that waits, for its gradients or behind another, counts."
+            "there; one that waits, for its gradients or behind another, counts, and those under "
+            "way together are one bar."
         )
     else:
         seen = "The profiler saw no message."

@@ -37,7 +37,7 @@ class Variant:
     @property
     def plain_label(self) -> str:
         """Its label within a list: `bucketed 25 MB`."""
-        return self.label.replace(",", "")
+        return self.label.replace(", ", " ")
 
     @property
     def trace(self) -> Mapping[str, Any]:
@@ -64,7 +64,7 @@ def label(name: str, job: Job) -> str:
     if name == TORCH:
         return f"PyTorch DDP, {job.data['torch_bucket_mb']:g} MB"
     if name.startswith("bucketed_"):
-        return f"bucketed, {name.removeprefix('bucketed_')} MB"
+        return f"bucketed, {float(name.removeprefix('bucketed_')):,g} MB"
     return name
 
 
