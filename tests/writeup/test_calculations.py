@@ -233,6 +233,7 @@ class TestFindings:
 
     def test_this_machine(self) -> None:
         assert findings(SOUND)["here"].endswith("not even on two devices.")
+        assert "compute-bound from about 15 tokens a device on" in findings(CPU)["here"]
         assert (
             "With many such ranks FSDP alone is compute-bound from about "
             in (findings(SOUND)["here"])

@@ -132,7 +132,7 @@ def hides(data: dict[str, Any], name: str, *shares: float) -> None:
 def test_what_overlap_hides() -> None:
     said = finding("overlap", changed("data_parallel"))
     assert "naive and flat, which talk after backward, hide nothing" in said.lower()
-    assert "those that talk during it hide 25 % of" in said
+    assert "those that talk during it hide 25 % of the time of their messages;" in said
     assert "PyTorch DDP, 25 MB hides 25 %" in said
 
     def leaky(data: dict[str, Any]) -> None:

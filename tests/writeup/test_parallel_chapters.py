@@ -151,7 +151,7 @@ def test_no_more_can_be_hidden_than_is_computed() -> None:
         for arm in data["arms"].values():
             arm["trace"]["compute_ms"] = 64.0
 
-    words = "FSDP could hide 21 % at most: its step computes for 64.0 ms, and messages"
+    words = "On rank 0 FSDP could hide 21 % at most: its step computes for 64.0 ms, and messages"
     assert words in finding("overlap", changed("fsdp", little))
 
     def much(data: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import calculations as frames
 from lmlab.writeup.numbers import binary_bytes, counted, exact, listed, significant, times
 from lmlab.writeup.tables.calculations import CHANGES, GB
+from lmlab.writeup.tables.on_this_machine import measured_tokens
 
 NOT_WORKED_OUT = "The calculations were not made."
 
@@ -150,7 +151,7 @@ def here(collected: Collected, found: Result | None) -> str:
         f"On this machine a rank does {significant(network.intensity)} operations while a byte "
         f"travels ({link.arm}), {times(network.intensity / found.data['intensity'])} those of "
         f"{found.settings['device_name']}. With many such ranks FSDP alone is compute-bound from "
-        f"about {significant(network.intensity)} tokens a device on; {tensor}."
+        f"about {measured_tokens(network.intensity)} tokens a device on; {tensor}."
     )
 
 

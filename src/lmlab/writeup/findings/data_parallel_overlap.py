@@ -57,8 +57,10 @@ def _after(after: list[Variant], ahead: bool) -> str:
 def _during(during: list[Variant]) -> str:
     """What those hide that talk during backward, and who most, if ranks agree on that."""
     best = {max(during, key=lambda v: rank_shares(v.trace)[r]).label for r in _ranks(during)}
-    most = f" (most: {best.pop()})" if len(best) == 1 and len(during) > 1 else ""
-    return f"those that talk during it hide {_range(during)} of the time of their messages{most}"
+    hidden = _range(during)
+    differ = " to " in hidden and len(during) > 1
+    most = f" (most: {best.pop()})" if differ and len(best) == 1 else ""
+    return f"those that talk during it hide {hidden} of the time of their messages{most}"
 
 
 def _who_hides_more(during: list[Variant], torchs: list[Variant]) -> str:

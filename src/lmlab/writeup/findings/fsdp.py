@@ -208,9 +208,8 @@ def _hardly(job: Job) -> str:
     if not late:
         return ""
     named = f" ({listed(late)})" if len(late) <= FEW else ""
-    verb = "misses" if len(late) == 1 else "miss"
-    by = f"{significant(max(late.values()), 2)} ms"
-    return f" {len(late)} of them {verb} it by {by} at most{named}."
+    verb = "is" if len(late) == 1 else "are"
+    return f" {len(late)} {verb} late by {significant(max(late.values()), 2)} ms at most{named}."
 
 
 def _kept(job: Job) -> str:
@@ -250,7 +249,7 @@ def _limit(job: Job) -> str:
     if trace is None or limit is None or limit >= 1:
         return ""
     return (
-        f" FSDP could hide {percent(limit, 2)} at most: its step computes for "
+        f" On rank 0 FSDP could hide {percent(limit, 2)} at most: its step computes for "
         f"{significant(trace['compute_ms'])} ms, and messages are under way for "
         f"{significant(trace['communication_ms'])} ms."
     )

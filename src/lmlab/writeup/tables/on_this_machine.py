@@ -32,7 +32,9 @@ def here(collected: Collected, found: Result | None) -> Table:
             [
                 WAYS[row["way"]].format(fsdp=shape.fsdp, tp=shape.tp),
                 str(row["formula"]),
-                _measured_cell(_number(row["tokens_a_device"])),
+                "no batch"
+                if (tokens := _number(row["tokens_a_device"])) is None
+                else measured_tokens(tokens),
             ]
             for _, row in frames.batches_here(link, shape, d_ff).iterrows()
         ]
@@ -103,9 +105,9 @@ def _other_sources(collected: Collected) -> list[str]:
     return [*card, *(s for rows in collected.beside.values() for s in sources_of(rows))]
 
 
-def _measured_cell(count: float | None) -> str:
-    """Tokens to as many digits as a measured bandwidth has."""
-    return "no batch" if count is None else significant(count)
+def measured_tokens(count: float) -> str:
+    """Whole tokens, to as many digits as a measured bandwidth has."""
+    return f"{math.ceil(count):,}" if count < 1000 else significant(count)
 
 
 def tokens_cell(count: float | None, devices: float = 1) -> str:
