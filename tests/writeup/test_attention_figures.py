@@ -102,6 +102,18 @@ def test_a_variant_looks_the_same_in_every_figure_and_breaks_where_it_has_no_tim
     assert [math.isnan(y) for y in lines["few"]["naive"].get_ydata()] == [False, True, False]
 
 
+def test_the_matmul_rate_is_drawn_and_named_where_it_is_known() -> None:
+    made = collected()
+    bare = type(made)(**{**vars(made), "card": None})
+    for found, known in ((GPU["race_64"], True), (figures(bare)["race_64"], False)):
+        assert ("measured matmul rate" in found.caption) == known
+        assert found.draw is not None
+        figure = found.draw()
+        lines = [line for line in figure.axes[0].get_lines() if line.get_label() == "_limit"]
+        assert len(lines) == known
+        plt.close(figure)
+
+
 @pytest.mark.parametrize(
     ("figure", "label", "gone"),
     [

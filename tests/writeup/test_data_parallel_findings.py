@@ -174,6 +174,16 @@ def test_ranks_that_hide_different_shares() -> None:
     assert "PyTorch DDP, 25 MB hides 35 % to 45 %, and ranks do not agree whether" in said
     assert "Shares are of one step, ranges over all ranks." in said
 
+
+def test_a_rank_that_saw_no_message_of_one_variant_hides_nothing_of_it() -> None:
+    def half_blind(data: dict[str, Any]) -> None:
+        hides(data, "bucketed_10", 0.60, 0.60)
+        hides(data, "torch_ddp", 0.70)
+        data["arms"]["torch_ddp"]["trace"]["overlapped_share_by_rank"] = [0.70, None]
+
+    said = finding("overlap", changed("data_parallel", half_blind))
+    assert "PyTorch DDP, 25 MB hides 70 %, and ranks do not agree whether" in said
+
     def alike(data: dict[str, Any]) -> None:
         hides(data, "bucketed_10", 0.40, 0.30)
         hides(data, "torch_ddp", 0.45, 0.35)

@@ -264,9 +264,15 @@ class TestModel:
         text = told("model_attention", flat)
         assert " Up to context 1024 a step takes at most 1." in text
         assert (
-            "× as long as at 128, with either attention, for 8 times the tokens: something other "
-            "than arithmetic sets its pace there and hides the attention. The peak falls" in text
+            "× as long as at 128, whatever its attention, for 8 times the tokens: something other "
+            "than arithmetic sets its pace there and hides the attention." in text
         )
+
+    def test_the_pace_is_told_once_however_many_attentions_there_are(self) -> None:
+        flat = scaled({"naive": 1 / 16, "flash": 1 / 8, "tiled": 1 / 16}, context=1024)
+        text = told("model_attention", flat, model={"arms": ["naive", "tiled", "flash"]})
+        assert text.count("With ") == 2
+        assert text.count("sets its pace") == 1
 
     def test_a_step_that_outgrows_its_pace_with_one_attention_is_not_called_flat(self) -> None:
         flat = scaled({"flash": 1 / 8}, topic="model", context=1024)

@@ -16,7 +16,7 @@ def look(arm: str) -> dict[str, Any]:
     """Colour, marker and line of a variant. Ours stands out, and the ninth would be the first."""
     index = [*frames.LABELS, arm].index(arm)
     if arm == frames.OURS:
-        return {"color": "#B30000", "marker": "o", "linestyle": "-", "linewidth": 2.2, "zorder": 4}
+        return {"color": "#B30000", "marker": "<", "linestyle": "-", "linewidth": 2.2, "zorder": 4}
     return style.series(index)
 
 

@@ -36,15 +36,19 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
     used = frames.rows_of(collected, "benchmark")
     note = describe([row.result for row in used if row.result is not None])
     ours = frames.measured(frames.of(rows, arm=frames.OURS))
+    limits = {
+        precision: collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
+        for precision in frames.order(rows, "precision")
+    }
+    limit = " The grey line is the measured matmul rate." if any(limits.values()) else ""
     return {
         **{
             f"race_{head_dim}": Drawing(
                 alt=f"TFLOP/s against sequence at head dim {head_dim}, a line a variant",
                 caption=f"Head dim {head_dim}: operations of the unmasked half over median time; "
                 "higher is faster, both axes are logarithmic. A line is broken where a sequence "
-                "has no time; what lies below a panel is slower than it shows. The grey line is "
-                f"the measured matmul rate. {note}",
-                draw=_lines_of(collected, frames.of(rows, head_dim=head_dim)),
+                f"has no time; what lies below a panel is slower than it shows.{limit} {note}",
+                draw=_lines_of(frames.of(rows, head_dim=head_dim), limits),
             )
             for head_dim in frames.order(rows, "head_dim")
         },
@@ -64,11 +68,7 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
     }
 
 
-def _lines_of(collected: Collected, rows: pd.DataFrame) -> Any:
-    limits = {
-        precision: collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
-        for precision in frames.order(rows, "precision")
-    }
+def _lines_of(rows: pd.DataFrame, limits: Mapping[str, float | None]) -> Any:
     return (lambda: _draw_lines(rows, limits)) if len(frames.measured(rows)) else None
 
 

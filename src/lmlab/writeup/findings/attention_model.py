@@ -114,7 +114,7 @@ def model_attention(data: pd.DataFrame) -> str:
     if not len(rows):
         return "The model was not measured with another attention."
     others = [arm for arm in frames.arms_of(rows) if arm != frames.NAIVE]
-    return " ".join(_arm(rows, arm) for arm in others)
+    return " ".join(_arm(rows, arm) for arm in others) + _pace(rows)
 
 
 def _arm(rows: pd.DataFrame, arm: str) -> str:
@@ -139,8 +139,7 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
         worst = extreme(slower, "speedup", largest=False)
         text += f", slower at {len(slower)}, down to {factor(worst['speedup'])} ({_place(worst)})"
     gone = frames.not_there(rows, "place")
-    told = f"{text}.{_pace(rows)}{_memory(ratios)}{alone}"
-    return f"{told}{f' {gone}.' if gone else ''}"
+    return f"{text}.{_memory(ratios)}{alone}{f' {gone}.' if gone else ''}"
 
 
 def _pace(rows: pd.DataFrame) -> str:
@@ -151,6 +150,8 @@ def _pace(rows: pd.DataFrame) -> str:
     times = frames.measured(rows).pivot(
         index=["size", "arm"], columns="context", values="median_ms"
     )
+    if not len(times):
+        return ""
     first = times.columns.min()
     growth = times.div(times[first], axis=0).max()
     flat = [c for c in growth.index if growth[c] < min(HARDLY, c / first * SHARE_OF_TOKENS)]
@@ -159,7 +160,7 @@ def _pace(rows: pd.DataFrame) -> str:
     last = max(flat)
     return (
         f" Up to context {last} a step takes at most {factor(growth[last])} as long as at {first}, "
-        f"with either attention, for {last / first:g} times the tokens: something other than "
+        f"whatever its attention, for {last / first:g} times the tokens: something other than "
         "arithmetic sets its pace there and hides the attention."
     )
 

@@ -56,7 +56,8 @@ def _after(after: list[Variant], ahead: bool) -> str:
 
 def _during(during: list[Variant]) -> str:
     """What those hide that talk during backward, and who most, if ranks agree on that."""
-    best = {max(during, key=lambda v: rank_shares(v.trace)[r]).label for r in _ranks(during)}
+    ranks = zip(*(_by_rank(variant) for variant in during), strict=True)
+    best = {during[shares.index(max(shares))].label for shares in ranks}
     hidden = _range(during)
     differ = " to " in hidden and len(during) > 1
     most = f" (most: {best.pop()})" if differ and len(best) == 1 else ""
@@ -68,7 +69,7 @@ def _who_hides_more(during: list[Variant], torchs: list[Variant]) -> str:
     if not during or not torchs:
         return ""
     best = max(during, key=share)
-    pairs = zip(rank_shares(best.trace), rank_shares(torchs[0].trace), strict=True)
+    pairs = zip(_by_rank(best), _by_rank(torchs[0]), strict=True)
     more = {ours > theirs for ours, theirs in pairs if ours != theirs}
     return f", and ranks do not agree whether {best.label} hides more" if len(more) > 1 else ""
 
@@ -96,8 +97,9 @@ def share(variant: Variant) -> float:
     return variant.hidden or 0.0
 
 
-def _ranks(group: list[Variant]) -> range:
-    return range(min(len(rank_shares(variant.trace)) for variant in group))
+def _by_rank(variant: Variant) -> list[float]:
+    """What each rank hides; one that saw no message hides nothing."""
+    return [float(found or 0.0) for found in variant.trace["overlapped_share_by_rank"]]
 
 
 def _range(group: list[Variant]) -> str:

@@ -83,8 +83,7 @@ def memory(job: Job) -> str:
     arms = frames.with_memory(job)
     return (
         f"{job.who}: after a step data parallelism holds {binary_bytes(base)} of tensors on a "
-        f"rank; it is "
-        f"{listed(shares)}. Of these moments FSDP holds most {MOMENTS[moment]}{why}."
+        f"rank; it is {listed(shares)}. Of these moments FSDP holds most {MOMENTS[moment]}{why}."
         f"{rank_memory.peaks(arms, frames.DDP, frames.OURS, frames.WITH)}"
     )
 

@@ -33,10 +33,8 @@ AS_EXPECTED = 0.02
 
 def device(job: Job, arms: Arms, labels: Mapping[str, str], plain: str) -> str:
     """What the device reports after a step, and whether more where tensors hold less."""
-    found = " ".join(
-        filter(None, [_shares(arms, labels, plain), _apart(arms, labels, plain),
-                      _surprise(job, arms, labels, plain)])
-    )  # fmt: skip
+    parts = [_shares(arms, labels, plain), _apart(arms, labels, plain)]
+    found = " ".join(filter(None, [*parts, _surprise(job, arms, labels, plain)]))
     return f"{job.who}: {found or 'the memory of no two arms was read.'}"
 
 
@@ -88,10 +86,8 @@ def _after(arm: Mapping[str, Any]) -> Reading:
 def _surprise(job: Job, arms: Arms, labels: Mapping[str, str], plain: str) -> str:
     """Where the device reports more although tensors hold less, and why that can be."""
     for name, arm in arms.items() if plain in arms else ():
-        base = arms[plain]
-        moment = device_holds_more_than(
-            arm["ranks"], base["ranks"]
-        )  # the base not more than itself
+        base = arms[plain]  # which never holds more than itself
+        moment = device_holds_more_than(arm["ranks"], base["ranks"])
         if moment is not None:
             return _beside(job, labels[name], arm, base, moment)
     for name, arm in arms.items():

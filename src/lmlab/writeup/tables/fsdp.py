@@ -21,8 +21,6 @@ from lmlab.writeup.tables.rank_jobs import (
 
 LIMIT = 1.10
 CLAIM = "FSDP's step is at most 10 % slower than that of PyTorch's fully_shard"
-
-
 UNKNOWN = " (≤: how much that is, is not known)"
 
 
