@@ -76,9 +76,8 @@ def refuse_unsupported_attention(point: Point, device: torch.device) -> None:
     asked = {**point.settings, **point.parameters}
     if "attention" not in asked or "arms" in asked:
         return
-    from lmlab.measure.precision import (
-        precision_named,
-    )  # torch, which naming a chapter must not cost
+    # Here, because it imports torch, which naming a chapter must not cost.
+    from lmlab.measure.precision import precision_named
 
     # Ranks choose the size themselves, from what fits; narrow heads fit every variant.
     head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD
