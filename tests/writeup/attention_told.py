@@ -15,9 +15,9 @@ from tests.writeup.small_attention import (
 )
 
 TOPICS = {
-    **dict.fromkeys(("out_of_memory", "account", "compiled_attention"), "naive"),
+    **dict.fromkeys(("out_of_memory", "account"), "naive"),
     **dict.fromkeys(("growth_sequence", "growth_head_dim"), "naive"),
-    **dict.fromkeys(("compiled_model", "compiling_cost"), "model_compile"),
+    **{"compiling_cost": "model_compile"},
     **dict.fromkeys(("flash_wins", "not_slower", "growth_flash", "limit"), "benchmark"),
     **{"tiles": "tiles", "leaderboard": "leaderboard", "model_attention": "model"},
 }

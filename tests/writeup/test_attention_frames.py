@@ -123,9 +123,13 @@ def test_losses_are_those_beyond_noise() -> None:
 
 def test_the_two_longest_sequences_of_each_head_dim() -> None:
     rows = frames.of(data(), topic="naive", arm="naive", pass_="forward")
-    last = frames.last_two(frames.measured(rows))
+    measured = frames.measured(rows)
+    last = frames.last_two(measured, frames.order(rows, "sequence"))
     assert set(last["sequence"]) == {4096, 8192}
     assert len(last) == 4
+    with_a_gap = measured[(measured["head_dim"] != 16) | (measured["sequence"] != 4096)]
+    last = frames.last_two(with_a_gap, frames.order(rows, "sequence"))
+    assert set(last["head_dim"]) == {64}
 
 
 def test_points_without_a_result_are_counted_and_can_be_left_out() -> None:

@@ -18,6 +18,7 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.figures.calculations import figures
 from lmlab.writeup.findings.calculations import findings
 from lmlab.writeup.frames import calculations as frames
+from lmlab.writeup.numbers import significant
 from lmlab.writeup.tables.calculations import tables
 from tests.writeup import factory, synthetic
 from tests.writeup.synthetic_ranks import calculations, collectives
@@ -140,7 +141,32 @@ class TestTables:
     def test_this_machine_with_a_gpu_each(self) -> None:
         rows = {row[0]: row[2] for row in tables(beside(eight_gpus))["here"].rows}
         assert rows["FSDP 16 × TP 4"] != "no batch"
+        assert not rows["tensor parallel: most devices"].startswith("none")
         assert tables(SOUND)["here"].rows[2][2] == "no batch"
+
+    def test_this_machines_formulas_give_their_values_to_three_digits(self) -> None:
+        table = tables(SOUND)["here"]
+        link = frames.link(SOUND)
+        assert link is not None
+        intensity = link.network(link.gather).intensity
+        needs, values = ({row[0]: row[at] for row in table.rows} for at in (1, 2))
+        assert needs["best split of FSDP and TP"] == "B/N > C/W · min(1, (C/W)/F)"
+        best = intensity * min(1, intensity / 53248)
+        assert values["best split of FSDP and TP"] == significant(best)
+        assert values["FSDP"] == significant(intensity)
+        assert needs["FSDP 16 × TP 4"] == "B/N > C/(W Y) and Y < F/(C/W)"
+        assert values["tensor parallel: most devices"].startswith("none (0.")
+        assert table.caption.endswith("For many such ranks: (n − 1) / n is taken as 1.")
+
+    def test_the_gpus_of_the_unsharded_column_are_named(self) -> None:
+        titles = [column.title for column in tables(asked(gpu_memory_gb=40))["sharding"].columns]
+        assert titles[2] == "40-GB GPUs, unsharded"
+
+    def test_tokens_a_device_are_of_those_that_share_a_batch(self) -> None:
+        rows = {row[0]: row for row in tables(SOUND)["levers"].rows}
+        assert rows["none"][3] == "320"
+        (pipeline,) = [row for name, row in rows.items() if name.startswith("two pipeline")]
+        assert pipeline[1:4] == ["8 × 4", "10,223", "320"]
 
     def test_without_the_result_every_table_says_so(self) -> None:
         made = tables(EMPTY)
@@ -189,7 +215,8 @@ class TestFindings:
 
     def test_levers(self) -> None:
         assert findings(SOUND)["levers"].startswith(
-            "4 changes of 4 lower the batch; most of all the best split, to 3,925 tokens"
+            "4 changes of 4 lower the batch; most of all the best split, to 3,925 tokens, "
+            "5.21 times fewer."
         )
 
         def useless(data: dict[str, Any]) -> None:
@@ -206,11 +233,23 @@ class TestFindings:
 
     def test_this_machine(self) -> None:
         assert findings(SOUND)["here"].endswith("not even on two devices.")
+        assert "compute-bound from about 15 tokens a device on" in findings(CPU)["here"]
+        assert (
+            "With many such ranks FSDP alone is compute-bound from about "
+            in (findings(SOUND)["here"])
+        )
         assert "tensor parallelism hides up to" in findings(beside(eight_gpus))["here"]
 
     def test_rings(self) -> None:
         assert "1.75 times the size on 8 ranks" in findings(SOUND)["rings"]
-        assert findings(SOUND)["rings_here"].startswith("Passing whole tensors around is no slower")
+        several = findings(SOUND)["rings_here"]
+        assert several.startswith("With more than two ranks, passing whole tensors around is no")
+        assert several.endswith("With two ranks it is no slower at any size.")
+
+        def four_ranks(point: Point, device: str) -> Result | None:
+            return collectives(point, device) if point.parameters["world_size"] == 4 else None
+
+        assert "two ranks it" not in findings(beside(four_ranks))["rings_here"]
 
         def two_ranks(point: Point, device: str) -> Result | None:
             return collectives(point, device) if point.parameters["world_size"] == 2 else None
@@ -257,13 +296,17 @@ class TestFigures:
         assert draw is not None
         figure = draw()
         assert len(figure.axes) == panels
+        assert [axes.get_title().split("\n")[0] for axes in figure.axes] == [
+            "TPU v5p", "64 ranks as fast as this machine's",
+        ][:panels]  # fmt: skip
         plt.close(figure)
 
     def test_memory_has_a_line_for_every_batch(self) -> None:
         draw = figures(SOUND)["memory"].draw
         assert draw is not None
         figure = draw()
-        assert len(figure.axes[0].get_legend_handles_labels()[1]) == 4
+        labels = figure.axes[0].get_legend_handles_labels()[1]
+        assert [label.partition(" ")[2] for label in labels] == ["tokens a device"] * 4
         plt.close(figure)
 
     def test_without_the_result_nothing_is_drawn(self) -> None:

@@ -85,7 +85,9 @@ class TestFrames:
         assert math.isnan(frames.bus_factor("broadcast", 1))
 
     def test_algorithm_bandwidth_is_size_over_time(self) -> None:
-        row = frames.measured(frames.frame(SOUND.rows)).iloc[0]
+        data = frames.measured(frames.frame(SOUND.rows))
+        row = data[data["world_size"] > 1].iloc[0]
+        assert data[data["world_size"] == 1]["algorithm_gb_per_s"].isna().all()
         expected = row["size_bytes"] / (row["median_ms"] / 1e3) / 1e9
         assert row["algorithm_gb_per_s"] == pytest.approx(expected)
 
@@ -166,7 +168,8 @@ class TestTables:
         ).iloc[0]  # fmt: skip
         cell = sizes["64 MiB"][titles.index("2 CPU ranks over gloo")]
         assert cell.startswith(f"{row['median_ms']:.1f} (")
-        assert sizes["64 MiB"][titles.index("1 GPU over NCCL")].endswith("/ –)")
+        alone = sizes["64 MiB"][titles.index("1 GPU over NCCL")]
+        assert alone.endswith(" (– / –)"), "a rank that sends nothing has no bandwidth"
 
     def test_a_case_without_time_says_so_and_the_caption_explains(self) -> None:
         table = tables(SOUND)["times_all_reduce_bf16"]
@@ -254,6 +257,16 @@ class TestFindings:
     def test_formats(self, factor: float, words: str) -> None:
         assert words in findings(changed(scaled(factor, dtype="bf16")))["formats"]
 
+    def test_formats_of_ranks_whose_sizes_are_rounded(self) -> None:
+        def rounded(point: Point, data: dict[str, Any]) -> None:
+            for case in data["cases"]:
+                if "samples_ms" in case and case["dtype"] == "bf16":
+                    case["size_bytes"] -= 4 * (point.parameters["world_size"] == 6)
+
+        text = findings(changed(rounded))["formats"]
+        assert text.startswith("At the largest size of both (n = 5), an all-reduce of the same")
+        assert "6 CPU ranks over gloo" in text
+
     def test_formats_without_a_common_size(self) -> None:
         def apart(point: Point, data: dict[str, Any]) -> None:
             large = 20 * frames.MIB
@@ -265,7 +278,15 @@ class TestFindings:
 
     def test_the_fit_names_its_worst_size(self) -> None:
         text = findings(SOUND)["fit"]
-        assert "with 8 CPU ranks over gloo. The line is off by at most" in text
+        assert "with 8 CPU ranks over gloo. These lines are off by at most" in text
+        assert ", those of other operations and formats by up to" in text
+
+        def reduce_alone(point: Point, data: dict[str, Any]) -> None:
+            data["cases"] = [
+                c for c in data["cases"] if (c["operation"], c["dtype"]) == ("all_reduce", "fp32")
+            ]
+
+        assert "those of other" not in findings(changed(reduce_alone))["fit"]
 
         def steep(point: Point, data: dict[str, Any]) -> None:
             for case in data["cases"]:

@@ -50,40 +50,94 @@ def test_the_cost_of_many_messages() -> None:
     assert "% shorter (0.500 times" in finding("messages", changed("data_parallel", quicker))
 
 
+def paced(data: dict[str, Any], name: str, ratio: float, of: str) -> None:
+    """Let a variant take `ratio` times as long as another, with rounds in another order."""
+    times = [[*one[1:], one[0]] for one in data["arms"][of]["ranks_ms"]]
+    data["arms"][name]["ranks_ms"] = [[ratio * time for time in one] for one in times]
+
+
+def test_variants_that_rounds_do_not_tell_from_the_fastest() -> None:
+    said = finding("speed", changed("data_parallel"))
+    assert said.startswith("PyTorch DDP, 25 MB is fastest")
+    assert "Rounds do not tell the fastest from bucketed 25 MB. Intervals are of one pair" in said
+    assert "do not tell" not in finding("speed", changed("data_parallel", torch_ratio=0.5))
+
+
+def test_rounds_that_were_cut_are_told_where_the_fastest_is_named() -> None:
+    def cut(data: dict[str, Any]) -> None:
+        for arm in data["arms"].values():
+            arm["ranks_ms"] = [times[:3] for times in arm["ranks_ms"]]
+
+    assert "3 of 8 rounds, then the time was up." in finding("speed", changed("data_parallel", cut))
+
+
 def test_the_same_messages_during_backward_instead_of_after_it() -> None:
     said = finding("during", changed("data_parallel"))
-    assert "the same 111 messages during backward instead of after it makes a step" in said
+    assert "same 111 messages during backward, several at once, instead of one by one after" in said
+    assert "it makes a step" in said
     assert "% shorter (" in said
     assert "confirm" not in said
 
-    def alike(data: dict[str, Any]) -> None:
-        after = data["arms"]["naive"]["ranks_ms"]
-        data["arms"]["overlapped"]["ranks_ms"] = [[*times[1:], times[0]] for times in after]
+    no_gain = finding(
+        "during", changed("data_parallel", lambda data: paced(data, "overlapped", 1.0, "naive"))
+    )
+    assert "makes no difference that these rounds show (1.000 times" in no_gain
+    assert "confirm" not in no_gain, "buckets are faster than flat all the same"
 
-    no_gain = finding("during", changed("data_parallel", alike))
-    assert "makes no difference that these rounds show; what the profiler shows" in no_gain
-
-    def slower(data: dict[str, Any]) -> None:
-        after = data["arms"]["naive"]["ranks_ms"]
-        data["arms"]["overlapped"]["ranks_ms"] = [[1.2 * time for time in times] for times in after]
-        data["arms"]["overlapped"]["trace"]["overlapped_share"] = 0.0
-
-    loss = finding("during", changed("data_parallel", slower))
+    loss = finding(
+        "during", changed("data_parallel", lambda data: paced(data, "overlapped", 1.2, "naive"))
+    )
     assert "makes a step 20 % longer" in loss
-    assert "confirm" not in loss
-    alone = finding("during", changed("data_parallel", drop("arms", "overlapped")))
-    assert "naive and overlapped were not both measured" in alone.lower()
+    neither = drop("arms", "naive"), drop("arms", "flat")
+
+    def only_during(data: dict[str, Any]) -> None:
+        for change in neither:
+            change(data)
+
+    alone = finding("during", changed("data_parallel", only_during))
+    assert "no variant that talks during backward was measured beside one" in alone.lower()
+
+
+def test_what_talks_during_backward_beside_one_message_after_it() -> None:
+    def some(data: dict[str, Any]) -> None:
+        for name in data["arms"]:
+            if name.startswith(("overlapped", "bucketed_")):
+                paced(data, name, 0.8, "flat")
+        paced(data, "bucketed_1", 1.0, "flat")
+        paced(data, "bucketed_1000", 1.3, "flat")
+
+    said = finding("during", changed("data_parallel", some))
+    assert "Beside flat (1 message after backward), overlapped, bucketed 10 MB" in said
+    assert "are faster (0.800 times its step); bucketed 1,000 MB is slower (1.30 times" in said
+    assert "rounds do not tell bucketed 1 MB from it." in said
+
+    def none(data: dict[str, Any]) -> None:
+        for name in data["arms"]:
+            if name.startswith(("overlapped", "bucketed_")):
+                paced(data, name, 1.0, "flat")
+        paced(data, "naive", 1.0, "flat")
+
+    assert finding("during", changed("data_parallel", none)).endswith(
+        "What the profiler shows as hidden below, the clock does not confirm."
+    )
+
+
+def hides(data: dict[str, Any], name: str, *shares: float) -> None:
+    """Let ranks hide these shares of a variant's messages."""
+    data["arms"][name]["trace"].update(
+        overlapped_share=shares[0], overlapped_share_by_rank=[*shares, *shares][:2]
+    )
 
 
 def test_what_overlap_hides() -> None:
     said = finding("overlap", changed("data_parallel"))
     assert "naive and flat, which talk after backward, hide nothing" in said.lower()
-    assert "those that talk during it hide 25 % of" in said
+    assert "those that talk during it hide 25 % of the time of their messages;" in said
     assert "PyTorch DDP, 25 MB hides 25 %" in said
 
     def leaky(data: dict[str, Any]) -> None:
-        data["arms"]["flat"]["trace"]["overlapped_share"] = 0.3
-        data["arms"]["bucketed_10"]["trace"]["overlapped_share"] = 0.6
+        hides(data, "flat", 0.3)
+        hides(data, "bucketed_10", 0.6)
 
     unlike = finding("overlap", changed("data_parallel", leaky))
     assert "which talk after backward, show 0 % to 30 %;" in unlike
@@ -103,9 +157,50 @@ def test_what_overlap_hides() -> None:
     def blind(data: dict[str, Any]) -> None:
         for arm in data["arms"].values():
             arm["trace"].update(overlapped_share=None, seen_as=None)
+            arm["trace"]["overlapped_share_by_rank"] = [None, None]
 
     for chapter in ("data_parallel", "fsdp"):
         assert "saw no message" in finding("overlap", changed(chapter, blind))
+
+
+def test_ranks_that_hide_different_shares() -> None:
+    def unlike(data: dict[str, Any]) -> None:
+        hides(data, "bucketed_10", 0.40, 0.30)
+        hides(data, "bucketed_25", 0.30, 0.50)
+        hides(data, "torch_ddp", 0.35, 0.45)
+
+    said = finding("overlap", changed("data_parallel", unlike))
+    assert "those that talk during it hide 25 % to 50 % of the time of their messages;" in said
+    assert "PyTorch DDP, 25 MB hides 35 % to 45 %, and ranks do not agree whether" in said
+    assert "Shares are of one step, ranges over all ranks." in said
+
+    def alike(data: dict[str, Any]) -> None:
+        hides(data, "bucketed_10", 0.40, 0.30)
+        hides(data, "torch_ddp", 0.45, 0.35)
+
+    agreed = finding("overlap", changed("data_parallel", alike))
+    assert "(most: bucketed, 10 MB)" in agreed
+    assert "agree" not in agreed
+
+
+def test_no_more_can_hide_than_backward_lasts() -> None:
+    said = finding("overlap", changed("data_parallel"))
+    assert said.endswith(
+        "behind backward alone, which lasts 80.0 ms: 31 % of the 257 ms for which the messages of "
+        "overlapped are under way."
+    )
+
+    def more(data: dict[str, Any]) -> None:
+        hides(data, "flat", 0.1)
+        hides(data, "torch_ddp", 0.4)
+
+    beyond = finding("overlap", changed("data_parallel", more))
+    assert beyond.endswith("PyTorch DDP, 25 MB are under way; what shows beyond that is waiting.")
+
+    def long(data: dict[str, Any]) -> None:
+        data["phases_ms"]["backward"] = [1e4]
+
+    assert "behind backward alone" not in finding("overlap", changed("data_parallel", long))
 
 
 def test_the_model_finds_the_link_and_its_best_bucket() -> None:
@@ -131,6 +226,25 @@ def test_the_model_finds_the_link_and_its_best_bucket() -> None:
     assert "the model does not describe these times" in bad.lower()
 
 
+def test_misses_of_the_model_that_lean_are_told() -> None:
+    def leaning(data: dict[str, Any]) -> None:
+        for name in ("naive", "flat"):
+            arm = data["arms"][name]
+            arm["ranks_ms"] = [[time + 80.0 for time in times] for times in arm["ranks_ms"]]
+
+    said = finding("buckets", changed("data_parallel", leaning))
+    assert "Its misses lean: it says too little, by " in said
+    assert "variants that send during it." in said
+    assert "ms less than flat, and backward, all that could hide messages, lasts 80.0 ms" in said
+    assert "lean" not in finding("buckets", changed("data_parallel"))
+
+    def short_gap(data: dict[str, Any]) -> None:
+        leaning(data)
+        data["phases_ms"]["backward"] = [170.0]
+
+    assert "could hide messages" not in finding("buckets", changed("data_parallel", short_gap))
+
+
 def test_a_variant_that_adds_nothing_measurable() -> None:
     def quick(data: dict[str, Any]) -> None:
         silent = data["arms"]["alone"]["ranks_ms"]
@@ -147,7 +261,14 @@ def test_a_variant_that_adds_nothing_measurable() -> None:
 
 
 def test_skew_is_told() -> None:
-    assert "of the step apart" in finding("skew", changed("data_parallel"))
+    def one_late(data: dict[str, Any]) -> None:
+        data["arms"]["flat"]["ranks_ms"] = [[100.0, 100.0, 100.0], [90.0, 100.0, 100.0]]
+        data["arms"] = {"flat": data["arms"]["flat"]}
+
+    assert finding("skew", changed("data_parallel", one_late)) == (
+        "The first and the last rank of a step finish at most 0 % of the step apart in the median "
+        "round (flat), and at most 10 % in any round (flat)."
+    )
 
 
 def test_checks_of_data_parallel() -> None:

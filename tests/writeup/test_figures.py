@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from lmlab.writeup import style
 from lmlab.writeup.figure import Drawing, save
@@ -163,3 +164,28 @@ def test_settling_step(steps: list[float], expected: int | None) -> None:
 )
 def test_the_pace_before_the_final_one(steps: list[float], expected: float) -> None:
     assert early_median(steps) == pytest.approx(expected, nan_ok=True)
+
+
+def test_thousands_are_separated_on_linear_axes_as_on_logarithmic_ones(tmp_path: Path) -> None:
+    written: dict[str, list[str]] = {}
+
+    def draw() -> Figure:
+        figure, (small, large) = style.panels(1, 2, height=2.0)
+        small.plot([0, 1], [0, 0.5])
+        large.plot([-2000, 1500], [0, 5e6])
+        large.set_xticks([-2000, 0, 1500])
+        written["ticks"] = []
+        figure.canvas.mpl_connect(
+            "draw_event",
+            lambda event: written.update(
+                ticks=[tick.get_text() for tick in large.get_xticklabels()],
+                small=[tick.get_text() for tick in small.get_yticklabels()],
+                offset=[large.yaxis.get_offset_text().get_text()],
+            ),
+        )
+        return figure
+
+    save(Drawing(alt="", caption="", draw=draw), tmp_path, "thousands")
+    assert written["ticks"] == ["−2,000", "0", "1,500"]
+    assert "0.1" in written["small"]
+    assert written["offset"] == ["1e6"], "millions keep the factor beside the axis"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from matplotlib import pyplot as plt
 
 from lmlab.writeup.registry import part
 from tests.writeup.parallel_pages import KEY, changed, finding
@@ -14,7 +15,7 @@ def test_memory_of_fsdp_beside_data_parallelism() -> None:
     said = finding("memory", changed("fsdp"))
     shares = "75 % with a sharded optimizer, 50 % with FSDP and 50 % with PyTorch fully_shard."
     assert shares in said
-    assert "FSDP holds most after forward: activations are nobody's to shard" in said
+    assert "FSDP holds most after forward: activations are not sharded" in said
 
     def few_activations(data: dict[str, Any]) -> None:
         for arm in data["arms"].values():
@@ -87,12 +88,112 @@ def test_fsdps_step_beside_what_shards_less() -> None:
     assert "cannot be told from that of data parallelism" in finding("speed", changed("fsdp", same))
 
 
+def test_the_pace_of_messages_tells_why_as_many_bytes_take_longer() -> None:
+    def slow_gathers(data: dict[str, Any]) -> None:
+        data["arms"]["fsdp"]["trace"]["communication_ms"] = 1000.0
+
+    said = finding("speed", changed("fsdp", slow_gathers))
+    assert "carry 2.57 GB/s here while messages are under way, gathers and scatters 0.772." in said
+    assert "GB/s" not in finding("speed", changed("fsdp")), "both at one pace"
+
+
+def test_what_is_hidden_next_to_nothing() -> None:
+    def hardly(data: dict[str, Any]) -> None:
+        data["arms"]["fsdp"]["trace"].update(
+            overlapped_share=1e-5, overlapped_share_by_rank=[1e-5, 2e-5]
+        )
+        data["arms"]["ddp"]["trace"]["overlapped_share_by_rank"] = [0.1, 0.2]
+
+    collected = changed("fsdp", hardly)
+    said = finding("overlap", collected)
+    assert "data parallel 10 % to 20 %" in said
+    assert "FSDP next to nothing" in said
+    assert "so these are upper bounds" in said
+    rows = part("tables", "fsdp")(collected)[f"steps_{KEY}"].rows
+    assert rows[2][-1] == "next to nothing"
+    own = {"backend": "nccl", "gpus": 2}
+    kernels = part("findings", "fsdp")(changed("fsdp", lambda data: data["ranks"].update(own)))
+    assert "upper bounds" not in kernels[f"overlap_{KEY}"]
+
+
 @pytest.mark.parametrize(
     ("wait_ms", "words"),
-    [(0.05, "8 of 8 gathers end before"), (3.0, "only 2 of 8 gathers end before")],
-)
+    [(0.05, "7 of 7 gathers end before their layer needs them."),
+     (3.0, "only 1 of 7 gathers ends before its layer needs it.")],
+)  # fmt: skip
 def test_whether_weights_come_in_time(wait_ms: float, words: str) -> None:
     assert words in finding("waits", changed("fsdp", wait_ms=wait_ms)).lower()
+
+
+def test_weights_that_stay_between_forward_and_backward_are_no_gather() -> None:
+    collected = changed("fsdp")
+    said = finding("waits", collected)
+    assert said.endswith(
+        "The weights of lm_head, which ends forward and begins backward, stay in between and are "
+        "gathered once."
+    )
+    rows = part("tables", "fsdp")(collected)[f"waits_{KEY}"].rows
+    assert [row[1] for row in rows] == ["4", "3"]
+    drawing = part("figures", "fsdp")(collected)[f"waits_{KEY}"]
+    assert "lm_head is not gathered again in backward." in drawing.caption
+    assert "n = " not in drawing.caption, "rounds are not the steps in which gathers are watched"
+
+    def in_one_order(data: dict[str, Any]) -> None:
+        data["waits"] = [[*rank[:4], *rank[:3:-1]] for rank in data["waits"]]
+
+    other = changed("fsdp", in_one_order)
+    assert "only 2 of 8 gathers end" in finding("waits", other).lower()
+    assert "gathered once" not in finding("waits", other)
+
+
+def test_gathers_that_are_hardly_late() -> None:
+    said = finding("waits", changed("fsdp", wait_ms=0.3))
+    assert "6 are hardly late, by 0.30 ms at most." in said
+
+    def one(data: dict[str, Any]) -> None:
+        for rank in data["waits"]:
+            rank[-1]["wait_ms"] = 0.5
+
+    assert "1 is hardly late, by 0.50 ms at most (token_embeddings in backward)." in finding(
+        "waits", changed("fsdp", one)
+    )
+    assert "hardly" not in finding("waits", changed("fsdp"))
+
+
+def test_low_bars_have_their_value_written() -> None:
+    def low(data: dict[str, Any]) -> None:
+        for rank in data["waits"]:
+            rank[-1]["wait_ms"] = 0.05
+
+    draw = part("figures", "fsdp")(changed("fsdp", low))[f"waits_{KEY}"].draw
+    assert draw is not None
+    figure = draw()
+    written = [text.get_text() for text in figure.axes[1].texts]
+    assert written == ["0.050"]
+    assert "in time: at most 0.2 ms" in figure.axes[0].get_legend_handles_labels()[1]
+    plt.close(figure)
+
+
+def sent(change: Any = None) -> dict[str, str]:
+    """What a rank must send, by arm."""
+    rows = part("tables", "fsdp")(changed("fsdp", change))[f"steps_{KEY}"].rows
+    return {row[0]: row[4] for row in rows}
+
+
+def test_what_stays_between_forward_and_backward_is_sent_once() -> None:
+    unknown = sent()
+    assert unknown["FSDP"] == "≤ 736 MiB"
+    assert unknown["PyTorch fully_shard"] == "736 MiB"
+
+    def keep(data: dict[str, Any]) -> None:
+        counted_by_the_cost_model(data)
+        for rank in data["arms"]["torch_fully_shard"]["ranks"]:
+            rank["moments"]["after_forward"]["parts_bytes"]["parameters"] += 30 * 2**20
+
+    known = sent(keep)
+    # Half of 4 bytes for each of 10,000 x 768 entries of the head, of two ranks.
+    assert known["FSDP"] == "721 MiB"
+    assert known["PyTorch fully_shard"] == "706 MiB"
 
 
 def test_waits_are_summed_on_one_rank() -> None:
@@ -103,7 +204,7 @@ def test_waits_are_summed_on_one_rank() -> None:
         ]
 
     collected = changed("fsdp", in_turns)
-    assert "a rank waits 48.0 ms, 4.0 % of a median step" in finding("waits", collected)
+    assert "on a rank together are 48.0 ms, 4.0 % of a median step" in finding("waits", collected)
     assert part("tables", "fsdp")(collected)[f"waits_{KEY}"].rows[0][3] == "24.0"
 
 
@@ -114,7 +215,7 @@ def test_no_weight_in_time_and_none_watched() -> None:
                 row["wait_ms"] = 5.0
 
     assert (
-        "no gather ends before its layer needs it"
+        "none of 7 gathers ends before its layer needs it"
         in finding("waits", changed("fsdp", late)).lower()
     )
 

@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lmlab.study.files import write_atomically
-from lmlab.writeup.style import house_style
+from lmlab.writeup.style import house_style, separate_thousands
 
 # A date or a version in a file would change its bytes without a change of the picture.
 METADATA: dict[str, dict[str, str | None]] = {
@@ -36,6 +36,7 @@ def save(drawing: Drawing, folder: Path, name: str) -> list[Path]:
         return []
     with house_style():
         figure = drawing.draw()
+        separate_thousands(figure)
         # Laid out once for both formats: that is half of the drawing time.
         layout = figure.get_layout_engine()
         if layout is not None:

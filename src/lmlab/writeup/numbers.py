@@ -72,6 +72,11 @@ def percent(share: float, digits: int = 3) -> str:
     return f"{significant(100 * share, digits)} %"
 
 
+def hidden_words(share: float) -> str:
+    """What is hidden of something: `25 %`, and below a tenth of a percent `next to nothing`."""
+    return percent(share, 2) if share == 0 or share >= 0.001 else "next to nothing"
+
+
 def deviation(share: float) -> str:
     """An error of a share to a tenth of a percent, with its direction: `+1.2 %`, `0.0 %`."""
     tenths = round(1000 * share)

@@ -3,8 +3,8 @@
 Arms that took turns are compared within a round, where drift hits both alike. The ratio of a round
 says nothing by itself; many of them have a mean and a scatter. Ratios multiply, so the mean is that
 of their logarithms, and Student's t gives the interval in which the true ratio lies with 95 %
-confidence. A claim ("within 5 %") holds if the whole interval does, fails if none of it does, and
-is AMBIGUOUS otherwise: more rounds would decide it, a rounder number would not.
+confidence. A claim ("at most 5 % slower") holds if the whole interval does, fails if none of it
+does, and is AMBIGUOUS otherwise: more rounds would decide it, a rounder number would not.
 """
 
 from __future__ import annotations

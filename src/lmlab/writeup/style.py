@@ -26,7 +26,10 @@ from matplotlib.ticker import (
     LogLocator,
     MaxNLocator,
     NullLocator,
+    ScalarFormatter,
 )
+
+from lmlab.writeup.numbers import MINUS
 
 # Dark to light and back, so that neighbours in a legend differ in grey too.
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#7F7F7F")
@@ -34,6 +37,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (8, 2)))
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++")
 GUIDE = "#8C8C8C"
+THOUSAND = 1000
 
 WIDTH_INCHES = 8.6
 SETTINGS: dict[str, Any] = {
@@ -98,7 +102,21 @@ def log_axis(axes: Axes, which: Literal["x", "y"], ticks: Sequence[float] | None
     low, high = axis.get_view_interval()
     axis.set_major_locator(FixedLocator(list(ticks)) if ticks else _log_ticks(low, high))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _separated(value)))
+
+
+def separate_thousands(figure: Figure) -> None:
+    """Numbers of linear axes as those of logarithmic ones are written: `1,400`."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            largest = max(map(abs, axis.get_view_interval()))
+            plain = type(axis.get_major_formatter()) is ScalarFormatter
+            if plain and THOUSAND <= largest < THOUSAND**2:  # larger ones have a factor beside them
+                axis.set_major_formatter(FuncFormatter(lambda value, _: _separated(value)))
+
+
+def _separated(value: float) -> str:
+    return f"{value:,.10g}".replace("-", MINUS)
 
 
 def legend_below(figure: Figure, axis: Axes, title: str | None = None) -> None:

@@ -68,4 +68,4 @@ def _contexts(axes: Sequence[Axes], contexts: Sequence[int], sizes: Sequence[str
     for axis, size in zip(axes, sizes, strict=False):
         axis.set_title(str(size))
     for axis in axes[-len(sizes) :]:
-        axis.set_xlabel("Context")
+        axis.set_xlabel("Context (tokens)")

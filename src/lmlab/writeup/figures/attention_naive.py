@@ -21,7 +21,7 @@ MEMORY = {
     "peak_memory_bytes": "Peak, in backward",
     "saved_bytes": "Kept for backward",
 }
-BROKEN = "A line is broken where a sequence has no time."
+BROKEN = "A line is broken where a shape is not measured or did not fit."
 
 
 def naive_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]:
@@ -42,7 +42,7 @@ def naive_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing
         "naive_memory": Drawing(
             alt="Memory of naive attention against sequence, a line a head dim",
             caption="Memory of the eager arm's tensors; both axes are logarithmic, the grey line "
-            f"grows with the square of the sequence. {BROKEN} {note}",
+            f"grows with the square of the sequence. {BROKEN} {collected.device_name}.",
             draw=_if(len(held), lambda: _memory(held)),
         ),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -42,9 +42,9 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
                 alt=f"TFLOP/s against sequence at head dim {head_dim}, a line a variant",
                 caption=f"Head dim {head_dim}: operations of the unmasked half over median time; "
                 "higher is faster, both axes are logarithmic. A line is broken where a sequence "
-                "has no time; what lies below a panel is slower than it shows. "
-                f"{note}",
-                draw=_lines_of(frames.of(rows, head_dim=head_dim)),
+                "has no time; what lies below a panel is slower than it shows. The grey line is "
+                f"the measured matmul rate. {note}",
+                draw=_lines_of(collected, frames.of(rows, head_dim=head_dim)),
             )
             for head_dim in frames.order(rows, "head_dim")
         },
@@ -54,7 +54,7 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
                     alt="Speed-up of our attention over others by head dim and sequence",
                     caption="How many times as fast ours is, forward and backward together: "
                     f"purple where it is faster, orange where it is slower, – where one of the two "
-                    f"has no time. {note}",
+                    f"was not measured or has no time. {note}",
                     draw=lambda: _draw_map(rows),
                 )
             }
@@ -64,11 +64,15 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
     }
 
 
-def _lines_of(rows: pd.DataFrame) -> Any:
-    return (lambda: _draw_lines(rows)) if len(frames.measured(rows)) else None
+def _lines_of(collected: Collected, rows: pd.DataFrame) -> Any:
+    limits = {
+        precision: collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
+        for precision in frames.order(rows, "precision")
+    }
+    return (lambda: _draw_lines(rows, limits)) if len(frames.measured(rows)) else None
 
 
-def _draw_lines(rows: pd.DataFrame) -> Figure:
+def _draw_lines(rows: pd.DataFrame, limits: Mapping[str, float | None]) -> Figure:
     timed = frames.measured(rows)
     precisions, arms = frames.order(timed, "precision"), frames.arms_of(timed)
     figure, axes = style.panels(len(precisions), len(PASSES), height=3.1, sharex=True, sharey="row")
@@ -79,13 +83,15 @@ def _draw_lines(rows: pd.DataFrame) -> Figure:
             part = frames.of(timed, precision=precision, arm=arm, pass_=name)
             looks = {"linewidth": 1.1, **lines.look(arm), "markersize": 3.5}
             lines.draw(axis, part, ("sequence", "tflops"), sequences, frames.label(arm), **looks)
+        if limit := limits[precision]:
+            axis.axhline(limit, color=style.GUIDE, linewidth=0.9, label="_limit")
         axis.set_title(f"{PASSES[name]}, {precision}")
     for axis in axes:
         style.log_axis(axis, "x", ticks=sequences)
         axis.set_xticks(sequences, [_short(value) for value in sequences], rotation=45)
     for axis, precision in zip(axes[:: len(PASSES)], precisions, strict=True):
         axis.set_ylabel("TFLOP/s")
-        axis.set_ylim(*_span(frames.of(timed, precision=precision)))
+        axis.set_ylim(*_span(frames.of(timed, precision=precision), limits[precision] or 0.0))
         style.log_axis(axis, "y")
     for axis in axes[-len(PASSES) :]:
         axis.set_xlabel("Sequence (tokens)")
@@ -93,12 +99,12 @@ def _draw_lines(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def _span(rows: pd.DataFrame) -> tuple[float, float]:
+def _span(rows: pd.DataFrame, limit: float) -> tuple[float, float]:
     """Where a panel begins and ends: a walk in Python is slower by powers of ten and would flatten
     all the others."""
     others = rows[rows["arm"] != TILED]
     rates = (others if len(others) else rows)["tflops"]
-    return 0.8 * float(rates.min()), 1.3 * float(rates.max())
+    return 0.8 * float(rates.min()), 1.3 * max(float(rates.max()), limit)
 
 
 def _short(sequence: int) -> str:

@@ -34,21 +34,28 @@ def figures(collected: Collected) -> dict[str, Drawing]:
         if link is not None:
             shape = frames.mesh_of(found)
             here = Mesh(fsdp=shape.fsdp, tp=shape.tp)  # one axis: what was measured
-            networks[f"This machine, {link.arm}"] = (link.network(link.gather), here)
+            ranks = f"{shape.devices} ranks as fast as this machine's"
+            networks[ranks] = (link.network(link.gather), here)
     return {
         "memory": Drawing(
             alt="Bytes on each device against the number of devices that share the training state",
-            caption=f"Lines by the tokens of a device's batch; both axes are logarithmic. The grey "
+            caption=f"Lines by the tokens of each device; both axes are logarithmic. The grey "
             f"line is the memory of a device ({device}).",
             draw=(lambda: _draw_memory(found)) if found else None,
         ),
         "batch": Drawing(
             alt="Forward time of one block by its parts against the tokens of each device",
             caption="Compute-bound where computing is the highest line; the grey line marks the "
-            "batch from which it is, where there is one. Both axes are logarithmic.",
+            "batch from which it is, where there is one. Both axes are logarithmic."
+            f"{_whose(link)}",
             draw=(lambda: _draw_batches(found, networks)) if found else None,
         ),
     }
+
+
+def _whose(link: frames.Link | None) -> str:
+    """Whose rates the second panel takes."""
+    return "" if link is None else f" This machine's ranks: {link.arm}."
 
 
 def _draw_memory(found: Result) -> Figure:
@@ -62,7 +69,7 @@ def _draw_memory(found: Result) -> Figure:
             for count in devices
         ]
         look = style.series(index)
-        axis.plot(devices, held, label=f"{row['tokens']:,} tokens", markevery=9, **look)
+        axis.plot(devices, held, label=f"{row['tokens']:,} tokens a device", markevery=9, **look)
     limit = found.settings["device_memory_gb"]
     axis.axhline(limit, color=style.GUIDE, linewidth=1)
     axis.annotate(f"{exact(limit)} GB", (DEVICES[0], limit), xytext=(2, 3),

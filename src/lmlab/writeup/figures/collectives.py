@@ -107,7 +107,7 @@ def _size_axis(axes: list[Axes], data: pd.DataFrame) -> None:
             shown.append(size)
     for axis in axes:
         style.log_axis(axis, "x", ticks=shown)
-        axis.set_xticks(shown, [str(size) for size in shown])
+        axis.set_xticks(shown, [f"{size:,}" for size in shown])
     for axis in axes[-COLUMNS:]:
         axis.set_xlabel("Size (MiB)")
 

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from lmlab.writeup import style
 from lmlab.writeup.frames.moments import MOMENTS, PARTS, highest
 from lmlab.writeup.frames.rank_jobs import MIB
-from lmlab.writeup.numbers import percent
+from lmlab.writeup.numbers import hidden_words, percent
 
 ROWS = {"compute": "computing", "communication": "messages", "copies": "copies"}
 ROW_COLOURS = {
@@ -50,7 +50,8 @@ def overlap_note(traces: Sequence[Mapping[str, Any]]) -> str:
     elif kinds:
         seen = (
             "Messages are gloo's, from the moment they are handed over until their result is "
-            "there; one that waits, for its gradients or behind another, counts."
+            "there; one that waits, for its gradients or behind another, counts, and those under "
+            "way together are one bar."
         )
     else:
         seen = "The profiler saw no message."
@@ -73,7 +74,7 @@ def joined(trace: Mapping[str, Any], row: str) -> bool:
 def _share(trace: Mapping[str, Any]) -> str:
     if trace["overlapped_share"] is None:
         return "no message seen"
-    return f"{percent(trace['overlapped_share'], 2)} of its messages behind computation"
+    return f"{hidden_words(trace['overlapped_share'])} of its messages behind computation"
 
 
 def _rows(axis: Axes, trace: Mapping[str, Any], shown: Sequence[str]) -> None:

@@ -6,7 +6,15 @@ import pandas as pd
 
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.numbers import binary_bytes, counted, factor, listed, significant, span
+from lmlab.writeup.numbers import (
+    binary_bytes,
+    counted,
+    factor,
+    listed,
+    percent,
+    significant,
+    span,
+)
 from lmlab.writeup.places import extreme
 from lmlab.writeup.tables.attention_board import published_entries
 from lmlab.writeup.tables.attention_race import PASSES
@@ -95,7 +103,19 @@ def _place(collected: Collected, rows: pd.DataFrame, head_dim: int) -> str:
             f", {HOW[ratio['verdict']]} the best other variant ({frames.label(best['arm'])}, "
             f"{significant(best['median_ms'])} ms, a ratio of {factor(ratio['speedup'])})"
         )
-    return f"{text}{_published(collected, head_dim)}.{_pass_by_pass(here)}"
+    limit = _share_of_limit(collected, frames.of(here, arm=frames.OURS))
+    return f"{text}{_published(collected, head_dim)}.{_pass_by_pass(here)}{limit}"
+
+
+def _share_of_limit(collected: Collected, ours: pd.DataFrame) -> str:
+    """Each pass as a share of the measured matmul rate."""
+    precision = ours["precision"].iloc[0]
+    ceiling = collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
+    if not ceiling:
+        return ""
+    rates = ours.set_index("pass")["tflops"]
+    told = [f"{TOGETHER[n]} {percent(rates[n] / ceiling)}" for n in PASSES if n in rates.index]
+    return f" Of the measured matmul rate they reach {listed(told)}."
 
 
 def _published(collected: Collected, head_dim: int) -> str:
@@ -126,7 +146,7 @@ def _pass_by_pass(here: pd.DataFrame) -> str:
 
 
 def _span(pair: pd.DataFrame) -> str:
-    return f"{span(pair['speedup'])} times"
+    return f"{span(pair['speedup'])} times as fast"
 
 
 def _ratios(pair: pd.DataFrame) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from lmlab.writeup.frames import attention as frames
@@ -13,8 +15,10 @@ NAMES = {
     "forward_backward": "forward with backward",
     "train_step": "a train step",
 }
-FLAT_BELOW = 0.5
-"""Of the growth of the tokens: a step that grows less is not set by them."""
+APART = 1.15
+"""Times of the same step that differ by more are not one time."""
+HARDLY, SHARE_OF_TOKENS = 1.5, 0.5
+"""A step that grows less than both, this factor and this share of its tokens, hardly grows."""
 
 
 def compiled_model(data: pd.DataFrame) -> str:
@@ -23,7 +27,8 @@ def compiled_model(data: pd.DataFrame) -> str:
     ratios = frames.against(rows, frames.COMPILED, frames.EAGER)
     if not len(ratios):
         return f"The whole model was not compiled{_why(rows)}."
-    told = [_pass(frames.of(ratios, pass_=name), words) for name, words in NAMES.items()]
+    sizes = frames.order(rows, "size")
+    told = [_pass(frames.of(ratios, pass_=name), words, sizes) for name, words in NAMES.items()]
     replaced = [n for n in ratios["attention_replaced_b"] if n]
     note = (
         " In some sizes the compiler put PyTorch's fused attention in place of the model's own."
@@ -31,7 +36,26 @@ def compiled_model(data: pd.DataFrame) -> str:
         else ""
     )
     gone = frames.not_there(rows, "size")
-    return f"Compiled, {'; '.join(told)}.{f' {gone}.' if gone else ''}{note}"
+    return f"Compiled, {'; '.join(told)}.{f' {gone}.' if gone else ''}{note}{_elsewhere(data)}"
+
+
+def _elsewhere(data: pd.DataFrame) -> str:
+    """Eager steps that took another process another time: the speed-up is no better known."""
+    here = frames.of(data, topic="model_compile", arm=frames.EAGER, pass_="train_step")
+    there = frames.of(data, topic="model", arm=frames.NAIVE, pass_="train_step")
+    keys = ["size", "context", "precision", "batch"]
+    both = frames.measured(here).merge(frames.measured(there), on=keys, suffixes=("_a", "_b"))
+    ratio = both["median_ms_a"] / both["median_ms_b"]
+    told = [
+        f"{row['size']} {significant(row['median_ms_a'])} and {significant(row['median_ms_b'])} ms"
+        for _, row in both[(ratio > APART) | (ratio < 1 / APART)].iterrows()
+    ]
+    if not told:
+        return ""
+    return (
+        f" The same eager step took another time in the process of another comparison of this "
+        f"chapter ({listed(told)}), so the speed-up there is known no better."
+    )
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -39,20 +63,20 @@ def _why(rows: pd.DataFrame) -> str:
     return f" ({reasons[0]})" if reasons else ""
 
 
-def _pass(ratios: pd.DataFrame, words: str) -> str:
+def _pass(ratios: pd.DataFrame, words: str, sizes: Sequence[str]) -> str:
     if not len(ratios):
         return f"{words} was not measured both ways"
     faster = ratios[ratios["verdict"] == "faster"]
     slower = ratios[ratios["verdict"] == "slower"]
-    worse = f", slower at {_at(slower, ratios)}" if len(slower) else ""
+    worse = f", slower at {_at(slower, sizes)}" if len(slower) else ""
     if not len(faster):
         return f"{words} is faster at no size{worse}"
-    where = named(faster["size"], list(ratios["size"]))
+    where = named(faster["size"], sizes)
     return f"{words} is {_span(faster['speedup'])} as fast ({where}){worse}"
 
 
-def _at(rows: pd.DataFrame, every: pd.DataFrame) -> str:
-    return f"{named(rows['size'], list(every['size']))} ({_span(rows['speedup'])})"
+def _at(rows: pd.DataFrame, sizes: Sequence[str]) -> str:
+    return f"{named(rows['size'], sizes)} ({_span(rows['speedup'])})"
 
 
 def _span(ratios: pd.Series) -> str:
@@ -80,8 +104,8 @@ def compiling_cost(data: pd.DataFrame) -> str:
 
 
 def _steps(steps: pd.Series) -> str:
-    low, high = f"{steps.min():,.0f}", f"{steps.max():,.0f}"
-    return f"{low} steps" if low == high else f"{low} to {high} steps, by size"
+    low, high = significant(steps.min(), 2), significant(steps.max(), 2)
+    return f"about {low} steps" if low == high else f"about {low} to {high} steps, by size"
 
 
 def model_attention(data: pd.DataFrame) -> str:
@@ -115,31 +139,29 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
         worst = extreme(slower, "speedup", largest=False)
         text += f", slower at {len(slower)}, down to {factor(worst['speedup'])} ({_place(worst)})"
     gone = frames.not_there(rows, "place")
-    told = f"{text}.{_pace(mine)}{_memory(ratios)}{alone}"
+    told = f"{text}.{_pace(rows)}{_memory(ratios)}{alone}"
     return f"{told}{f' {gone}.' if gone else ''}"
 
 
-def _pace(mine: pd.DataFrame) -> str:
-    """Sizes whose step takes hardly longer for many times the tokens: attention is not why."""
-    timed = frames.measured(mine)
-    first, last = (timed[timed["context"] == end] for end in _ends(timed))
-    both = first.merge(last, on="size", suffixes=("_a", "_b"))
-    both["growth"] = both["median_ms_b"] / both["median_ms_a"]
-    tokens = both["context_b"] / both["context_a"]
-    flat = both[both["growth"] < FLAT_BELOW * tokens]
-    if not len(flat):
-        return ""
-    where = named(flat["size"], list(both["size"]))
-    return (
-        f" From context {flat['context_a'].iloc[0]} to {flat['context_b'].iloc[0]},"
-        f" {tokens.iloc[0]:g} times the tokens, such a step takes {span(flat['growth'])} times as"
-        f" long ({where}): something other than its arithmetic sets the pace, and hides what a"
-        " faster attention gives."
+def _pace(rows: pd.DataFrame) -> str:
+    """Up to which context a step takes hardly longer for many times the tokens, however it attends.
+
+    What sets its time is then not its arithmetic, and no attention can show.
+    """
+    times = frames.measured(rows).pivot(
+        index=["size", "arm"], columns="context", values="median_ms"
     )
-
-
-def _ends(timed: pd.DataFrame) -> tuple[int, int]:
-    return timed["context"].min(), timed["context"].max()
+    first = times.columns.min()
+    growth = times.div(times[first], axis=0).max()
+    flat = [c for c in growth.index if growth[c] < min(HARDLY, c / first * SHARE_OF_TOKENS)]
+    if not flat:
+        return ""
+    last = max(flat)
+    return (
+        f" Up to context {last} a step takes at most {factor(growth[last])} as long as at {first}, "
+        f"with either attention, for {last / first:g} times the tokens: something other than "
+        "arithmetic sets its pace there and hides the attention."
+    )
 
 
 def _memory(ratios: pd.DataFrame) -> str:

@@ -32,7 +32,7 @@ def out_of_memory(data: pd.DataFrame) -> str:
     ran = frames.measured(rows).sort_values(["sequence", "head_dim"])
     if not len(full) and not len(ran):
         return "Where naive attention runs out of memory is not known: no shape was measured."
-    gone = frames.not_there(rows)
+    gone = _gone(rows)
     text = _first_that_is_full(full, ran) if len(full) else _all_fit(ran.iloc[-1])
     why = "It does so because every" if len(full) else "Every"
     return (
@@ -40,6 +40,14 @@ def out_of_memory(data: pd.DataFrame) -> str:
         "batch × sequence × sequence whatever the head dimension: twice the sequence, four times "
         "the scores."
     )
+
+
+def _gone(rows: pd.DataFrame) -> str:
+    """What is not measured, and whether the largest shape is, which may be there to not fit."""
+    gone = frames.not_there(rows)
+    largest = rows.sort_values(["sequence", "head_dim"]).iloc[-1]
+    among = largest["status"] in frames.NOT_THERE
+    return f"{gone}, {_shape(largest)} among them" if among else gone
 
 
 def _all_fit(last: pd.Series) -> str:
@@ -76,7 +84,7 @@ def _squares(row: Row) -> str:
     scores = max(tensor["bytes"] for tensor in peak)
     count = sum(tensor["bytes"] == scores for tensor in peak)
     return (
-        f"{counted(count, 'tensor')} of scores, {binary_bytes(scores)} each, are "
+        f"{counted(count, 'tensor')} the size of the scores, {binary_bytes(scores)} each, are "
         f"{percent(count * scores / total)} of the {binary_bytes(total)} that the formula asks for "
         "at the peak"
     )
@@ -145,13 +153,13 @@ def growth_with_head_dim(data: pd.DataFrame) -> str:
     }
     told = " and ".join(f"{name} {factor(ratio)}" for name, ratio in ratios.items())
     verdict = (
-        "less than the arithmetic, which grows as the head dimension does"
+        "less than the arithmetic, since as many scores pass through memory at every head dim"
         if max(ratios.values()) < high / low
         else "no less than the arithmetic"
     )
     return (
         f"At sequence {max(shared.index):,}, head dim {high} against {low}, "
-        f"{factor(high / low, 2)} the products, takes {told} the time: {verdict}."
+        f"{factor(high / low, 2)} the arithmetic, takes {told} the time: {verdict}."
     )
 
 
@@ -188,7 +196,21 @@ def compiled_attention(data: pd.DataFrame) -> str:
     first = [float(value) for value in ratios["first_call_s_b"] if value is not None]
     cost = f" The first pass takes {span(first)} s, compilation included." if first else ""
     gone = frames.not_there(frames.of(data, topic="naive"))
-    return f"{text}.{note}{cost}{f' {gone}.' if gone else ''}"
+    host = _by_the_gpus_clock(data) if len(slower) else ""
+    return f"{text}.{host}{note}{cost}{f' {gone}.' if gone else ''}"
+
+
+def _by_the_gpus_clock(data: pd.DataFrame) -> str:
+    """What the race says of the same two, whose clock leaves the host out."""
+    race = frames.of(data, topic="benchmark", pass_={"forward", "backward"})
+    ratios = frames.against(race, frames.COMPILED, frames.NAIVE)
+    if not len(ratios) or not (ratios["verdict"] == "faster").all():
+        return ""
+    return (
+        f" Then it is the host that is slower: in the race below, whose clock leaves the host out, "
+        f"compiled naive is faster in all {len(ratios):,} comparisons "
+        f"({span(ratios['speedup'])} times as fast)."
+    )
 
 
 def _shape(row: pd.Series) -> str:

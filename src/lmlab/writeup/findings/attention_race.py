@@ -17,6 +17,8 @@ from lmlab.writeup.places import extreme
 RIVALS = ("naive", "compiled", "sdpa_flash")
 """Nowhere should our kernels be slower than these."""
 MOST_NAMED = 6
+PRODUCTS_OF_FP32 = {"tf32": 3, "bf16": 6}
+"""Products on tensor cores that together hold the digits of one in fp32."""
 STILL_FILLING_BELOW = 1.9
 """A power of the sequence below this is not the square any more."""
 
@@ -45,21 +47,24 @@ def _wins(rows: pd.DataFrame, precision: str) -> str:
     gaps = _gaps(frames.of(rows, arm=frames.OURS))
     if not len(every):
         return f"In {precision} our kernels were timed beside no other variant.{gaps}"
+    asked = frames.order(rows, "sequence")
     naive = every[every["other"] == frames.NAIVE]
-    against_naive = f"naive {_where(naive)}, and " if len(naive) else ""
+    against_naive = f"naive {_where(naive, asked)}, and " if len(naive) else ""
     return (
         f"In {precision}, forward and backward together, our kernels are faster than "
-        f"{against_naive}than every other variant {_where(every)}.{_ahead(every)}{gaps}"
+        f"{against_naive}than every other variant {_where(every, asked)}.{_ahead(every)}{gaps}"
     )
 
 
-def _where(ratios: pd.DataFrame) -> str:
+def _where(ratios: pd.DataFrame, asked: Collection[int]) -> str:
     """At which head dimensions and sequences all of these comparisons are won beyond noise."""
     groups: dict[str, list[str]] = {}
     for head_dim in frames.order(ratios, "head_dim"):
         here = frames.of(ratios, head_dim=head_dim)
         lost = set(here["sequence"][here["verdict"] != "faster"])
-        groups.setdefault(_pattern(lost, sorted(set(here["sequence"]))), []).append(str(head_dim))
+        timed = sorted(set(here["sequence"]))
+        pattern = _pattern if len(timed) == len(asked) else _list_with_gaps
+        groups.setdefault(pattern(lost, timed), []).append(str(head_dim))
     if len(groups) == 1:
         return next(iter(groups))
     return "; ".join(f"{phrase} (head dim {listed(names)})" for phrase, names in groups.items())
@@ -76,6 +81,15 @@ def _pattern(lost: Collection[int], every: Sequence[int]) -> str:
     if won == list(every[: len(won)]):
         return f"up to sequence {won[-1]:,}"
     return f"at all sequences but {listed(few([f'{s:,}' for s in sorted(lost)]))}"
+
+
+def _list_with_gaps(lost: Collection[int], timed: Sequence[int]) -> str:
+    """One by one: `from 4,096 on` would speak of sequences that nobody timed."""
+    won = [f"{sequence:,}" for sequence in timed if sequence not in lost]
+    if not lost or not won:
+        return _pattern(lost, timed)
+    others = listed([f"{sequence:,}" for sequence in sorted(lost)], "or")
+    return f"at sequence {listed(won)}, not at {others}"
 
 
 def _ahead(every: pd.DataFrame) -> str:
@@ -141,15 +155,28 @@ def growth(race: pd.DataFrame) -> str:
     powers = _powers(long)
     if not powers:
         return "How the time of our kernels grows is not known: too few sequences were timed."
-    last = _powers(frames.last_two(long), fewest=2)
+    few = f" ({counted(len(powers), 'fit')})" if len(powers) < _lines(race) else ""
     text = (
         f"From sequence {min(long['sequence']):,} on their time grows with the sequence to the "
-        f"power of {span(powers)}, over the last two sequences alone {span(last)}; the arithmetic "
-        "grows with its square."
+        f"power of {span(powers)}{few}"
     )
-    if max(powers) < STILL_FILLING_BELOW:
-        text += " So their rate still rises: one head alone fills the GPU only when it is long."
-    return f"{text}{_wider(ours)}"
+    last = _powers(frames.last_two(long, frames.order(race, "sequence")), fewest=2)
+    if last:
+        text += f", over the last two sequences alone {span(last)}"
+    return f"{text}; the arithmetic grows with its square.{_still_rising(last)}{_wider(ours)}"
+
+
+def _lines(race: pd.DataFrame) -> int:
+    """Precisions and head dimensions that the study asks for."""
+    return len(race[["precision", "head_dim"]].drop_duplicates())
+
+
+def _still_rising(last: Sequence[float]) -> str:
+    rising = [power for power in last if power < STILL_FILLING_BELOW]
+    if not rising:
+        return ""
+    where = "" if len(rising) == len(last) else f" in {len(rising)} of {len(last)} cases"
+    return f" So their rate still rises{where}: one head alone fills the GPU only when it is long."
 
 
 def _powers(rows: pd.DataFrame, fewest: int = frames.FEWEST_TO_FIT) -> list[float]:
@@ -161,20 +188,19 @@ def _powers(rows: pd.DataFrame, fewest: int = frames.FEWEST_TO_FIT) -> list[floa
 
 
 def _wider(ours: pd.DataFrame) -> str:
-    """What the widest head takes against the narrowest, at the longest sequence that both have."""
+    """What a wide head takes against a narrow one, at the longest sequence that has several."""
     told = []
     for precision in frames.order(ours, "precision"):
-        times = frames.of(ours, precision=precision).pivot(
-            index="sequence", columns="head_dim", values="median_ms"
-        )
-        low, high = (int(edge(times.columns)) for edge in (min, max))
-        shared = times[[low, high]].dropna() if low != high else times.iloc[:0]
-        if len(shared):
-            longest: Any = max(shared.index)
-            ratio = float(shared[high][longest]) / float(shared[low][longest])
+        here = frames.of(ours, precision=precision)
+        several = here.groupby("sequence")["head_dim"].nunique()
+        several = several[several > 1]
+        if len(several):
+            longest: Any = max(several.index)
+            times = frames.of(here, sequence=longest).set_index("head_dim")["median_ms"]
+            low, high = min(times.index), max(times.index)
             told.append(
-                f"in {precision}, head dim {high} takes {factor(ratio)} as long as {low} "
-                f"(sequence {longest:,}), with {factor(high / low, 2)} the arithmetic"
+                f"in {precision}, head dim {high} takes {factor(times[high] / times[low])} as long "
+                f"as {low} (sequence {longest:,}), with {factor(high / low, 2)} the arithmetic"
             )
     return _sentence("; ".join(told))
 
@@ -191,18 +217,29 @@ def distance_to_limit(collected: Collected, race: pd.DataFrame) -> str:
 
 def _best_rate(collected: Collected, rows: pd.DataFrame, precision: str) -> str:
     best = extreme(rows, "tflops", largest=True)
+    once = "; one sample" if best["n"] == 1 else ""
     rate = (
         f"In {precision} our kernels reach {significant(best['tflops'])} TFLOP/s forward and "
-        f"backward (head dim {best['head_dim']}, sequence {best['sequence']:,})"
+        f"backward (head dim {best['head_dim']}, sequence {best['sequence']:,}{once})"
     )
     ceiling = collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
     if not ceiling:
         return f"{rate}; there is no measured matmul rate to hold it against."
     share = f"{rate}, {percent(best['tflops'] / ceiling)} of the measured matmul rate"
-    tf32 = collected.ceiling("ceilings", "matmul_tflops", "tf32", "tflops")
-    if precision != "fp32" or not tf32:
+    bound = _bound_of_fp32(collected) if precision == "fp32" else None
+    if bound is None:
         return f"{share}."
     return (
-        f"{share}, and {percent(3 * best['tflops'] / tf32)} of a third of the TF32 rate, which "
-        "bounds fp32 products that are put together from three of TF32."
+        f"{share}, which is that of products outside the tensor cores and no bound. Put together "
+        "on tensor cores, from three products of TF32 or six of bf16, fp32 products run at "
+        f"{significant(bound)} TFLOP/s at most; this is {percent(best['tflops'] / bound)} of it."
     )
+
+
+def _bound_of_fp32(collected: Collected) -> float | None:
+    """What tensor cores give for fp32, by the better of the two ways to put a product together."""
+    rates = [
+        (collected.ceiling("ceilings", "matmul_tflops", name, "tflops"), products)
+        for name, products in PRODUCTS_OF_FP32.items()
+    ]
+    return max((rate / products for rate, products in rates if rate), default=None)

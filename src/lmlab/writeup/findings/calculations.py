@@ -10,6 +10,7 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import calculations as frames
 from lmlab.writeup.numbers import binary_bytes, counted, exact, listed, significant, times
 from lmlab.writeup.tables.calculations import CHANGES, GB
+from lmlab.writeup.tables.on_this_machine import measured_tokens
 
 NOT_WORKED_OUT = "The calculations were not made."
 
@@ -126,8 +127,8 @@ def levers(found: Result | None) -> str:
     return (
         f"{counted(len(better), 'change')} of {len(found.data['levers']) - 1} "
         f"lower{'s' if len(better) == 1 else ''} the batch; most of all {CHANGES[best['change']]}, "
-        f"to {math.ceil(best['tokens']):,} tokens, a factor of "
-        f"{significant(before / best['tokens'])} fewer."
+        f"to {math.ceil(best['tokens']):,} tokens, "
+        f"{times(before / best['tokens'])} fewer."
     )
 
 
@@ -149,8 +150,8 @@ def here(collected: Collected, found: Result | None) -> str:
     return (
         f"On this machine a rank does {significant(network.intensity)} operations while a byte "
         f"travels ({link.arm}), {times(network.intensity / found.data['intensity'])} those of "
-        f"{found.settings['device_name']}. FSDP alone is compute-bound from "
-        f"{math.ceil(network.intensity):,} tokens a device on; {tensor}."
+        f"{found.settings['device_name']}. With many such ranks FSDP alone is compute-bound from "
+        f"about {measured_tokens(network.intensity)} tokens a device on; {tensor}."
     )
 
 
@@ -178,11 +179,12 @@ def rings_here(collected: Collected) -> str:
     sizes = several["even_bytes"]
     if not sizes.max() > 0:
         return "With a latency below the noise, whole tensors are no faster at any size."
+    two = " With two ranks it is no slower at any size." if len(several) < len(found) else ""
     return (
-        "Passing whole tensors around is no slower only for small ones: up to "
-        f"{binary_bytes(round(sizes.min()))}"
+        "With more than two ranks, passing whole tensors around is no slower only for small ones: "
+        f"up to {binary_bytes(round(sizes.min()))}"
         + (f" to {binary_bytes(round(sizes.max()))}" if len(several) > 1 else "")
-        + ", by the number of ranks."
+        + f", by the number of ranks.{two}"
     )
 
 

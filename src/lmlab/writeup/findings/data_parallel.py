@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Mapping
 
 from lmlab.writeup.collect import Collected
+from lmlab.writeup.findings.data_parallel_buckets import added_words, buckets
 from lmlab.writeup.findings.data_parallel_overlap import overlap, share
 from lmlab.writeup.findings.rank_jobs import (
+    cut_short,
     ranks,
     ratio_words,
     size,
@@ -16,14 +18,10 @@ from lmlab.writeup.findings.rank_jobs import (
 )
 from lmlab.writeup.frames import data_parallel as frames
 from lmlab.writeup.frames.data_parallel import Variant
-from lmlab.writeup.frames.rank_jobs import MIB, Job, jobs
-from lmlab.writeup.numbers import counted, percent, significant, span
-from lmlab.writeup.overhead_model import Fit, added_ms, best_messages
+from lmlab.writeup.frames.rank_jobs import Job, jobs
+from lmlab.writeup.numbers import counted, listed, percent, significant, span
 from lmlab.writeup.paired import RatioInterval, ratio_interval
 from lmlab.writeup.tables.data_parallel import CLAIM, LIMIT, size_of
-
-# A model that misses more than this share of what it describes describes something else.
-GOOD_FIT = 0.25
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -56,10 +54,11 @@ def summary(measured: list[Job]) -> str:
         return f"No variant of data parallelism has a time on {job.who}."
     compared = [frames.against_torch(one) for one in measured]
     judged = verdict_words([each[2] if each else None for each in compared], LIMIT)
+    best, worst = ordered[0], ordered[-1]
     return (
-        f"Averaging the gradients of {size_of(job)} ({job.who}) adds "
-        f"{_added(ordered[0])} to a step at best ({ordered[0].label}) and {_added(ordered[-1])} at "
-        f"worst ({ordered[-1].label}); that {CLAIM} {judged}."
+        f"Averaging the gradients of {size_of(job)} ({job.who}) adds {added_words(best)} to a step "
+        f"at best ({best.label}) and {added_words(worst)} at worst ({worst.label}); that {CLAIM} "
+        f"{judged}."
     )
 
 
@@ -67,14 +66,8 @@ def _by_time(job: Job) -> list[Variant]:
     return sorted(frames.talking(job), key=lambda variant: variant.median_ms)
 
 
-def _added(variant: Variant) -> str:
-    if variant.added_ms is None:
-        return "an unknown time"
-    return f"{significant(variant.added_ms)} ms" if variant.added_ms > 0 else "nothing measurable"
-
-
 def speed(job: Job) -> str:
-    """Fastest and slowest variant, and whether rounds tell them apart."""
+    """Fastest and slowest variant, and which ones rounds do not tell from the fastest."""
     ordered = _by_time(job)
     failed = frames.failures(job)
     lost = "".join(f" {name} has no time: {reason}." for name, reason in failed.items())
@@ -82,18 +75,34 @@ def speed(job: Job) -> str:
         return f"{job.who}: fewer than two variants have times.{lost}"
     first, last = ordered[0], ordered[-1]
     interval = ratio_interval(last.samples_ms, first.samples_ms)
-    if interval is not None and interval.low > 1:
-        words = (
-            f"{first.label} is fastest with a median step of {significant(first.median_ms)} ms, "
-            f"{last.label} slowest with {significant(last.median_ms)} ms; round by round that is "
-            f"{ratio_words(interval, job)}"
+    if interval is None or interval.low <= 1:
+        return (
+            f"{job.who}: steps take {span([first.median_ms, last.median_ms])} ms, and rounds do "
+            f"not tell the fastest ({first.label}) from the slowest ({last.label}).{lost}"
         )
-    else:
-        words = (
-            f"steps take {span([first.median_ms, last.median_ms])} ms, and rounds do not tell the "
-            f"fastest ({first.label}) from the slowest ({last.label})"
-        )
-    return f"{job.who}: {words}.{lost}"
+    return (
+        f"{job.who}: {first.label} is fastest with a median step of "
+        f"{significant(first.median_ms)} ms, {last.label} slowest with "
+        f"{significant(last.median_ms)} ms; round by round that is {ratio_words(interval, job)}"
+        f"{cut_short(interval, job)}.{_like_the_fastest(ordered)} {ONE_PAIR}{lost}"
+    )
+
+
+ONE_PAIR = "Intervals are of one pair each, not adjusted for how many pairs there are."
+
+
+def _like_the_fastest(ordered: list[Variant]) -> str:
+    """The variants that rounds do not tell from the fastest."""
+    alike = [v.plain_label for v in ordered[1:] if not _told(v, ordered[0])]
+    return f" Rounds do not tell the fastest from {listed(alike)}." if alike else ""
+
+
+def _told(one: Variant, other: Variant) -> RatioInterval | None:
+    """The ratio of two variants where rounds tell them apart."""
+    interval = ratio_interval(one.samples_ms, other.samples_ms)
+    if interval is None or interval.low <= 1 <= interval.high:
+        return None
+    return interval
 
 
 def messages(job: Job) -> str:
@@ -122,73 +131,60 @@ def _change(interval: RatioInterval) -> str:
 
 
 def during(job: Job) -> str:
-    """The same messages during backward instead of after it, by the clock."""
+    """Sending during backward instead of after it, by the clock."""
     known = {variant.name: variant for variant in frames.talking(job)}
+    within = [variant for variant in known.values() if variant.name.startswith(frames.DURING)]
+    parts = [_same_messages(job, known), _beside_flat(known.get("flat"), within)]
+    told = " ".join(filter(None, parts))
+    if not told:
+        return f"{job.who}: no variant that talks during backward was measured beside one after it."
+    after = [known[name] for name in ("naive", "flat") if name in known]
+    gains = any((ratio := _told(w, a)) and ratio.high < 1 for w in within for a in after)
+    hides = max(map(share, within)) > max(map(share, after))
+    return f"{job.who}: {told}{DOUBT if hides and not gains else ''}"
+
+
+def _same_messages(job: Job, known: Mapping[str, Variant]) -> str:
+    """Naive and overlapped send the same messages, but not in the same way."""
     if not {"naive", "overlapped"} <= set(known):
-        return f"{job.who}: naive and overlapped were not both measured."
-    after, within = known["naive"], known["overlapped"]
-    number = counted(within.entry["messages"], "message")
-    interval = ratio_interval(within.samples_ms, after.samples_ms)
-    same = f"{job.who}: sending the same {number} during backward instead of after it"
-    if interval is not None and not interval.low <= 1 <= interval.high:
-        words = f"{same} makes a step {_change(interval)} ({ratio_words(interval, job)})"
+        return ""
+    interval = ratio_interval(known["overlapped"].samples_ms, known["naive"].samples_ms)
+    if interval is None:
+        return ""
+    number = counted(known["overlapped"].entry["messages"], "message")
+    same = f"sending the same {number} during backward, several at once, instead of one by one"
+    if interval.low <= 1 <= interval.high:
+        told = f"makes no difference that these rounds show ({ratio_words(interval, job)})"
     else:
-        words = f"{same} makes no difference that these rounds show"
-    gains = interval is not None and interval.high < 1
-    doubt = "" if gains or share(within) <= share(after) else DOUBT
-    return f"{words}{doubt}."
+        told = f"makes a step {_change(interval)} ({ratio_words(interval, job)})"
+    return f"{same} after it {told}."
 
 
-DOUBT = "; what the profiler shows as hidden below, the clock does not confirm"
+def _beside_flat(flat: Variant | None, within: list[Variant]) -> str:
+    """How many of the variants that talk during backward are faster than one message after it."""
+    if flat is None or not within:
+        return ""
+    told = {variant.plain_label: ratio for variant in within if (ratio := _told(variant, flat))}
+    parts = []
+    for word, found in (
+        ("faster", {name: r for name, r in told.items() if r.ratio < 1}),
+        ("slower", {name: r for name, r in told.items() if r.ratio > 1}),
+    ):
+        if found:
+            ratios = span([ratio.ratio for ratio in found.values()])
+            parts.append(f"{listed(found)} {_are(len(found))} {word} ({ratios} times its step)")
+    alike = [v.plain_label for v in within if v.plain_label not in told]
+    if alike:
+        parts.append(f"rounds do not tell {listed(alike)} from it")
+    number = counted(flat.entry["messages"], "message")
+    return f"Beside flat ({number} after backward), {'; '.join(parts)}."
 
 
-def buckets(job: Job) -> str:
-    """Which bucket is best by the model and by measurement."""
-    fitted = frames.overhead_fit(job)
-    sweep = [v for v in frames.talking(job) if v.name.startswith("bucketed_")]
-    if fitted is None or not sweep:
-        return f"{job.who}: too few variants were measured to fit the model of the overhead."
-    best = min(sweep, key=lambda variant: variant.median_ms)
-    link = f"{fitted.gb_per_s:.3g} GB/s and {significant(fitted.call_ms, 2)} ms a message"
-    if fitted.missed_share > GOOD_FIT:
-        return (
-            f"{job.who}: the model does not describe these times: fitted to {link} it misses "
-            f"{percent(fitted.missed_share, 2)} of what was measured. The fastest bucket measured "
-            f"is that of {best.label.removeprefix('bucketed, ')}."
-        )
-    number, mean_mib, added = _optimum(job, fitted)
-    return (
-        f"{job.who}: the model fits with {link} and misses {percent(fitted.missed_share, 2)} of "
-        f"what was measured. Its best is {counted(number, 'message')} of {significant(mean_mib)} "
-        f"MiB, which would add {significant(added)} ms; the fastest bucket measured is that of "
-        f"{best.label.removeprefix('bucketed, ')}, which adds {_added(best)}. "
-        f"{_told_apart(job, fitted, best, added)}"
-    )
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
-def _told_apart(job: Job, fitted: Fit, best: Variant, least_ms: float) -> str:
-    """Whether the model is good enough to prefer its best to the best measured."""
-    (sent,) = [one for one in frames.sent(job) if one.name == best.name]
-    modelled = fitted.of(sent)
-    saves, misses = modelled - least_ms, fitted.missed_ms
-    told = (
-        f"more than the {significant(misses, 2)} ms that it misses: its best is worth trying"
-        if saves > misses
-        else f"and it misses {significant(misses, 2)} ms: it does not tell the two apart"
-    )
-    return (
-        f"For that one it says {significant(modelled)} ms, {significant(saves, 2)} ms above its "
-        f"best, {told}."
-    )
-
-
-def _optimum(job: Job, fitted: Fit) -> tuple[int, float, float]:
-    """Number of messages, their mean size in MiB, and what they would add."""
-    total = max(sent.total_bytes for sent in frames.sent(job))
-    backward = statistics.median(job.data["phases_ms"]["backward"])
-    link = {"bytes_per_ms": fitted.bytes_per_ms, "call_ms": fitted.call_ms}
-    number = best_messages(total, backward, **link)
-    return number, total / number / MIB, added_ms(total, number, backward, **link)
+DOUBT = " What the profiler shows as hidden below, the clock does not confirm."
 
 
 def counts(job: Job) -> str:
@@ -205,11 +201,17 @@ def counts(job: Job) -> str:
 
 def skew(job: Job) -> str:
     """How far ranks drift apart within a step."""
-    shares = {v.label: v.skew_ms / v.median_ms for v in frames.variants(job)}
-    if not shares:
+    known = frames.variants(job)
+    if not known:
         return f"{job.who}: no step was timed."
-    most = max(shares, key=lambda name: shares[name])
+    usual = max(known, key=_usual_skew)
+    worst = max(known, key=lambda variant: variant.worst_skew_share)
     return (
         f"{job.who}: the first and the last rank of a step finish at most "
-        f"{percent(shares[most], 2)} of the step apart ({most})."
+        f"{percent(_usual_skew(usual), 2)} of the step apart in the median round ({usual.label}), "
+        f"and at most {percent(worst.worst_skew_share, 2)} in any round ({worst.label})."
     )
+
+
+def _usual_skew(variant: Variant) -> float:
+    return variant.skew_ms / variant.median_ms

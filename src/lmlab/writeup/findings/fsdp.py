@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.findings import rank_memory
-from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
+from lmlab.writeup.findings.data_parallel_overlap import ONE_STEP
+from lmlab.writeup.findings.fsdp_waits import waits
+from lmlab.writeup.findings.rank_jobs import (
+    ranks,
+    share_range,
+    size,
+    told,
+    verdict,
+    verdict_words,
+)
 from lmlab.writeup.frames import fsdp as frames
 from lmlab.writeup.frames.moments import FULL_AT, MOMENTS, PARTS, highest, part_bytes
-from lmlab.writeup.frames.rank_jobs import Job, hideable, jobs
+from lmlab.writeup.frames.rank_jobs import Job, hideable, jobs, rank_shares
 from lmlab.writeup.numbers import binary_bytes, counted, listed, percent, significant
 from lmlab.writeup.tables.fsdp import CLAIM, LIMIT, size_of
 
-MOSTLY = 0.9
+AS_MANY = 0.1
+"""Bytes, or rates, that differ by less are about the same."""
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -69,10 +79,11 @@ def memory(job: Job) -> str:
         if name != frames.DDP
     ]
     moment = _highest_moment(job)
-    why = ": activations are nobody's to shard" if moment == "after_forward" else ""
+    why = ": activations are not sharded" if moment == "after_forward" else ""
     arms = frames.with_memory(job)
     return (
-        f"{job.who}: after a step data parallelism holds {binary_bytes(base)} on a rank; it is "
+        f"{job.who}: after a step data parallelism holds {binary_bytes(base)} of tensors on a "
+        f"rank; it is "
         f"{listed(shares)}. Of these moments FSDP holds most {MOMENTS[moment]}{why}."
         f"{rank_memory.peaks(arms, frames.DDP, frames.OURS, frames.WITH)}"
     )
@@ -92,7 +103,7 @@ def expected(job: Job) -> str:
 
 
 def device(job: Job) -> str:
-    """Whether the device reports more where tensors hold less, and why that can be."""
+    """What the device reports after a step, and where more although tensors hold less."""
     return rank_memory.device(job, frames.with_memory(job), frames.WITH, frames.DDP)
 
 
@@ -123,7 +134,25 @@ def speed(job: Job) -> str:
     lost = "".join(failed)
     if not parts:
         return f"{job.who}: FSDP has no time beside another arm.{lost}"
-    return f"{job.who}: a step of FSDP {listed(parts)}.{lost}"
+    return f"{job.who}: a step of FSDP {listed(parts)}.{_pace(job)}{lost}"
+
+
+def _pace(job: Job) -> str:
+    """Where FSDP is slower than a sharded optimizer with as many bytes: their messages' pace."""
+    paces, sent = frames.message_gb_per_s(job), frames.sent_bytes(job)
+    interval = frames.against(job, frames.SHARDED)
+    if interval is None or interval.low <= 1 or not {frames.SHARDED, frames.OURS} <= set(paces):
+        return ""
+    if abs(sent[frames.OURS] / sent[frames.SHARDED] - 1) > AS_MANY:
+        return ""
+    ours, theirs = paces[frames.OURS], paces[frames.SHARDED]
+    if ours * (1 + AS_MANY) >= theirs:
+        return ""
+    return (
+        f" The latter sends about as many bytes, but all-reduces and broadcasts carry "
+        f"{significant(theirs)} GB/s here while messages are under way, gathers and scatters "
+        f"{significant(ours)}."
+    )
 
 
 def messages(job: Job) -> str:
@@ -143,51 +172,23 @@ def messages(job: Job) -> str:
     )
 
 
-def waits(job: Job) -> str:
-    """Whether each gather ends before its layer needs it."""
-    phases = frames.waits(job)
-    if not phases:
-        return f"{job.who}: gathers were not watched."
-    layers, in_time = (sum(getattr(p, what) for p in phases) for what in ("layers", "in_time"))
-    share = in_time / layers
-    longest = max(phases, key=lambda phase: phase.longest_ms)
-    waited, step = frames.waited_ms(job), frames.step_ms(job, frames.OURS)
-    of_step = "" if not step else f", {percent(waited / step, 2)} of a median step"
-    total = f"{significant(waited)} ms{of_step}"
-    longest_words = (
-        f"{significant(longest.longest_ms)} ms ({longest.longest_layer}, {longest.phase})"
-    )
-    where = f"the longest wait is {longest_words}"
-    if share >= MOSTLY:
-        return (
-            f"{job.who}: {in_time} of {layers} gathers end before their layer needs them; all "
-            f"waits of a step on a rank together are {total}; {where}."
-        )
-    if in_time == 0:
-        return (
-            f"{job.who}: no gather ends before its layer needs it: the link is slower than the "
-            f"layers, a rank waits {total}, and {where}."
-        )
-    return (
-        f"{job.who}: only {in_time} of {layers} gathers end before their layer needs them; all "
-        f"waits of a step on a rank together are {total}; {where}."
-    )
-
-
 def overlap(job: Job) -> str:
     """What of the messages is hidden, arm by arm."""
     shares = {
-        frames.LABELS[name]: arm["trace"]["overlapped_share"]
+        frames.LABELS[name]: share_range(rank_shares(arm["trace"]))
         for name, arm in job.data["arms"].items()
         if "trace" in arm and arm["trace"]["overlapped_share"] is not None
     }
     if not shares:
         return f"{job.who}: the profiler saw no message, so nothing is said of overlap."
-    words = listed(f"{name} {percent(share, 2)}" for name, share in shares.items())
+    words = listed(f"{name} {share}" for name, share in shares.items())
     return (
-        f"{job.who}: of the time of their messages, arms hide behind computation: {words}."
-        f"{_limit(job)}"
+        f"{job.who}: of the time of their messages, arms hide behind computation: {words}. "
+        f"{ONE_STEP}{WAITING if job.host_runs_ahead else ''}{_limit(job)}"
     )
+
+
+WAITING = " A message that waits for its tensors counts as under way, so these are upper bounds."
 
 
 def _limit(job: Job) -> str:
@@ -197,7 +198,7 @@ def _limit(job: Job) -> str:
     if trace is None or limit is None or limit >= 1:
         return ""
     return (
-        f" FSDP could hide {percent(limit, 2)} at most: its step computes for "
+        f" On rank 0 FSDP could hide {percent(limit, 2)} at most: its step computes for "
         f"{significant(trace['compute_ms'])} ms, and messages are under way for "
         f"{significant(trace['communication_ms'])} ms."
     )

@@ -9,11 +9,13 @@ what the allocator keeps grows although far less than that is in use at any time
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 from lmlab.writeup.frames.moments import (
     MOMENTS,
     PHASES,
+    Reading,
     device_holds_more_than,
     device_rises_while_tensors_fall,
     highest,
@@ -21,7 +23,7 @@ from lmlab.writeup.frames.moments import (
     step_peak,
 )
 from lmlab.writeup.frames.rank_jobs import Job
-from lmlab.writeup.numbers import binary_bytes, percent
+from lmlab.writeup.numbers import binary_bytes, listed, percent
 
 Arms = Mapping[str, Mapping[str, Any]]
 
@@ -30,22 +32,73 @@ AS_EXPECTED = 0.02
 
 
 def device(job: Job, arms: Arms, labels: Mapping[str, str], plain: str) -> str:
-    """Whether the device reports more where tensors hold less, and why that can be."""
+    """What the device reports after a step, and whether more where tensors hold less."""
+    found = " ".join(
+        filter(None, [_shares(arms, labels, plain), _apart(arms, labels, plain),
+                      _surprise(job, arms, labels, plain)])
+    )  # fmt: skip
+    return f"{job.who}: {found or 'the memory of no two arms was read.'}"
+
+
+def _shares(arms: Arms, labels: Mapping[str, str], plain: str) -> str:
+    """The device's number of every arm beside that of the unsharded one."""
+    if plain not in arms or len(arms) < 2:
+        return ""
+    base = _after(arms[plain])["device_bytes"]
+    shares = [
+        f"{percent(_after(arm)['device_bytes'] / base, 2)} with {labels[name]}"
+        for name, arm in arms.items()
+        if name != plain
+    ]
+    return (
+        f"after the step the device reports {binary_bytes(base)} with {labels[plain]}; it is "
+        f"{listed(shares)}."
+    )
+
+
+def _apart(arms: Arms, labels: Mapping[str, str], plain: str) -> str:
+    """Two sharded arms whose tensors hold the same, and of which one takes more of the device."""
+    for pair in combinations([name for name in arms if name != plain], 2):
+        more, less = sorted(pair, key=lambda name: -int(_after(arms[name])["device_bytes"]))
+        one, other = _after(arms[more]), _after(arms[less])
+        excess = one["device_bytes"] / other["device_bytes"] - 1
+        if abs(one["allocated_bytes"] / other["allocated_bytes"] - 1) > AS_EXPECTED:
+            continue
+        if excess > AS_EXPECTED:
+            return (
+                f"Tensors hold as much with {labels[more]} as with {labels[less]} (within "
+                f"{percent(AS_EXPECTED, 1)}), but the device reports {percent(excess, 2)} more"
+                f"{_kept_by_allocators(one, other)}."
+            )
+    return ""
+
+
+def _kept_by_allocators(one: Reading, other: Reading) -> str:
+    """What allocators keep, where there is one that says."""
+    if one["reserved_bytes"] is None or other["reserved_bytes"] is None:
+        return ""
+    kept, less = (binary_bytes(reading["reserved_bytes"]) for reading in (one, other))
+    return f": the allocator keeps {kept} instead of {less}"
+
+
+def _after(arm: Mapping[str, Any]) -> Reading:
+    return highest(arm["ranks"], "after_step")
+
+
+def _surprise(job: Job, arms: Arms, labels: Mapping[str, str], plain: str) -> str:
+    """Where the device reports more although tensors hold less, and why that can be."""
     for name, arm in arms.items() if plain in arms else ():
         base = arms[plain]
         moment = device_holds_more_than(
             arm["ranks"], base["ranks"]
         )  # the base not more than itself
         if moment is not None:
-            return f"{job.who}: {_beside(job, labels[name], arm, base, moment)}"
+            return _beside(job, labels[name], arm, base, moment)
     for name, arm in arms.items():
         found = device_rises_while_tensors_fall(arm["ranks"])
         if found is not None:
-            return f"{job.who}: with {labels[name]} {_between(job, arm, *found)}"
-    return (
-        f"{job.who}: nowhere here does the device report more where tensors hold less. It could: "
-        "what was freed stays with the allocator, and what is taken anew adds to it."
-    )
+            return f"With {labels[name]} {_between(job, arm, *found)}"
+    return ""
 
 
 def _beside(
@@ -57,8 +110,8 @@ def _beside(
         binary_bytes(abs(ours[key] - theirs[key])) for key in ("allocated_bytes", "device_bytes")
     )
     return (
-        f"{MOMENTS[moment]}, tensors hold {less} less with {label} than unsharded, and the device "
-        f"reports {more} more: {_why(job, arm, moment)}"
+        f"{MOMENTS[moment].capitalize()}, tensors hold {less} less with {label} than unsharded, "
+        f"and the device reports {more} more: {_why(job, arm, moment)}"
     )
 
 

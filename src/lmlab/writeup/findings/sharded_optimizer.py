@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.findings import rank_memory
-from lmlab.writeup.findings.rank_jobs import ranks, size, told, verdict, verdict_words
+from lmlab.writeup.findings.rank_jobs import (
+    cut_short,
+    interval_words,
+    ranks,
+    size,
+    told,
+    verdict,
+    verdict_words,
+)
 from lmlab.writeup.frames import sharded_optimizer as frames
 from lmlab.writeup.frames.moments import FULL_AT, highest, part_bytes
 from lmlab.writeup.frames.rank_jobs import Job, jobs
-from lmlab.writeup.numbers import binary_bytes, percent
+from lmlab.writeup.numbers import binary_bytes, percent, significant
 from lmlab.writeup.tables.sharded_optimizer import CLAIM, LIMIT, memory_size
+
+EVEN = 0.001
+"""A share off by less than this is even."""
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -54,15 +65,15 @@ def saved(job: Job) -> str:
     words = "saves" if ours < plain else "saves nothing: it takes"
     return (
         f"{job.who}: after a step of {memory_size(job)} a rank holds {_state(job, frames.OURS)} of "
-        f"optimizer state instead of {_state(job, frames.PLAIN)}, and {binary_bytes(ours)} of "
-        f"{binary_bytes(plain)} in all; that {words} {percent(abs(1 - ours / plain), 2)}"
+        f"optimizer state instead of {_state(job, frames.PLAIN)}, and {binary_bytes(ours)} instead "
+        f"of {binary_bytes(plain)} in all; that {words} {percent(abs(1 - ours / plain), 2)}"
         f"{'' if ours < plain else ' more'}."
         f"{rank_memory.peaks(arms, frames.PLAIN, frames.OURS, frames.WITH)}"
     )
 
 
 def device(job: Job) -> str:
-    """Whether the device reports more where tensors hold less, and why that can be."""
+    """What the device reports after a step, and where more although tensors hold less."""
     return rank_memory.device(job, frames.memory_arms(job), frames.WITH, frames.PLAIN)
 
 
@@ -86,23 +97,30 @@ def cost(job: Job) -> str:
     if interval is None:
         return f"{job.who}: the optimizers were not timed beside each other.{lost}"
     size_taken = job.data["time"]["choice"]["size"]
+    told = f"{interval_words(interval, job)}{cut_short(interval, job)}{_whole_step(job)}"
     if interval.low <= 1 <= interval.high:
         return (
             f"{job.who}: on {size_taken}, rounds do not tell the sharded optimizer's phase from "
-            "that of AdamW on every rank: less arithmetic and more messages weigh about the same."
-            f"{lost}"
+            f"that of AdamW on every rank ({told}): less arithmetic and more messages weigh about "
+            f"the same.{lost}"
         )
     if interval.ratio > 1:
         return (
             f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
-            "times as long as AdamW on every rank: sending the parameters costs more than the "
-            f"arithmetic that it spares.{lost}"
+            f"times as long as AdamW on every rank ({told}): sending the parameters costs more "
+            f"than the arithmetic that it spares.{lost}"
         )
     return (
         f"{job.who}: on {size_taken} the sharded optimizer's phase takes {interval.ratio:.3g} "
-        "times as long as AdamW on every rank: the arithmetic that it spares is worth more than "
-        f"the messages that it adds.{lost}"
+        f"times as long as AdamW on every rank ({told}): the arithmetic that it spares is worth "
+        f"more than the messages that it adds.{lost}"
     )
+
+
+def _whole_step(job: Job) -> str:
+    """The same ratio of the step around the phase."""
+    interval = frames.steps_against(job, frames.PLAIN)
+    return "" if interval is None else f"; the whole step {significant(interval.ratio)} times"
 
 
 def _lost(job: Job) -> str:
@@ -118,15 +136,15 @@ def zero(job: Job) -> str:
     """What differs from stage 1 of ZeRO, computed."""
     computed = frames.volumes(job)
     uneven = computed.state_share / computed.even_share - 1
+    keeps = f"the fullest rank keeps {percent(computed.state_share, 4)} of the state"
     balance = (
-        "the fullest rank keeps the same share of the state as an even cut would give it"
-        if uneven < 0.001
-        else f"the fullest rank keeps {percent(uneven, 2)} more of the state than an even cut "
-        "would give it"
+        f"parameters are not cut, yet whole tensors divide evenly enough: {keeps}"
+        if uneven < EVEN
+        else f"parameters are not cut, and whole tensors do not divide evenly: {keeps}, "
+        f"{percent(uneven, 2)} more than an even cut would give it"
     )
     return (
-        f"{job.who}: parameters are not cut, so {balance}; a rank sends "
-        f"{binary_bytes(computed.ours)} in a step where stage 1 of ZeRO sends "
-        f"{binary_bytes(computed.zero)}, since gradients are averaged everywhere and not only "
-        "where they are needed."
+        f"{job.who}: {balance}. A rank sends {binary_bytes(computed.ours)} in a step where stage 1 "
+        f"of ZeRO sends {binary_bytes(computed.zero)}, since gradients are averaged everywhere and "
+        "not only where they are needed."
     )

@@ -174,10 +174,14 @@ def is_a_dot(rows: pd.DataFrame, column: str) -> bool:
     return bool(measured(rows)[column].nunique() == 1 < rows[column].nunique())
 
 
-def last_two(rows: pd.DataFrame) -> pd.DataFrame:
-    """The two longest sequences of each precision and head dimension."""
+def last_two(rows: pd.DataFrame, asked: Sequence[int]) -> pd.DataFrame:
+    """The two longest sequences of each precision and head dimension, if no other lies between."""
     ranks = rows.groupby(["precision", "head_dim"])["sequence"].rank(ascending=False)
-    return rows[ranks <= 2]
+    last = rows[ranks <= 2]
+    places = last["sequence"].map({sequence: at for at, sequence in enumerate(sorted(asked))})
+    keys = [last["precision"], last["head_dim"]]
+    apart = places.groupby(keys).transform("max") - places.groupby(keys).transform("min")
+    return last[apart == 1]
 
 
 def _records(row: Row) -> list[dict[str, Any]]:

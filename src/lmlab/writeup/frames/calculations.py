@@ -102,8 +102,12 @@ def batches_here(found: Link, mesh: Mesh, d_ff: int) -> pd.DataFrame:
     rows = [
         ("dp", "B/N > C/W of the all-reduce", reduce.intensity),
         ("fsdp", "B/N > C/W of the all-gather", gather.intensity),
-        ("mesh", "B/N > C/(W Y)", None if hidden is None else hidden / mesh.devices),
-        ("best", "B/N > (C/W)² / F", batch.fewest_tokens_a_device(gather, d_ff=d_ff)),
+        (
+            "mesh",
+            "B/N > C/(W Y) and Y < F/(C/W)",
+            None if hidden is None else hidden / mesh.devices,
+        ),
+        ("best", "B/N > C/W · min(1, (C/W)/F)", batch.fewest_tokens_a_device(gather, d_ff=d_ff)),
     ]
     return pd.DataFrame(rows, columns=["way", "formula", "tokens_a_device"])
 

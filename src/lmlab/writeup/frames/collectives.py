@@ -3,7 +3,7 @@
 Bandwidths follow nccl-tests. Algorithm bandwidth is size over time, what a caller sees. Bus
 bandwidth is what each rank's connection carries: of n ranks an all-reduce sends 2 (n - 1) / n of
 its size, an all-gather or a reduce-scatter (n - 1) / n, a broadcast all of it; only that can be
-held against hardware, or against another number of ranks. One rank sends nothing and has none.
+held against hardware, or against another number of ranks. One rank sends nothing and has neither.
 
 Times over sizes are a latency and a bandwidth, t = alpha + size / beta. The line is fitted to
 relative errors, since a size of 1 GiB would otherwise leave nothing to say to one of 1 MiB; where
@@ -111,7 +111,7 @@ def _case(case: Any, ranks: int) -> dict[str, Any]:
     kept = {key: case[key] for key in ("operation", "dtype", "size_bytes")}
     if "samples_ms" not in case:
         return {**kept, "reason": case["reason"]}
-    algorithm = case["size_bytes"] / case["median_ms"] / 1e6
+    algorithm = case["size_bytes"] / case["median_ms"] / 1e6 if ranks > 1 else math.nan
     return {
         **kept,
         **{key: case[key] for key in ("n", "median_ms", "q1_ms", "q3_ms", "rank_median_ms")},

@@ -35,9 +35,20 @@ class Variant:
         return statistics.median(self.samples_ms)
 
     @property
+    def plain_label(self) -> str:
+        """Its label within a list: `bucketed 25 MB`."""
+        return self.label.replace(", ", " ")
+
+    @property
     def trace(self) -> Mapping[str, Any]:
         trace: Mapping[str, Any] = self.entry["trace"]
         return trace
+
+    @property
+    def worst_skew_share(self) -> float:
+        """How far apart the first and the last rank finish in the worst round, of its step."""
+        rounds = zip(*self.entry["ranks_ms"], strict=True)
+        return max((max(times) - min(times)) / max(times) for times in rounds)
 
     @property
     def hidden(self) -> float | None:
@@ -53,7 +64,7 @@ def label(name: str, job: Job) -> str:
     if name == TORCH:
         return f"PyTorch DDP, {job.data['torch_bucket_mb']:g} MB"
     if name.startswith("bucketed_"):
-        return f"bucketed, {name.removeprefix('bucketed_')} MB"
+        return f"bucketed, {float(name.removeprefix('bucketed_')):,g} MB"
     return name
 
 
@@ -78,6 +89,11 @@ def talking(job: Job) -> list[Variant]:
     return [variant for variant in variants(job) if variant.name != ALONE]
 
 
+def backward_ms(job: Job) -> float:
+    """How long backward lasts in a step that talks to nobody."""
+    return statistics.median(job.data["phases_ms"]["backward"])
+
+
 def failures(job: Job) -> dict[str, str]:
     """Arms without times and why."""
     return {
@@ -89,7 +105,7 @@ def failures(job: Job) -> dict[str, str]:
 
 def sent(job: Job) -> list[Sent]:
     """What our variants sent and what it added, for the model of the overhead."""
-    backward = statistics.median(job.data["phases_ms"]["backward"])
+    backward = backward_ms(job)
     return [
         Sent(
             name=variant.name,

@@ -123,6 +123,12 @@ def _without(place: str, rows: Sequence[Row]) -> str:
     return f"{worlds} ranks {place} ({reasons[0]}{more})"
 
 
+def size_settings(job: Job) -> Mapping[str, Any]:
+    """The shape of the size that was taken."""
+    sizes: Sequence[Mapping[str, Any]] = job.result.settings["sizes"]
+    return next(one for one in sizes if one["size"] == job.data["choice"]["size"])
+
+
 def slowest(ranks_ms: Sequence[Sequence[float]]) -> list[float]:
     """Round by round the time of the slowest rank: that is when a step is over."""
     return [max(times) for times in zip(*ranks_ms, strict=True)]
@@ -131,6 +137,11 @@ def slowest(ranks_ms: Sequence[Sequence[float]]) -> list[float]:
 def skew(ranks_ms: Sequence[Sequence[float]]) -> float:
     """The median over rounds of how far apart the first and the last rank finish."""
     return statistics.median(max(times) - min(times) for times in zip(*ranks_ms, strict=True))
+
+
+def rank_shares(trace: Mapping[str, Any]) -> list[float]:
+    """What of its messages every rank hides; empty where no message was seen."""
+    return [float(share) for share in trace["overlapped_share_by_rank"] if share is not None]
 
 
 def hideable(trace: Mapping[str, Any]) -> float | None:

@@ -63,6 +63,12 @@ def against(job: Job, base: str) -> RatioInterval | None:
     return None if ours is None or theirs is None else ratio_interval(ours, theirs)
 
 
+def steps_against(job: Job, base: str) -> RatioInterval | None:
+    """Our whole step over that with another optimizer, round by round."""
+    ours, theirs = step_ms(job, OURS), step_ms(job, base)
+    return None if ours is None or theirs is None else ratio_interval(ours, theirs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Volumes:
     """Bytes that a rank keeps and sends, by how the optimizer is sharded."""

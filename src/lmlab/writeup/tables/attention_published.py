@@ -49,9 +49,9 @@ def published_naive(collected: Collected, data: pd.DataFrame) -> Table | None:
         "forward / backward in ms",
         columns=_columns(sequences),
         rows=sorted(body, key=lambda row: row[2] != frames.NAIVE),
-        caption="One column a sequence. Publications are numbered as in report/references and do "
-        "not state their precision; publication 002 gives seconds for a number of passes that is "
-        "taken to be 100.",
+        caption="One column a sequence, means. Publications are numbered as in report/references "
+        "and do not state their precision; publication 002 gives seconds for a number of passes "
+        "that is taken to be 100.",
         sources=[*sources_of(frames.rows_of(collected, "naive")), f"report/references/{FILE}"],
     )
 
@@ -80,8 +80,8 @@ def published_race(collected: Collected, data: pd.DataFrame) -> Table | None:
         "forward and backward in ms",
         columns=_columns(sequences),
         rows=[*body, *_theirs(theirs, passes, sequences)],
-        caption="One column a sequence; ours at batch 1, one head. Publications are numbered as in "
-        "report/references and state neither precision, batch nor heads here.",
+        caption="One column a sequence; ours are means, batch 1, one head. Publications are "
+        "numbered as in report/references and state neither precision, batch nor heads here.",
         sources=[*sources_of(frames.rows_of(collected, "benchmark")), f"report/references/{FILE}"],
     )
 

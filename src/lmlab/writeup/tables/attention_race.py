@@ -74,10 +74,18 @@ def _reasons(here: pd.DataFrame, status: str) -> str:
     """Why arms have no time, those of one reason together; of several reasons of an arm one."""
     found: dict[str, list[str]] = {}
     for arm, part in frames.of(here, status=status).groupby("arm", sort=False):
-        found.setdefault(str(part["reason"].iloc[-1]), []).append(frames.label(str(arm)))
+        found.setdefault(_reason(part, status), []).append(frames.label(str(arm)))
     told = [f"{listed(names)} ({reason.rstrip('.')})" for reason, names in found.items()]
     word = frames.STATUSES[status]
     return f"{word[0].upper()}{word[1:]}: {'; '.join(told)}." if told else ""
+
+
+def _reason(part: pd.DataFrame, status: str) -> str:
+    """Of an arm over its cap that of the first sequence, since each has its own number."""
+    first = part.sort_values("sequence").iloc[0]
+    told = str(first["reason"]).rstrip(".")
+    where = f"at sequence {first['sequence']:,} " if status == "capped" else ""
+    return f"{where}{told}"
 
 
 def lost(collected: Collected, data: pd.DataFrame) -> Table | None:

@@ -81,8 +81,9 @@ def sharding(collected: Collected, found: Result | None) -> Table:
         ]
         for row in batches
     ]
-    caption = ""
+    caption, unsharded = "", "GPUs, unsharded"
     if found is not None:
+        unsharded = f"{exact(found.settings['gpu_memory_gb'])}-GB GPUs, unsharded"
         device, share = found.settings, found.data["activation_share"]
         caption = (
             f"Devices of {exact(device['device_memory_gb'])} GB ({device['device_name']}); the "
@@ -92,7 +93,7 @@ def sharding(collected: Collected, found: Result | None) -> Table:
         collected,
         found,
         title="Sharded over N devices: N ≥ (16 P + s A) / (memory − (1 − s) A)",
-        columns=["Tokens a device", "Activations A (GB)", "GPUs, unsharded", "Fewest N", "GB each"],
+        columns=["Tokens a device", "Activations A (GB)", unsharded, "Fewest N", "GB each"],
         rows=rows,
         caption=caption,
     )
@@ -139,13 +140,13 @@ def levers(collected: Collected, found: Result | None) -> Table:
     """The batch after one change each."""
     rows: list[list[str]] = []
     if found is not None:
-        devices, before = found.data["mesh"]["devices"], found.data["mesh"]["tokens_hidden"]
+        before = found.data["mesh"]["tokens_hidden"]
         rows = [
             [
                 CHANGES[row["change"]],
                 f"{exact(row['fsdp'])} × {exact(row['tp'])}",
                 tokens_cell(row["tokens"]),
-                tokens_cell(row["tokens"], devices),
+                tokens_cell(row["tokens"], row["fsdp"] * row["tp"]),
                 factor(row["tokens"] / before) if row["tokens"] and before else NOTHING,
             ]
             for row in found.data["levers"]
@@ -156,7 +157,9 @@ def levers(collected: Collected, found: Result | None) -> Table:
         title="What lowers the batch that is needed",
         columns=["Change", "FSDP × TP", "Tokens", "Tokens a device", "Of before"],
         rows=rows,
-        caption="The same number of devices, messages hidden. The best split need not be whole.",
+        caption="The same number of devices, messages hidden. Tokens a device: of the FSDP × TP "
+        "devices that share the batch, in a pipeline those of one stage. The best split need not "
+        "be whole.",
     )
 
 

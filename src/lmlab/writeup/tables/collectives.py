@@ -98,10 +98,11 @@ def _cell(case: pd.DataFrame) -> str:
     row = case.iloc[0]
     if math.isnan(row["median_ms"]):
         return NOT_BEGUN if _out_of_time(str(row["reason"])) else REFUSED
-    bus = row["bus_gb_per_s"]
-    moved = NOTHING if math.isnan(bus) else significant(bus)
-    rates = f"{significant(row['algorithm_gb_per_s'])} / {moved}"
-    return f"{significant(row['median_ms'])} ({rates})"
+    rates = [
+        NOTHING if math.isnan(row[key]) else significant(row[key])
+        for key in ("algorithm_gb_per_s", "bus_gb_per_s")
+    ]
+    return f"{significant(row['median_ms'])} ({' / '.join(rates)})"
 
 
 def _out_of_time(reason: str) -> bool:

@@ -32,12 +32,15 @@ def here(collected: Collected, found: Result | None) -> Table:
             [
                 WAYS[row["way"]].format(fsdp=shape.fsdp, tp=shape.tp),
                 str(row["formula"]),
-                tokens_cell(_number(row["tokens_a_device"])),
+                "no batch"
+                if (tokens := _number(row["tokens_a_device"])) is None
+                else measured_tokens(tokens),
             ]
             for _, row in frames.batches_here(link, shape, d_ff).iterrows()
         ]
         most = batch.most_tensor_parallel(link.network(link.gather), d_ff=d_ff)
-        rows.append(["tensor parallel: most devices", "Y < F / (C/W)", significant(most)])
+        shown = significant(most) if most >= 2 else f"none ({significant(most)})"
+        rows.append(["tensor parallel: most devices", "Y < F / (C/W)", shown])
     return Table(
         title="The same on this machine: tokens a device from which it is compute-bound",
         columns=[Column("Split", "left"), Column("Needs", "left"), Column("Value")],
@@ -55,7 +58,8 @@ def _link_caption(link: Link | None) -> str:
         f"{link.arm}: C = {significant(link.matmul_tflops)} TFLOP/s a rank (bf16 matrix products "
         f"of the machine card), W = {significant(gather['bus_gb_per_s'])} GB/s "
         f"({_exchange(gather, 'all-gather')}) and {significant(reduce['bus_gb_per_s'])} GB/s "
-        f"({_exchange(reduce, 'all-reduce')}); one axis each."
+        f"({_exchange(reduce, 'all-reduce')}); one axis each. For many such ranks: (n − 1) / n is "
+        "taken as 1."
     )
 
 
@@ -101,7 +105,12 @@ def _other_sources(collected: Collected) -> list[str]:
     return [*card, *(s for rows in collected.beside.values() for s in sources_of(rows))]
 
 
-def tokens_cell(count: float | None, devices: int = 1) -> str:
+def measured_tokens(count: float) -> str:
+    """Whole tokens, to as many digits as a measured bandwidth has."""
+    return f"{math.ceil(count):,}" if count < 1000 else significant(count)
+
+
+def tokens_cell(count: float | None, devices: float = 1) -> str:
     """Tokens, or that no number of them is enough."""
     return "no batch" if count is None else f"{math.ceil(count / devices):,}"
 
