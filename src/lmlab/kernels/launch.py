@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from lmlab.kernels.configs import Direction, Tiles, choose, power_of_two
+from lmlab.kernels.configs import Direction, Tiles, choose
 from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_delta import delta_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
@@ -32,11 +32,12 @@ from lmlab.kernels.problem import (
     Problem,
     backward_plan,
     delta_grid,
-    delta_rows,
     forward_plan,
+    pass_constants,
     processor,
     split_grid,
 )
+from lmlab.kernels.relaunch import start
 from lmlab.kernels.sharing import counters, parts, sums
 from lmlab.kernels.views import (
     addressable,
@@ -169,37 +170,34 @@ def launch_forward(
         tiles = tiles.plain()
         plan = forward_plan(problem, tiles)
     block_d = plan.constants["BLOCK_D"]
-    strides = row_strides(q), row_strides(k), row_strides(v), row_strides(o)
-    by_engine = tiles.descriptors and all(map(has_descriptor, (q, k, v)))
-    sources: tuple[Any, ...] = (q, k, v)
-    if by_engine:
-        heights = tiles.kept, tiles.walked, tiles.walked
-        sources = tuple(
-            descriptor(tensor, rows, block_d)
-            for tensor, rows in zip((q, k, v), heights, strict=True)
-        )
     shared: tuple[Tensor, Tensor] = (lse, lse)  # never touched by a program that shares nothing
     if plan.splits > 1:
         shared = (
             parts(plan, tiles.kept, block_d, q.device),
             counters(plan.programs // plan.splits, q.device),
         )
-    group = problem.heads // problem.kv_heads
-    return kernel_for(flash_forward_kernel, q.device)[(plan.grid,)](
-        *sources, o, lse, *shared, *strides,
-        scale * LOG2E, problem.pairs, problem.heads, group, plan.abreast, plan.programs,
-        problem.queries, problem.keys, DESCRIPTOR=by_engine, **plan.constants,
+    numbers = (
+        row_strides(q), row_strides(k), row_strides(v), row_strides(o), scale * LOG2E,
+        problem.pairs, problem.heads, problem.heads // problem.kv_heads, plan.abreast,
+        plan.programs, problem.queries, problem.keys,
     )  # fmt: skip
+    kernel, written = kernel_for(flash_forward_kernel, q.device), (o, lse, *shared)
+    if tiles.descriptors and all(map(has_descriptor, (q, k, v))):
+        walked = descriptor(k, tiles.walked, block_d), descriptor(v, tiles.walked, block_d)
+        return kernel[(plan.grid,)](
+            descriptor(q, tiles.kept, block_d), *walked, *written, *numbers,
+            **plan.constants | {"DESCRIPTOR": True},
+        )  # fmt: skip
+    return start(
+        kernel, (plan.grid,), (problem, tiles), (q, k, v, *written), numbers, plan.constants
+    )
 
 
 def launch_delta(problem: Problem, grad_o: Tensor, o: Tensor, delta: Tensor) -> None:
     """One launch over all queries."""
-    kernel_for(delta_kernel, o.device)[(delta_grid(problem),)](
-        o, grad_o, delta, row_strides(o), row_strides(grad_o),
-        problem.pairs, problem.heads, problem.queries,
-        ROWS=delta_rows(problem), BLOCK_D=power_of_two(problem.head_dim),
-        HEAD_DIM=problem.head_dim,
-    )  # fmt: skip
+    numbers = row_strides(o), row_strides(grad_o), problem.pairs, problem.heads, problem.queries
+    kernel, grid = kernel_for(delta_kernel, o.device), (delta_grid(problem),)
+    start(kernel, grid, problem, (o, grad_o, delta), numbers, pass_constants(problem))
 
 
 def launch_split(
@@ -207,14 +205,14 @@ def launch_split(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four tensors cut into parts that tensor cores take (`lmlab.kernels.parts`)."""
     cut = empty_parts(q), empty_parts(k), empty_parts(v), empty_parts(grad_o)
-    kernel_for(split_kernel, q.device)[split_grid(problem)](
-        q, grad_o, k, v, cut[0], cut[3], cut[1], cut[2],
+    tensors = q, grad_o, k, v, cut[0], cut[3], cut[1], cut[2]
+    numbers = (
         *map(row_strides, (q, grad_o, k, v, cut[0], cut[1])),
         problem.pairs, problem.heads, problem.kv_pairs, problem.kv_heads,
         problem.queries, problem.keys,
-        ROWS=delta_rows(problem), BLOCK_D=power_of_two(problem.head_dim),
-        HEAD_DIM=problem.head_dim,
     )  # fmt: skip
+    kernel, grid = kernel_for(split_kernel, q.device), split_grid(problem)
+    start(kernel, grid, problem, tensors, numbers, pass_constants(problem))
     return cut
 
 
@@ -244,22 +242,26 @@ def launch_backward(
         plan = backward_plan(problem, tiles)
     if plan.constants["PARTS"] > 1:
         sources = launch_split(problem, *sources)
-    by_engine = tiles.descriptors and all(map(has_descriptor, sources))
-    walked: tuple[Any, ...] = sources
-    if by_engine:
-        block_d = plan.constants["BLOCK_D"]
-        walked = tuple(descriptor(tensor, tiles.walked, block_d) for tensor in sources)
+    block_d = plan.constants["BLOCK_D"]
     shared: tuple[Tensor, Tensor] = (lse, lse)  # never touched by a program that shares nothing
     if plan.splits > 1:
         shared = (
-            sums(plan, tiles.kept, plan.constants["BLOCK_D"], q.device),
+            sums(plan, tiles.kept, block_d, q.device),
             counters(plan.programs // plan.splits, q.device),
         )
-    return kernel_for(flash_backward_kernel, q.device)[(plan.grid,)](
-        *walked, *sources, lse, delta, *grads, *shared, *map(row_strides, (*sources, *grads)),
-        problem.batch, scale, problem.kv_pairs, problem.kv_heads, problem.heads // problem.kv_heads,
-        plan.abreast, problem.queries, problem.keys, DESCRIPTOR=by_engine, **plan.constants,
+    numbers = (
+        *map(row_strides, (*sources, *grads)), problem.batch, scale, problem.kv_pairs,
+        problem.kv_heads, problem.heads // problem.kv_heads, plan.abreast, problem.queries,
+        problem.keys,
     )  # fmt: skip
+    kernel, others = kernel_for(flash_backward_kernel, q.device), (lse, delta, *grads, *shared)
+    if tiles.descriptors and all(map(has_descriptor, sources)):
+        walked = (descriptor(tensor, tiles.walked, block_d) for tensor in sources)
+        return kernel[(plan.grid,)](
+            *walked, *sources, *others, *numbers, **plan.constants | {"DESCRIPTOR": True}
+        )
+    tensors = *sources, *sources, *others
+    return start(kernel, (plan.grid,), (problem, tiles), tensors, numbers, plan.constants)
 
 
 def _on(device: torch.device) -> AbstractContextManager[None]:

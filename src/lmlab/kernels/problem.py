@@ -201,6 +201,16 @@ def delta_rows(problem: Problem) -> int:
     return 8192 // power_of_two(problem.head_dim)
 
 
+@lru_cache(maxsize=4096)
+def pass_constants(problem: Problem) -> dict[str, int]:
+    """Compile-time arguments of a kernel that passes over all rows once."""
+    return {
+        "ROWS": delta_rows(problem),
+        "BLOCK_D": power_of_two(problem.head_dim),
+        "HEAD_DIM": problem.head_dim,
+    }
+
+
 def delta_grid(problem: Problem) -> int:
     """Programs of the delta kernel."""
     return _ceil_div(problem.queries, delta_rows(problem)) * problem.pairs
@@ -220,6 +230,7 @@ def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:
         "WALKED": tiles.walked,
         "BLOCK_D": power_of_two(problem.head_dim),
         "HEAD_DIM": problem.head_dim,
+        "DESCRIPTOR": False,
         "IS_CAUSAL": problem.is_causal,
         "RAGGED_QUERIES": problem.queries % longer_tile != 0,
         "RAGGED_KEYS": problem.keys % longer_tile != 0,
