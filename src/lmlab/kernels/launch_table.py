@@ -2,10 +2,10 @@
 
 What of it was timed, all on an H200 under a causal mask: for bf16 at head dimensions 64 and 128
 sixteen heads of 16384; for bf16 and fp32 at head dimensions up to 128 one head of 4096 to 65536,
-where the fp32 backward has since come to add its products apart; at head dimension 128, with the
-host kept out, one head of 512 to 2048 in bf16 and the fp32 backward of 512 and 1024. Other lines
-for one short head follow those of the next longer ones: when they were timed the host was slower
-than the GPU and hid which cut is fastest.
+where the fp32 backward has since come to add its products apart; with the host kept out, one head
+of 512 to 2048 in bf16 at head dimension 128, and in fp32 of 1024 and 2048 backward at every head
+dimension up to 128 and forward at 128. Other lines for one short head follow those of the next
+longer ones: when they were timed the host was slower than the GPU and hid which cut is fastest.
 Lines up to 1024 queries in many heads were chosen and not timed: kernels that the host launches
 quickly instead of those that are a little faster on the GPU. Those of Hopper at head dimension 256
 and of the other architectures have not been timed either.
@@ -56,11 +56,14 @@ hopper            backward  16   256  any     any      any    64   32  8  2  des
 hopper            forward   32    32  any     any     2048    64   32  4  2  tf32x3
 hopper            forward   32    32  any     any    16384   128   64  8  2  tf32x3
 hopper            forward   32    32  any     any      any   128   32  8  2  tf32x3
-hopper            forward   32   128  any     any     2048    32   32  4  2  tf32x3
-hopper            backward  32    64  any     any     2048    32   32  4  2  tf32x3
+hopper            forward   32    64  any     any     2048    32   32  4  2  tf32x3
+hopper            forward   32   128  any     any     1024    32   32  4  3  tf32x3
+hopper            forward   32   128  any     any     2048    32   64  8  2  tf32x3
+hopper            backward  32    64  any     any      512    32   32  4  2  tf32x3
 hopper            backward  32    16  any     any    16384    64   64  4  2  descriptors bf16x6
 hopper            backward  32    16  any     any      any    64   32  4  2  descriptors bf16x6
 hopper            backward  32    32  any     any      any    64   64  4  2  descriptors bf16x6
+hopper            backward  32    64  any     any     1024    32   64  8  2  tf32x3
 hopper            backward  32    64  any     any     8192    64   64  4  2  descriptors bf16x6
 hopper            backward  32    64  any     any      any    64   32  4  2  descriptors bf16x6
 hopper            backward  32   128  any     any     1024    32   64  8  2  tf32x3
