@@ -188,9 +188,7 @@ def launch_forward(
             descriptor(q, tiles.kept, block_d), *walked, *written, *numbers,
             **plan.constants | {"DESCRIPTOR": True},
         )  # fmt: skip
-    return start(
-        kernel, (plan.grid,), (problem, tiles), (q, k, v, *written), numbers, plan.constants
-    )
+    return start(kernel, (plan.grid,), plan, (q, k, v, *written), numbers, plan.constants)
 
 
 def launch_delta(problem: Problem, grad_o: Tensor, o: Tensor, delta: Tensor) -> None:
@@ -261,7 +259,7 @@ def launch_backward(
             *walked, *sources, *others, *numbers, **plan.constants | {"DESCRIPTOR": True}
         )
     tensors = *sources, *sources, *others
-    return start(kernel, (plan.grid,), (problem, tiles), tensors, numbers, plan.constants)
+    return start(kernel, (plan.grid,), plan, tensors, numbers, plan.constants)
 
 
 def _on(device: torch.device) -> AbstractContextManager[None]:

@@ -69,9 +69,13 @@ def processor(device: torch.device) -> Processor:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Shapes, type and mask of one call."""
+    """Shapes, type and mask of one call.
+
+    Remembered things are looked up by the problem several times a call, so it is compared and
+    hashed as the object that it is; `of` gives equal calls the same one.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -89,17 +93,9 @@ class Problem:
         """The problem that queries and keys of four dimensions pose."""
         batch, heads, queries, head_dim = q.shape
         tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-        return cls(
-            device=q.device,
-            dtype=q.dtype,
-            batch=batch,
-            heads=heads,
-            kv_heads=k.shape[1],
-            queries=queries,
-            keys=k.shape[2],
-            head_dim=head_dim,
-            is_causal=is_causal,
-            tf32=tf32,
+        _, kv_heads, keys, _ = k.shape
+        return _the_problem(
+            q.device, q.dtype, batch, heads, kv_heads, queries, keys, head_dim, is_causal, tf32
         )
 
     @property
@@ -125,9 +121,36 @@ class Problem:
         )
 
 
-@dataclass(frozen=True)
+@lru_cache(maxsize=4096)
+def _the_problem(
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    head_dim: int,
+    is_causal: bool,
+    tf32: bool,
+) -> Problem:
+    return Problem(
+        device=device,
+        dtype=dtype,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        queries=queries,
+        keys=keys,
+        head_dim=head_dim,
+        is_causal=is_causal,
+        tf32=tf32,
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """A launch without its tensors."""
+    """A launch without its tensors; remembered, so compared as the object that it is."""
 
     programs: int
     """Pieces of work; also the grid, unless programs are persistent."""

@@ -49,8 +49,9 @@ def start(
 
     `shape` must determine the types of the tensors, the grid, the constants and the device.
     """
-    if any(tensor.data_ptr() % ALIGNMENT for tensor in tensors):
-        return kernel[grid](*tensors, *numbers, **constants)
+    for tensor in tensors:
+        if tensor.data_ptr() % ALIGNMENT:
+            return kernel[grid](*tensors, *numbers, **constants)
     key = id(kernel), shape, numbers
     known = _known.get(key)
     if known is None:
