@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lmlab.writeup.findings.attention_naive import LOWER_BELOW
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.numbers import binary_bytes, counted, every, factor, listed, significant, span
 from lmlab.writeup.places import extreme, named
@@ -35,26 +36,44 @@ def compiled_model(data: pd.DataFrame) -> str:
         if replaced
         else ""
     )
-    gone = frames.not_there(rows, "size")
-    return f"Compiled, {'; '.join(told)}.{f' {gone}.' if gone else ''}{note}{_elsewhere(data)}"
+    return f"Compiled, {'; '.join(told)}.{_gone(rows)}{_lower_peak(ratios)}{note}"
+
+
+def _gone(rows: pd.DataFrame) -> str:
+    """The sizes that are not measured, by name."""
+    gone = frames.order(rows[rows["status"].isin(frames.NOT_THERE)], "size")
+    return f" {listed(gone)} {'is' if len(gone) == 1 else 'are'} not measured." if gone else ""
+
+
+def _lower_peak(ratios: pd.DataFrame) -> str:
+    """What compiling does to the peak of a train step."""
+    steps = frames.of(ratios, pass_="train_step")
+    known = steps[steps["peak_memory_bytes_a"].notna() & steps["peak_memory_bytes_b"].notna()]
+    shares = (known["peak_memory_bytes_b"] / known["peak_memory_bytes_a"]).astype(float)
+    if not len(known) or shares.max() > LOWER_BELOW:
+        return ""
+    return f" Its peak of memory is {_span(shares)} the eager one."
 
 
 def _elsewhere(data: pd.DataFrame) -> str:
     """Eager steps that took another process another time: the speed-up is no better known."""
-    here = frames.of(data, topic="model_compile", arm=frames.EAGER, pass_="train_step")
-    there = frames.of(data, topic="model", arm=frames.NAIVE, pass_="train_step")
+    steps = frames.of(data, topic="model_compile", pass_="train_step")
+    here = frames.against(steps, frames.COMPILED, frames.EAGER)
+    there = frames.measured(frames.of(data, topic="model", arm=frames.NAIVE, pass_="train_step"))
     keys = ["size", "context", "precision", "batch"]
-    both = frames.measured(here).merge(frames.measured(there), on=keys, suffixes=("_a", "_b"))
-    ratio = both["median_ms_a"] / both["median_ms_b"]
+    both = here.merge(there[[*keys, "median_ms"]], on=keys)
+    ratio = both["median_ms_a"] / both["median_ms"]
     told = [
-        f"{row['size']} {significant(row['median_ms_a'])} and {significant(row['median_ms_b'])} ms"
+        f"{row['size']} {significant(row['median_ms_a'])} ms here and "
+        f"{significant(row['median_ms'])} ms there ({factor(row['speedup'])} here, "
+        f"{factor(row['median_ms'] / row['median_ms_b'])} with the other)"
         for _, row in both[(ratio > APART) | (ratio < 1 / APART)].iterrows()
     ]
     if not told:
         return ""
     return (
-        f" The same eager step took another time in the process of another comparison of this "
-        f"chapter ({listed(told)}), so the speed-up there is known no better."
+        " Speed-ups are known no better than the eager step, which took another time in the "
+        f"process of another comparison of this chapter: {'; '.join(told)}."
     )
 
 
@@ -71,8 +90,9 @@ def _pass(ratios: pd.DataFrame, words: str, sizes: Sequence[str]) -> str:
     worse = f", slower at {_at(slower, sizes)}" if len(slower) else ""
     if not len(faster):
         return f"{words} is faster at no size{worse}"
-    where = named(faster["size"], sizes)
-    return f"{words} is {_span(faster['speedup'])} as fast ({where}){worse}"
+    everywhere = len(faster) == len(ratios)
+    where = "" if everywhere else f" ({named(faster['size'], sizes)})"
+    return f"{words} is {_span(faster['speedup'])} as fast{where}{worse}"
 
 
 def _at(rows: pd.DataFrame, sizes: Sequence[str]) -> str:
@@ -100,7 +120,7 @@ def compiling_cost(data: pd.DataFrame) -> str:
     steps = paying["first_step_s_b"].astype(float) * 1e3 / saved
     sizes = named(paying["size"], list(ratios["size"]))
     where = f" ({sizes})" if len(paying) < len(ratios) else ""
-    return f"{text}; that is made good after {_steps(steps)}{where}."
+    return f"{text}; that is made good after {_steps(steps)}{where}.{_elsewhere(data)}"
 
 
 def _steps(steps: pd.Series) -> str:
@@ -134,12 +154,20 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
         )
     if len(faster):
         best = extreme(faster, "speedup", largest=True)
-        text += f", up to {factor(best['speedup'])} ({_place(best)})"
+        text += f" ({_contexts(faster)}), up to {factor(best['speedup'])} ({_place(best)})"
     if len(slower):
         worst = extreme(slower, "speedup", largest=False)
         text += f", slower at {len(slower)}, down to {factor(worst['speedup'])} ({_place(worst)})"
     gone = frames.not_there(rows, "place")
     return f"{text}.{_memory(ratios)}{alone}{f' {gone}.' if gone else ''}"
+
+
+def _contexts(rows: pd.DataFrame) -> str:
+    """`large at context 128 and 1,024; xl at context 1,024`."""
+    return "; ".join(
+        f"{size} at context {listed(f'{context:,}' for context in part['context'])}"
+        for size, part in rows.groupby("size", sort=False)
+    )
 
 
 def _pace(rows: pd.DataFrame) -> str:
@@ -153,15 +181,15 @@ def _pace(rows: pd.DataFrame) -> str:
     if not len(times):
         return ""
     first = times.columns.min()
-    growth = times.div(times[first], axis=0).max()
+    growth = times.div(times[first], axis=0).max().cummax()
     flat = [c for c in growth.index if growth[c] < min(HARDLY, c / first * SHARE_OF_TOKENS)]
     if not flat:
         return ""
     last = max(flat)
     return (
-        f" Up to context {last} a step takes at most {factor(growth[last])} as long as at {first}, "
-        f"whatever its attention, for {last / first:g} times the tokens: something other than "
-        "arithmetic sets its pace there and hides the attention."
+        f" Up to context {last:,}, {last / first:g} times the tokens, no step takes more than "
+        f"{factor(growth[last])} as long as at {first}, whatever its attention: something other "
+        "than arithmetic sets its pace there, and the attention shows little."
     )
 
 
@@ -196,4 +224,4 @@ def _share(some: pd.DataFrame, every: pd.DataFrame) -> str:
 
 
 def _place(row: pd.Series) -> str:
-    return f"{row['size']} at context {row['context']}"
+    return f"{row['size']} at context {row['context']:,}"
