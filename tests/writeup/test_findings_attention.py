@@ -10,6 +10,7 @@ import pytest
 from lmlab.study.points import Point
 from lmlab.writeup.findings.attention import findings
 from lmlab.writeup.findings.attention_model import _pace
+from lmlab.writeup.findings.attention_naive import _below
 from tests.writeup import synthetic
 from tests.writeup.attention_told import OOM, all_ok, only, told
 from tests.writeup.small_attention import (
@@ -136,6 +137,15 @@ class TestNaive:
         wide = scaled({"naive": 4.0}, head_dim=64, topic="naive")
         assert "no less than the arithmetic" in told("growth_head_dim", wide)
 
+    @pytest.mark.parametrize(("longer_ms", "flat"), [(0.5, True), (4.0, False)])
+    def test_short_sequences_that_hardly_differ_are_told(
+        self, longer_ms: float, flat: bool
+    ) -> None:
+        rows = [(16, "forward", 256, 0.4), (16, "forward", 1024, longer_ms)]
+        short = pd.DataFrame(rows, columns=["head_dim", "pass", "sequence", "median_ms"])
+        assert ("something other than arithmetic sets it" in _below(short)) is flat
+        assert _below(short[:1]) == ""
+
     def test_one_head_dim_says_nothing(self) -> None:
         one = {"head_dims": [16], "beyond": []}
         assert "too few ran" in told("growth_head_dim", naive=one)
@@ -151,8 +161,8 @@ class TestCompiling:
 
     def test_a_lower_peak_is_told(self) -> None:
         low = noted("compiled", {"topic": "naive"}, peak_memory_bytes=2**20)
-        assert " Compiled, the peak of memory is 0." in told("compiled_attention", low)
-        assert "the peak of memory" not in told("compiled_attention")
+        assert " The peak of memory is 0." in told("compiled_attention", low)
+        assert "peak of memory" not in told("compiled_attention")
 
     def test_the_formula_is_faster_from_a_sequence_on(self) -> None:
         slow = scaled({"compiled": 3.0}, topic="naive", sequence=1024)
@@ -177,7 +187,7 @@ class TestCompiling:
     def test_where_only_the_host_is_slower_the_race_says_so(self) -> None:
         slow = scaled({"compiled": 3.0}, topic="naive", sequence=1024)
         assert (
-            " Then it is the host that is slower: in the race below (batch 1, causal), whose clock "
+            " Then it is the host that is slower: in the race below (causal, batch 1), whose clock "
             "leaves the host out, compiled naive is faster in all 4 comparisons (1."
         ) in told("compiled_attention", slow)
         lost = both(slow, scaled({"compiled": 3.0}, topic="benchmark", sequence=128))
@@ -208,7 +218,8 @@ class TestCompiling:
 
     def test_sizes_that_are_not_measured_are_not_every_size(self) -> None:
         text = told("compiled_model", only(size="small"))
-        assert "a train step is 1.36× as fast. medium is not measured." in text
+        assert "a train step is 1.36× as fast. Its peak of memory is " in text
+        assert text.endswith(" medium is not measured.")
 
     def test_an_eager_step_that_does_not_repeat_is_told(self) -> None:
         same = {"model": {"contexts": [512]}}

@@ -23,7 +23,7 @@ from lmlab.writeup.findings.attention_race import (
 )
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import fastest
-from lmlab.writeup.numbers import counted, factor, significant
+from lmlab.writeup.numbers import counted, factor, factors, significant
 from lmlab.writeup.places import extreme
 
 
@@ -86,10 +86,8 @@ def _beside_the_best(both: pd.DataFrame) -> str:
     pairs = others.merge(ours, on=["precision", "head_dim", "sequence"], suffixes=("_a", "_b"))
     if not len(pairs):
         return ""
-    ratios = pairs["median_ms_a"] / pairs["median_ms_b"]
-    low, high = factor(ratios.min()), factor(ratios.max())
-    shown = low if low == high else f"{low} to {high}"
-    return f" and {shown} as fast as the best other variant"
+    ratios = factors(pairs["median_ms_a"] / pairs["median_ms_b"])
+    return f" and {ratios} as fast as the best other variant"
 
 
 def _ratio(row: pd.Series) -> str:

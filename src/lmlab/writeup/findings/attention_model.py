@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lmlab.writeup.findings.attention_naive import LOWER_BELOW
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.numbers import binary_bytes, counted, every, factor, listed, significant, span
+from lmlab.writeup.numbers import (
+    binary_bytes,
+    counted,
+    every,
+    factor,
+    factors,
+    listed,
+    significant,
+    span,
+)
 from lmlab.writeup.places import extreme, named
 
 NAMES = {
@@ -36,7 +44,7 @@ def compiled_model(data: pd.DataFrame) -> str:
         if replaced
         else ""
     )
-    return f"Compiled, {'; '.join(told)}.{_gone(rows)}{_lower_peak(ratios)}{note}"
+    return f"Compiled, {'; '.join(told)}.{_lower_peak(ratios)}{_gone(rows)}{note}"
 
 
 def _gone(rows: pd.DataFrame) -> str:
@@ -47,12 +55,8 @@ def _gone(rows: pd.DataFrame) -> str:
 
 def _lower_peak(ratios: pd.DataFrame) -> str:
     """What compiling does to the peak of a train step."""
-    steps = frames.of(ratios, pass_="train_step")
-    known = steps[steps["peak_memory_bytes_a"].notna() & steps["peak_memory_bytes_b"].notna()]
-    shares = (known["peak_memory_bytes_b"] / known["peak_memory_bytes_a"]).astype(float)
-    if not len(known) or shares.max() > LOWER_BELOW:
-        return ""
-    return f" Its peak of memory is {_span(shares)} the eager one."
+    shares = frames.peak_shares(frames.of(ratios, pass_="train_step"))
+    return f" Its peak of memory is {factors(shares)} the eager one." if shares else ""
 
 
 def _elsewhere(data: pd.DataFrame) -> str:
@@ -92,16 +96,11 @@ def _pass(ratios: pd.DataFrame, words: str, sizes: Sequence[str]) -> str:
         return f"{words} is faster at no size{worse}"
     everywhere = len(faster) == len(ratios)
     where = "" if everywhere else f" ({named(faster['size'], sizes)})"
-    return f"{words} is {_span(faster['speedup'])} as fast{where}{worse}"
+    return f"{words} is {factors(faster['speedup'])} as fast{where}{worse}"
 
 
 def _at(rows: pd.DataFrame, sizes: Sequence[str]) -> str:
-    return f"{named(rows['size'], sizes)} ({_span(rows['speedup'])})"
-
-
-def _span(ratios: pd.Series) -> str:
-    low, high = factor(ratios.min()), factor(ratios.max())
-    return low if low == high else f"{low} to {high}"
+    return f"{named(rows['size'], sizes)} ({factors(rows['speedup'])})"
 
 
 def compiling_cost(data: pd.DataFrame) -> str:
@@ -150,7 +149,7 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
     text = f"With {name} a train step is faster beyond noise at {_share(faster, ratios)}"
     if not len(faster) and not len(slower):
         text = f"With {name} a train step takes as long as with naive, within noise, at " + (
-            f"{every(len(ratios), 'place')} measured ({_span(ratios['speedup'])} as fast)"
+            f"{every(len(ratios), 'place')} measured ({factors(ratios['speedup'])} as fast)"
         )
     if len(faster):
         best = extreme(faster, "speedup", largest=True)

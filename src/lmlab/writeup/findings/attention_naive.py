@@ -9,7 +9,7 @@ import pandas as pd
 from lmlab.writeup.collect import Collected, Row
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import wins_from
-from lmlab.writeup.numbers import binary_bytes, counted, factor, percent, span
+from lmlab.writeup.numbers import binary_bytes, counted, factor, factors, percent, span
 from lmlab.writeup.places import extreme
 from lmlab.writeup.tables.attention_account import (
     account_of,
@@ -19,8 +19,6 @@ from lmlab.writeup.tables.attention_account import (
 )
 
 SAME_EXPONENT_WITHIN = 0.15
-LOWER_BELOW = 0.98
-"""Of the eager peak; what saves less saves nothing."""
 HARDLY = 2.0
 """Times of sequences that differ many times in arithmetic and less than this do not follow it."""
 AS_ACCOUNTED_WITHIN = 0.01
@@ -147,8 +145,8 @@ def _below(short: pd.DataFrame) -> str:
     if len(times.columns) < 2 or not (times.max(axis=1) < HARDLY * times.min(axis=1)).all():
         return ""
     return (
-        " Below that it hardly grows: the host sets it, and what differs between head dims is its "
-        "noise."
+        " Below that it hardly grows: something other than arithmetic sets it, and what differs "
+        "between head dims is noise."
     )
 
 
@@ -221,14 +219,11 @@ def compiled_attention(data: pd.DataFrame) -> str:
 def _lower_peak(ratios: pd.DataFrame) -> str:
     """What compiling leaves of the peak, where scores and not fixed costs make it up."""
     long = frames.long_ones(frames.of(ratios, pass_="backward"))
-    known = long[long["peak_memory_bytes_a"].notna() & long["peak_memory_bytes_b"].notna()]
-    shares = (known["peak_memory_bytes_b"] / known["peak_memory_bytes_a"]).astype(float)
-    if not len(known) or shares.max() > LOWER_BELOW:
+    shares = frames.peak_shares(long)
+    if not shares:
         return ""
-    return (
-        f" Compiled, the peak of memory is {span(shares)} of the eager one from sequence "
-        f"{min(known['sequence']):,} on."
-    )
+    since = f"from sequence {min(long['sequence']):,} on"
+    return f" The peak of memory is {factors(shares)} the eager one {since}."
 
 
 def _by_the_gpus_clock(data: pd.DataFrame) -> str:
@@ -238,9 +233,9 @@ def _by_the_gpus_clock(data: pd.DataFrame) -> str:
     if not len(ratios) or not (ratios["verdict"] == "faster").all():
         return ""
     return (
-        f" Then it is the host that is slower: in the race below (batch 1, causal), whose clock "
-        f"leaves the host out, compiled naive is faster in all {len(ratios):,} comparisons "
-        f"({span(ratios['speedup'])} times as fast)."
+        f" Then it is the host that is slower: in the race below (causal, batch "
+        f"{ratios['batch'].iloc[0]}), whose clock leaves the host out, compiled naive is faster in "
+        f"all {len(ratios):,} comparisons ({span(ratios['speedup'])} times as fast)."
     )
 
 

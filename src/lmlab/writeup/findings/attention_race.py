@@ -13,6 +13,7 @@ from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import beside, losses
 from lmlab.writeup.numbers import counted, factor, listed, percent, significant, span
 from lmlab.writeup.places import extreme
+from lmlab.writeup.tables.attention_race import TITLES
 
 RIVALS = ("naive", "compiled", "sdpa_flash")
 """Nowhere should our kernels be slower than these."""
@@ -23,7 +24,6 @@ STILL_FILLING_BELOW = 1.9
 """A power of the sequence below this is not the square any more."""
 RISE = 2 ** (2 - STILL_FILLING_BELOW) - 1
 """Of a rate over twice the sequence at that power."""
-PASSES = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
 
 
 def flash_wins(race: pd.DataFrame) -> str:
@@ -141,8 +141,9 @@ def not_slower(race: pd.DataFrame) -> str:
     if not len(lost):
         return f"Nowhere are they slower than {names} beyond noise, in {pairs:,} comparisons."
     told = [
-        f"{factor(row['speedup'])} against {frames.label(row['other'])} ({PASSES[row['pass']]}, "
-        f"head dim {row['head_dim']}, sequence {row['sequence']:,}, {row['precision']})"
+        f"{factor(row['speedup'])} against {frames.label(row['other'])} "
+        f"({TITLES[row['pass']].lower()}, head dim {row['head_dim']}, sequence "
+        f"{row['sequence']:,}, {row['precision']})"
         for _, row in lost.sort_values("speedup").iterrows()
     ]
     return (
@@ -249,7 +250,7 @@ def _best_rates(collected: Collected, rows: pd.DataFrame, precision: str) -> str
 def _rate(best: pd.Series) -> str:
     once = "; one sample" if best["n"] == 1 else ""
     return (
-        f"{significant(best['tflops'])} TFLOP/s {PASSES[best['pass']]} (head dim "
+        f"{significant(best['tflops'])} TFLOP/s {TITLES[best['pass']].lower()} (head dim "
         f"{best['head_dim']}, sequence {best['sequence']:,}{once})"
     )
 
