@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from lmlab.measure.warm_start import libraries, run
 from lmlab.measure.warm_start.libraries import CudaTouchedError
@@ -117,6 +119,54 @@ def test_a_helper_whose_imports_open_the_gpu_refuses_to_serve(
     monkeypatch.setattr(libraries, "_AHEAD", ("json",))
     with pytest.raises(CudaTouchedError, match="importing json opened the GPU"):
         libraries.import_ahead()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A compiler that asks for GPUs while it is imported, on a machine that has one."""
+    (tmp_path / "curious.py").write_text("import torch\nFOUND = torch.cuda.is_available()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(libraries, "_AHEAD", ("json",))
+    monkeypatch.setattr(libraries, "_COMPILER", ("curious",))
+    monkeypatch.setattr(libraries, "_sees_a_gpu", lambda: True)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.delitem(sys.modules, "curious", raising=False)
+    return "curious"
+
+
+def test_where_there_is_a_gpu_the_compiler_is_imported_without_asking_it(compiler: str) -> None:
+    before = torch.cuda.is_available
+
+    libraries.import_ahead()
+
+    assert sys.modules.pop(compiler).FOUND is True
+    assert torch.cuda.is_available is before
+
+
+def test_a_compiler_that_opens_the_gpu_is_left_to_the_points(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "_cuda_is_open", lambda: compiler in sys.modules)
+
+    libraries.import_ahead()
+
+    assert compiler not in sys.modules
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_without_a_gpu_or_an_answer_no_compiler_is_imported(
+    broken: bool, compiler: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def sees_a_gpu() -> bool:
+        assert not broken, "the driver is broken"
+        return False
+
+    monkeypatch.setattr(libraries, "_sees_a_gpu", sees_a_gpu)
+
+    libraries.import_ahead()
+
+    assert compiler not in sys.modules
+    assert ("the driver is broken" in capfd.readouterr().err) is broken
 
 
 def test_a_folder_with_a_very_long_name_will_do(lab: Lab) -> None:

@@ -2,8 +2,12 @@
 
 What may be imported ahead is what only defines things. torch and triton do; so does torch._dynamo,
 which the constructor of every torch optimizer imports and which takes as long as torch itself.
-Inductor's modules would save a point that compiles some seconds more, but are not among them: on a
-machine with a GPU, `torch._inductor.ir` asks CUDA for its devices while it is being imported.
+
+The compiler's modules are a second and more of every point that compiles. Where there is a GPU,
+and points compile a lot, they are imported ahead too, though some versions of them ask CUDA for its
+devices while they are imported: a fork that is thrown away asks first, and its answer stands in for
+the question. Should another version open the GPU in another way, a second fork finds out, and the
+points go on importing the compiler by themselves.
 
 cuInit opens the driver's device files and keeps them open. That is how the check can tell without
 asking CUDA, since asking is the very thing that must not be done.
@@ -15,9 +19,12 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Callable
 
 _AHEAD = ("torch", "triton", "torch._dynamo")
 _OPTIONAL = {"triton"}  # not built for every platform
+_COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
 
 
 class CudaTouchedError(RuntimeError):
@@ -33,8 +40,44 @@ def import_ahead() -> None:
                 raise CudaTouchedError(
                     f"importing {name} opened the GPU, after which no fork works"
                 )
+    if _in_a_fork(_sees_a_gpu) and _in_a_fork(_compiler_leaves_the_gpu_alone):
+        _import_compiler()
     gc.collect()
     gc.freeze()  # else the collector writes to every object's header, and unshares its page
+
+
+def _in_a_fork(question: Callable[[], bool]) -> bool:
+    """Yes or no from a copy of this process, which may touch what this one must not."""
+    fork = os.fork()
+    if fork == 0:
+        answer = False
+        try:
+            answer = question()
+        except Exception:
+            traceback.print_exc()  # into the helper's log; what cannot be told is a no
+        finally:
+            os._exit(0 if answer else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+
+
+def _sees_a_gpu() -> bool:
+    return bool(importlib.import_module("torch").cuda.is_available())
+
+
+def _compiler_leaves_the_gpu_alone() -> bool:
+    _import_compiler()
+    return not _cuda_is_open()
+
+
+def _import_compiler() -> None:
+    """Import torch's compiler on a machine that is known to have a GPU."""
+    cuda = importlib.import_module("torch").cuda
+    asks_the_driver, cuda.is_available = cuda.is_available, lambda: True
+    try:
+        for name in _COMPILER:
+            importlib.import_module(name)
+    finally:
+        cuda.is_available = asks_the_driver
 
 
 def _cuda_is_open() -> bool:
