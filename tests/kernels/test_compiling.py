@@ -86,7 +86,8 @@ def constants(case: Case, tiles: Tiles) -> dict[str, Any]:
     }
     if case.direction == "forward":
         return shared | {"SPLITS": 1, "PERSISTENT": False}
-    return shared | {"PAIRED": True, "group": 1, "PARTS": tiles.parts, "SPLITS": 1}
+    own_delta = {"OWN_DELTA": tiles.own_delta}
+    return shared | own_delta | {"PAIRED": True, "group": 1, "PARTS": tiles.parts, "SPLITS": 1}
 
 
 def compiled(case: Case, tiles: Tiles) -> Any:
@@ -165,6 +166,19 @@ def test_fp32_in_parts_is_counted_rightly_and_multiplied_by_warp_groups() -> Non
 
     assert kernel.metadata.shared <= shared_bytes(case, tiles)
     assert "wgmma.mma_async" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize(("head_dim", "kept"), [(64, 64), (128, 32)])
+def test_a_delta_of_its_own_is_counted_rightly_and_spills_nothing(
+    head_dim: int, kept: int, tmp_path: Path
+) -> None:
+    case = case_of("backward", "hopper", 16, head_dim)
+    tiles = Tiles(kept=kept, walked=64, warps=4, stages=3, own_delta=True)
+
+    kernel = compiled(case, tiles)
+
+    assert kernel.metadata.shared <= shared_bytes(case, tiles)
+    assert spilled_bytes(kernel, tmp_path) == 0
 
 
 def test_hopper_multiplies_by_warp_groups_and_copies_by_engine() -> None:

@@ -15,7 +15,8 @@ mask (causal, full, any), longer sequence (up to), batch x heads x queries (up t
 rows kept, rows walked, warps, stages, and words for what is not the plain way (`descriptors`,
 `persistent`, `apart` for a backward whose keys and queries are programs of their own, `specialised`
 for the kernels of Hopper whose warps load or compute, `once` for its backward in one walk,
-`tf32x3` and `bf16x6` for how fp32 is multiplied).
+`own-delta` for a backward that makes D by itself, `tf32x3` and `bf16x6` for how fp32 is
+multiplied).
 `python -m lmlab.kernels.tune` measures on the GPU at hand and prints such lines.
 
 This is Python and not a data file so that a changed cut changes the fingerprint of what was

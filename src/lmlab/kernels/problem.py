@@ -205,6 +205,7 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
         "PAIRED": paired,
         "PARTS": parts_of(problem, tiles),
         "SPLITS": splits,
+        "OWN_DELTA": tiles.own_delta and parts_of(problem, tiles) == 1,
     }
     return Plan(works * splits, works * splits, _abreast(problem, 4), splits, constants)
 
