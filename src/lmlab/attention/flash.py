@@ -22,7 +22,14 @@ from torch.autograd.function import once_differentiable
 
 from lmlab.attention.flash_func import Transformable
 from lmlab.attention.flash_op import flash_backward, flash_forward
-from lmlab.attention.inputs import AttentionInputError, as_autocast_wants, check, fold, unfold
+from lmlab.attention.inputs import (
+    AttentionInputError,
+    as_autocast_wants,
+    check,
+    fold,
+    fold_all,
+    unfold,
+)
 from lmlab.kernels import launch
 from lmlab.kernels.configs import architecture
 
@@ -101,26 +108,34 @@ class FlashAttention(torch.autograd.Function):
             )
         ctx.is_causal = is_causal
         ctx.scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        folded = fold(q), fold(k), fold(v)
+        folded = fold_all(q, k, v)
         if torch.compiler.is_compiling() or q.is_meta:
             o, lse = flash_forward(*folded, is_causal, ctx.scale)
         else:
             o, lse = launch.forward(*folded, is_causal=is_causal, scale=ctx.scale)
-        o, lse = unfold(o, q), lse.view(q.shape[:-1])
+        o, lse = unfold(o, q), unfold(lse, q)
         ctx.save_for_backward(q, k, v, o, lse)
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
         """Gradients of q, k and v."""
-        q, k, v, o, lse = ctx.saved_tensors
-        folded = *(fold(tensor) for tensor in (grad_o, q, k, v, o)), lse.view(fold(q).shape[:-1])
-        if torch.compiler.is_compiling() or q.is_meta:
-            grads = flash_backward(*folded, ctx.is_causal, ctx.scale)
-        else:
-            grads = launch.backward(*folded, is_causal=ctx.is_causal, scale=ctx.scale)
-        return (*(unfold(grad, q) for grad in grads), None, None)
+        # PyTorch's guard against gradients of gradients, which takes the host as long as a launch,
+        # only where they are asked for.
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, grad_o)
+
+
+def _gradients(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
+    q, k, v, o, lse = ctx.saved_tensors
+    folded = *fold_all(grad_o, q, k, v, o), lse if q.dim() == 4 else lse.unsqueeze(1)
+    if torch.compiler.is_compiling() or q.is_meta:
+        grads = flash_backward(*folded, ctx.is_causal, ctx.scale)
+    else:
+        grads = launch.backward(*folded, is_causal=ctx.is_causal, scale=ctx.scale)
+    return (*(unfold(grad, q) for grad in grads), None, None)
+
+
+_gradients_once = once_differentiable(_gradients)
 
 
 def check_kernel_takes(q: Tensor, scale: float | None) -> None:
