@@ -87,6 +87,11 @@ class Shared:
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.memory.transpose(order))
 
+    def _reinterpret(self, dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
+        """Columns lie in blocks, one block of all rows after the other."""
+        blocks, rows, columns = shape
+        return Shared(self.memory.reshape(rows, blocks, columns).transpose(1, 0, 2))
+
     def load(self, layout: Any) -> Array:
         dawdle()
         return wrap(self.memory.copy())

@@ -43,15 +43,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lmlab.kernels.hopper_backward import make_barriers, make_tiles, produce, two_products
-from lmlab.kernels.hopper_group import ROWS, write
+from lmlab.kernels.hopper_group import ROWS, cells_of, group_barrier, write
 from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
 SLOTS = gl.constexpr(3)
 """Turns by which those who compute dS may be ahead of the one who adds."""
-
-group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
 
 @gluon.jit
 def walk_queries(
@@ -135,10 +132,7 @@ def add_share(
     BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Add one block's share to those of the programs before; the last one writes the gradient."""
-    rows = gl.arange(0, WALKED, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
-    cells = sums + of_block.to(gl.int64) * (WALKED * BLOCK_D)
-    cells = cells + rows[:, None] * BLOCK_D + columns[None, :]
+    cells = cells_of(sums, of_block, BLOCK_D, LAYOUT)
     if is_last:
         if tile > 0:
             # Other processors wrote them: `.cg` reads the L2, never an old line of this L1.
