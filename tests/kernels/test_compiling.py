@@ -24,6 +24,7 @@ from lmlab.kernels.hopper_forward import hopper_forward_kernel
 from lmlab.kernels.hopper_keys import hopper_keys_kernel
 from lmlab.kernels.hopper_once import hopper_once_kernel
 from lmlab.kernels.hopper_queries import hopper_queries_kernel
+from lmlab.kernels.hopper_wide import hopper_wide_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -201,9 +202,14 @@ def row_type(length: int) -> str:
     return f"tensordesc<fp32[1,1,{length}],{layout!r}>"
 
 
+def sums_type(columns: int) -> str:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    return f"tensordesc<fp32[64,{columns}],{layout!r}>"
+
+
 def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]:
     """The types of a specialised kernel's arguments; kept tiles have 64 rows for each group."""
-    walks_queries = kernel in (hopper_keys_kernel, hopper_once_kernel)
+    walks_queries = kernel in (hopper_keys_kernel, hopper_once_kernel, hopper_wide_kernel)
     kept = tile_type(64, head_dim)
     moving = tile_type(walked, head_dim)
     numbers = row_type(walked) if walks_queries else "*fp32"
@@ -217,6 +223,7 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
     }
     types |= dict.fromkeys(("o", "grad_q", "grad_k", "grad_v"), "*bf16")
     types |= dict.fromkeys(("scale", "scale_log2"), "fp32") | {"sums": "*fp32", "progress": "*i32"}
+    types["sums_tiles"] = sums_type(head_dim if kernel is hopper_once_kernel else 64)
     return {
         name: STRIDES if name.endswith("_strides") else types.get(name, "i32")
         for name in kernel.arg_names

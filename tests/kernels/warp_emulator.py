@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -59,14 +60,16 @@ class Tensor:
         self.dtype = self.memory.dtype
         self.block_type = SimpleNamespace(nbytes=math.prod(block) * self.memory.itemsize)
 
+    def at(self, corner: Sequence[Any]) -> tuple[slice, ...]:
+        """Where the block at a corner lies."""
+        return tuple(
+            slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
+        )
+
     def read(self, corner: Sequence[Any]) -> np.ndarray[Any, Any]:
         """The block at a corner, zeros beyond the tensor."""
         block = np.zeros(self.block, self.dtype)
-        inside = self.memory[
-            tuple(
-                slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
-            )
-        ]
+        inside = self.memory[self.at(corner)]
         block[tuple(slice(0, size) for size in inside.shape)] = inside
         return block
 
@@ -99,6 +102,34 @@ class Shared:
     def store(self, value: Array) -> None:
         dawdle()
         self.memory[...] = value
+
+
+class Transfer:
+    """A tile on its way from shared memory; it is read when it is waited for, not before."""
+
+    pending = threading.local()
+
+    def __init__(self, target: Tensor, corner: Sequence[Any], source: Shared, adds: bool) -> None:
+        self.target, self.where, self.source = target.memory, target.at(corner), source
+        self.adds = adds
+        self.queue().append(self)
+
+    @classmethod
+    def queue(cls) -> list[Transfer]:
+        if not hasattr(cls.pending, "queue"):
+            cls.pending.queue = []
+        queue: list[Transfer] = cls.pending.queue
+        return queue
+
+    @classmethod
+    def wait(cls, instruction: str) -> None:
+        """Until as many are left as the instruction says."""
+        left = int(instruction.split("wait_group ")[1].split(";")[0])
+        while len(cls.queue()) > left:
+            dawdle()
+            one = cls.queue().pop(0)
+            before = one.target[one.where] if one.adds else 0
+            one.target[one.where] = before + one.source.memory
 
 
 class Barrier:
@@ -213,6 +244,7 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
         try:
             function(*arguments)
             assert not Product.queue() or all(p.result is not None for p in Product.queue())
+            assert not Transfer.queue(), "a tile that nobody waited for"
         except BaseException as failure:
             failures.append(failure)
 
@@ -298,6 +330,7 @@ class Emulator:
             load=load,
             atomic_add=atomic_add,
             atomic_xchg=atomic_xchg,
+            inline_asm_elementwise=lambda instruction, *_, **__: Transfer.wait(instruction),
             allocate_shared_memory=allocate,
             warp_specialize=specialize,
             SliceLayout=lambda *_: None,
@@ -317,7 +350,11 @@ class Emulator:
             "gl": language,
             "tl": language,
             "mbarrier": barriers,
-            "tma": SimpleNamespace(async_copy_global_to_shared=copy_to_shared),
+            "tma": SimpleNamespace(
+                async_copy_global_to_shared=copy_to_shared,
+                async_copy_shared_to_global=partial(Transfer, adds=False),
+            ),
+            "async_add": partial(Transfer, adds=True),
             "warpgroup_mma": warpgroup_mma,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             "fence_async_shared": lambda: None,

@@ -140,6 +140,7 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
         total += (tiles.stages - 1) * tiles.walked * row  # O, needed a turn later than the rest
     if tiles.once:
         total += 3 * tiles.kept * tiles.walked * case.bits // 8  # dS of three turns
+        total += 2 * 64 * 64 * 4  # shares of dQ on their way
     if case.architecture == "blackwell":
         # Weights reach its tensor cores through shared memory, and results come back through it.
         total += kept_tensors * tiles.kept * max(tiles.walked * case.bits // 8, row)

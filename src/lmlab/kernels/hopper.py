@@ -139,12 +139,14 @@ def launch_once(
     width, walked = plan.constants["BLOCK_D"], tiles.walked
     kernel = hopper_once_kernel if width == walked == ROWS else hopper_wide_kernel
     rows = -(-problem.queries // walked) * walked
-    sums = q.new_empty(problem.pairs * rows * width, dtype=torch.float32)
+    columns = width if kernel is hopper_once_kernel else ROWS
+    sums = q.new_empty(problem.pairs * rows * width // columns, columns, dtype=torch.float32)
     programs = -(-problem.keys // tiles.kept) * problem.pairs
     return kernel[(programs,)](
         _tile(q, walked, width), _tile(k, ROWS, width), _tile(v, ROWS, width),
         _tile(grad_o, walked, width), _row(lse, walked), _row(delta, walked),
-        sums, counters(programs, q.device), *grads, *map(row_strides, grads), scale,
+        sums, _sums_tile(sums), counters(programs, q.device),
+        *grads, *map(row_strides, grads), scale,
         problem.pairs, problem.heads, min(problem.pairs, ABREAST), problem.queries, problem.keys,
         **_constants(tiles, plan),
     )  # fmt: skip
@@ -168,6 +170,15 @@ def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
     """Remembered, as finding it takes the host longer than all else about a descriptor."""
     element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
+
+
+_SUMS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+
+
+def _sums_tile(sums: Tensor) -> Any:
+    """Sums as the copy engine adds to them: 64 rows at a time."""
+    rows, columns = sums.shape
+    return TensorDescriptor(sums, [rows, columns], [columns, 1], [ROWS, columns], _SUMS_LAYOUT)
 
 
 _ROW_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)

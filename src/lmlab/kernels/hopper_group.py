@@ -12,24 +12,6 @@ from triton.experimental.gluon import language as gl
 
 ROWS = gl.constexpr(64)
 """Rows of one group."""
-PANEL = gl.constexpr(8)
-"""Columns of sums that lie together in memory: those that a warp's registers hold side by side."""
-
-group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-
-@gluon.jit
-def cells_of(sums, number, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Where 64 rows of sums lie that programs add to, one block of them after the other.
-
-    Not row by row but in panels of eight columns: what a warp adds at once, eight columns of eight
-    rows, is then 256 bytes in a row instead of eight times 32, and two requests to the L2 instead
-    of eight.
-    """
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    down = columns // PANEL * (ROWS * PANEL) + columns % PANEL
-    return sums + number.to(gl.int64) * (ROWS * COLUMNS) + (rows[:, None] * PANEL + down[None, :])
 
 
 @gluon.jit

@@ -43,12 +43,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lmlab.kernels.hopper_backward import make_barriers, make_tiles, produce, two_products
-from lmlab.kernels.hopper_group import ROWS, cells_of, group_barrier, write
+from lmlab.kernels.hopper_group import ROWS, write
+from lmlab.kernels.hopper_sums import load_sums, make_seats, start_adding, wait_for_adds
 from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
 SLOTS = gl.constexpr(3)
 """Turns by which those who compute dS may be ahead of the one who adds."""
+
 
 @gluon.jit
 def walk_queries(
@@ -126,29 +128,9 @@ def consume(
 
 
 @gluon.jit
-def add_share(
-    share, sums, grad_q, grad_q_strides, batch, head, of_block, block, tile, is_last, queries,
-    scale,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Add one block's share to those of the programs before; the last one writes the gradient."""
-    cells = cells_of(sums, of_block, BLOCK_D, LAYOUT)
-    if is_last:
-        if tile > 0:
-            # Other processors wrote them: `.cg` reads the L2, never an old line of this L1.
-            share = share + gl.load(cells, cache_modifier=".cg")
-        share = share * scale
-        start = block * WALKED
-        write(share, grad_q, grad_q_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, LAYOUT)
-    elif tile > 0:
-        gl.atomic_add(cells, share, sem="relaxed")
-    else:
-        gl.store(cells, share)
-
-
-@gluon.jit
 def add_up(
-    tiles, barriers, passing, sums, progress, target, where, sizes, tile, last_tile, scale,
+    tiles, barriers, passing, seats, sums, sums_tiles, progress, target, where, sizes, tile,
+    last_tile, scale,
     BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr, KEPT: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
@@ -156,7 +138,8 @@ def add_up(
 
     `progress` has for each program how many blocks it has added; the next one reads it and sets it
     back to zero for the launch after. Both looking and telling wait for the L2, so a program looks
-    only when it has come to the end of what it knows, and tells every second turn.
+    only when it has come to the end of what it knows, and tells every second turn. The last program
+    that adds to a block writes the gradient instead.
     """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     k_tiles, _, _, _, _, _ = tiles
@@ -192,13 +175,23 @@ def add_up(
         if tile > 0:
             while added_before <= turn:
                 added_before = gl.atomic_add(before, 0, sem="acquire")
-        add_share(
-            share, sums, grad_q, grad_q_strides, batch, head, pair * last + block, block, tile,
-            block < beyond, queries, scale, BLOCK_D, HEAD_DIM, WALKED, LAYOUT,
-        )  # fmt: skip
-        if ((turn % 2 == 1) & (block > beyond)) | (block == beyond):
-            group_barrier()  # all threads have written before one of them says so
-            gl.atomic_xchg(own, turn + 1, sem="release")
+        row = (pair * last + block) * WALKED
+        if block < beyond:
+            if tile > 0:
+                share = share + load_sums(sums, row, BLOCK_D, LAYOUT)
+            share = share * scale
+            write(
+                share, grad_q, grad_q_strides, batch, head, block * WALKED, queries,
+                BLOCK_D, HEAD_DIM, LAYOUT,
+            )  # fmt: skip
+        else:
+            wait_for_adds(turn, 1)
+            if (turn % 2 == 1) & (turn > 1):
+                gl.atomic_xchg(own, turn - 1, sem="release")
+            start_adding(share, seats.index(turn % 2), sums_tiles, row, tile == 0)
+            if block == beyond:
+                wait_for_adds(turn, 0)
+                gl.atomic_xchg(own, turn + 1, sem="release")
     if tile > 0:
         gl.store(before, 0)
 
@@ -218,7 +211,7 @@ def make_passing(dtype: gl.constexpr, WALKED: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["pairs", "heads", "abreast"])
 def hopper_once_kernel(
-    q, k, v, grad_o, lse, delta, sums, progress, grad_q, grad_k, grad_v,
+    q, k, v, grad_o, lse, delta, sums, sums_tiles, progress, grad_q, grad_k, grad_v,
     grad_q_strides, grad_k_strides, grad_v_strides,
     scale, pairs, heads, abreast, queries, keys,
     CONSUMERS: gl.constexpr, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -245,6 +238,7 @@ def hopper_once_kernel(
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], delta.layout)
     tiles = (a_kept, b_kept, a_walked, b_walked, lse_tiles, delta_tiles)
     passing = make_passing(q.dtype, WALKED)
+    seats = make_seats(sums_tiles, 2, BLOCK_D)
     barriers = make_barriers(CONSUMERS, STAGES)
     targets = (grad_k, grad_v, grad_k_strides, grad_v_strides)
     target = (grad_q, grad_q_strides, queries)
@@ -256,8 +250,9 @@ def hopper_once_kernel(
                    0, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
         (consume, (tiles, barriers, passing, targets, where, sizes, scale,
                    1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
-        (add_up, (tiles, barriers, passing, sums, progress, target, place_q, sizes,
-                  tile, tiles_of_keys - 1, scale, BLOCK_D, HEAD_DIM, WALKED, KEPT, IS_CAUSAL)),
+        (add_up, (tiles, barriers, passing, seats, sums, sums_tiles, progress, target, place_q,
+                  sizes, tile, tiles_of_keys - 1, scale,
+                  BLOCK_D, HEAD_DIM, WALKED, KEPT, IS_CAUSAL)),
         (produce, ((k, v), (q, grad_o), (lse, delta), tiles, barriers, where, first, last,
                    CONSUMERS, WALKED, STAGES, True, True)),
     ], [4, 4, 1], [200, 88, 24])  # fmt: skip

@@ -24,15 +24,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lmlab.kernels.hopper_backward import make_barriers, make_tiles, produce, two_products
-from lmlab.kernels.hopper_group import ROWS, cells_of, group_barrier, write
+from lmlab.kernels.hopper_group import ROWS, write
+from lmlab.kernels.hopper_sums import load_sums, make_seats, start_adding, wait_for_adds
 from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
-SEATS = gl.constexpr(2)
+PLACES = gl.constexpr(2)
 """Tiles of dS in shared memory: a group may be one turn ahead of the other."""
 LEAVES = gl.constexpr(4)
 """Barriers by which the clerk lets groups add, used in turn."""
-LAG = gl.constexpr(2)
+LAG = gl.constexpr(3)
 """Turns that the clerk is ahead: leave is there before a group asks for it."""
 
 
@@ -44,17 +45,8 @@ def half_of(tile, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def add(share, cells, tile):
-    """The first program stores instead of adding, so that nothing is cleared before."""
-    if tile > 0:
-        gl.atomic_add(cells, share, sem="relaxed")
-    else:
-        gl.store(cells, share)
-
-
-@gluon.jit
 def add_half(
-    share, clerk, sums, target, where, turn, last, tile, beyond, scale,
+    share, clerk, seat, sums, sums_tiles, target, where, turn, last, tile, beyond, scale,
     WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
     ENDS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -66,29 +58,35 @@ def add_half(
     # Which half: of the columns, or of the queries.
     DOWN: gl.constexpr = WHICH * ROWS if BLOCK_D == 2 * ROWS else 0
     ACROSS: gl.constexpr = 0 if BLOCK_D == 2 * ROWS else WHICH * ROWS
-    cells = cells_of(sums, (pair * last + block).to(gl.int64) * 2 + WHICH, ROWS, LAYOUT)
+    row = ((pair * last + block) * 2 + WHICH) * ROWS
+    if turn > 0:
+        say_added(added, turn - 1)
     mbarrier.wait(leave.index(turn % LEAVES), turn // LEAVES & 1)
     if ENDS:
         if block < beyond:
             if tile > 0:
-                # Other processors wrote them: `.cg` reads the L2, never an old line of this L1.
-                share = share + gl.load(cells, cache_modifier=".cg")
+                share = share + load_sums(sums, row, ROWS, LAYOUT)
             write(
                 share * scale, grad_q + DOWN, grad_q_strides, batch, head,
                 block * WALKED + ACROSS, queries, ROWS, HEAD_DIM - DOWN, LAYOUT,
             )  # fmt: skip
         else:
-            add(share, cells, tile)
+            start_adding(share, seat, sums_tiles, row, tile == 0)
     else:
-        add(share, cells, tile)
-    group_barrier()  # all threads have added before one of them says so
+        start_adding(share, seat, sums_tiles, row, tile == 0)
+
+
+@gluon.jit
+def say_added(added, turn):
+    """A turn later: what was started has been added by now, and the seat is free."""
+    wait_for_adds(turn, 0)
     mbarrier.arrive(added.index(turn % LEAVES), count=1)
 
 
 @gluon.jit
 def walk_queries(
-    grads, tiles, barriers, passing, clerk, sums, target, where, columns, first, last, end, shift,
-    tile, beyond, scale,
+    grads, tiles, barriers, passing, clerk, seat, sums, sums_tiles, target, where, columns, first,
+    last, end, shift, tile, beyond, scale,
     WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
     STAGES: gl.constexpr, MASKED: gl.constexpr, ENDS: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
@@ -119,18 +117,18 @@ def walk_queries(
         delta_row = delta_tiles.index(slot).reshape([WALKED]).load(ACROSS)
         grad_weights = warpgroup_mma_wait(1, deps=[grad_weights])
         grad_scores = (weights * (grad_weights - delta_row[None, :])).to(q_tiles.dtype)
-        seat = turn % SEATS
-        mbarrier.wait(passed_free.index(seat), (turn // SEATS & 1) ^ 1)
-        passed.index(2 * seat + WHICH).store(grad_scores)
+        spot = turn % PLACES
+        mbarrier.wait(passed_free.index(spot), (turn // PLACES & 1) ^ 1)
+        passed.index(2 * spot + WHICH).store(grad_scores)
         fence_async_shared()
-        mbarrier.arrive(passed_ready.index(seat), count=1)
+        mbarrier.arrive(passed_ready.index(spot), count=1)
         narrow = gl.convert_layout(grad_scores, P_LAYOUT)
         q_tile = q_tiles.index(slot).reshape([WALKED, BLOCK_D])
         grad_k = warpgroup_mma(narrow, q_tile, grad_k, is_async=True)
-        mbarrier.wait(passed_ready.index(seat), turn // SEATS & 1)
+        mbarrier.wait(passed_ready.index(spot), turn // PLACES & 1)
         share = nothing
         for tile_of_keys in gl.static_range(2):
-            turned, kept = passed.index(2 * seat + tile_of_keys), k_tiles.index(tile_of_keys)
+            turned, kept = passed.index(2 * spot + tile_of_keys), k_tiles.index(tile_of_keys)
             if BLOCK_D == 2 * ROWS:
                 kept = half_of(kept, WHICH)
             else:
@@ -141,9 +139,9 @@ def walk_queries(
             )
         grad_k, grad_v, share = warpgroup_mma_wait(0, deps=[grad_k, grad_v, share])
         mbarrier.arrive(free.index(slot), count=1)
-        mbarrier.arrive(passed_free.index(seat), count=1)
+        mbarrier.arrive(passed_free.index(spot), count=1)
         add_half(
-            share, clerk, sums, target, where, turn, end, tile, beyond, scale,
+            share, clerk, seat, sums, sums_tiles, target, where, turn, end, tile, beyond, scale,
             WHICH, BLOCK_D, HEAD_DIM, WALKED, ENDS, Q_LAYOUT,
         )  # fmt: skip
     return grad_k, grad_v
@@ -151,7 +149,8 @@ def walk_queries(
 
 @gluon.jit
 def consume(
-    tiles, barriers, passing, clerk, sums, target, targets, where, sizes, tile, scale,
+    tiles, barriers, passing, clerk, seats, sums, sums_tiles, target, targets, where, sizes, tile,
+    scale,
     WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
     STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
@@ -168,15 +167,17 @@ def consume(
     plain = last - gl.maximum(clear, gl.minimum(beyond, last))
     mbarrier.wait(barriers[0], 0)
     grads = walk_queries(
-        grads, tiles, barriers, passing, clerk, sums, target, where, columns, 0, plain, last,
-        shift, tile, beyond, scale, WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, False, False,
-        S_LAYOUT, O_LAYOUT,
+        grads, tiles, barriers, passing, clerk, seats.index(WHICH), sums, sums_tiles, target, where,
+        columns, 0, plain, last, shift, tile, beyond, scale,
+        WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, False, False, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
     grads = walk_queries(
-        grads, tiles, barriers, passing, clerk, sums, target, where, columns, plain, last - first,
-        last, shift, tile, beyond, scale, WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL,
-        True, S_LAYOUT, O_LAYOUT,
+        grads, tiles, barriers, passing, clerk, seats.index(WHICH), sums, sums_tiles, target, where,
+        columns, plain, last - first, last, shift, tile, beyond, scale,
+        WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
+    if last > first:
+        say_added(clerk[1], last - first - 1)
     k_sum, v_sum = grads
     write(v_sum, grad_v, grad_v_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
     k_sum = k_sum * scale
@@ -222,12 +223,12 @@ def keep_order(clerk, progress, pair, sizes, tile, last_tile):
 def make_passing(dtype: gl.constexpr, WALKED: gl.constexpr):
     """Shared memory in which both groups find all of dS, and barriers: it is there, it is read."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    passed = gl.allocate_shared_memory(dtype, [2 * SEATS, ROWS, WALKED], LAYOUT)
-    ready = gl.allocate_shared_memory(gl.int64, [SEATS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [SEATS, 1], mbarrier.MBarrierLayout())
-    for seat in gl.static_range(SEATS):
-        mbarrier.init(ready.index(seat), count=2)
-        mbarrier.init(free.index(seat), count=2)
+    passed = gl.allocate_shared_memory(dtype, [2 * PLACES, ROWS, WALKED], LAYOUT)
+    ready = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
+    for spot in gl.static_range(PLACES):
+        mbarrier.init(ready.index(spot), count=2)
+        mbarrier.init(free.index(spot), count=2)
     return passed, ready, free
 
 
@@ -244,7 +245,7 @@ def make_clerk():
 
 @gluon.jit(do_not_specialize=["pairs", "heads", "abreast"])
 def hopper_wide_kernel(
-    q, k, v, grad_o, lse, delta, sums, progress, grad_q, grad_k, grad_v,
+    q, k, v, grad_o, lse, delta, sums, sums_tiles, progress, grad_q, grad_k, grad_v,
     grad_q_strides, grad_k_strides, grad_v_strides,
     scale, pairs, heads, abreast, queries, keys,
     CONSUMERS: gl.constexpr, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -277,6 +278,7 @@ def hopper_wide_kernel(
     tiles = (a_kept, b_kept, a_walked, b_walked, lse_tiles, delta_tiles)
     passing = make_passing(q.dtype, WALKED)
     clerk = make_clerk()
+    seats = make_seats(sums_tiles, CONSUMERS, ROWS)
     barriers = make_barriers(CONSUMERS, STAGES)
     targets = (grad_k, grad_v, grad_k_strides, grad_v_strides)
     target = (grad_q, grad_q_strides, queries)
@@ -285,10 +287,10 @@ def hopper_wide_kernel(
     place_q = (batch, head, pair, tile * KEPT)
     # Compile-time values stay so only where the tuple is written in the call itself.
     gl.warp_specialize([
-        (consume, (tiles, barriers, passing, clerk, sums, target, targets, place_q, sizes, tile,
-                   scale, 0, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
-        (consume, (tiles, barriers, passing, clerk, sums, target, targets, place_q, sizes, tile,
-                   scale, 1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
+        (consume, (tiles, barriers, passing, clerk, seats, sums, sums_tiles, target, targets,
+                   place_q, sizes, tile, scale, 0, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
+        (consume, (tiles, barriers, passing, clerk, seats, sums, sums_tiles, target, targets,
+                   place_q, sizes, tile, scale, 1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
         (keep_order, (clerk, progress, pair, sizes, tile, tiles_of_keys - 1)),
         (produce, ((k, v), (q, grad_o), (lse, delta), tiles, barriers, where, first, last,
                    CONSUMERS, WALKED, STAGES, True, True)),
