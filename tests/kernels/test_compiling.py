@@ -202,9 +202,9 @@ def row_type(length: int) -> str:
     return f"tensordesc<fp32[1,1,{length}],{layout!r}>"
 
 
-def sums_type(columns: int) -> str:
+def sums_type() -> str:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
-    return f"tensordesc<fp32[64,{columns}],{layout!r}>"
+    return f"tensordesc<fp32[64,64],{layout!r}>"
 
 
 def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
     }
     types |= dict.fromkeys(("o", "grad_q", "grad_k", "grad_v"), "*bf16")
     types |= dict.fromkeys(("scale", "scale_log2"), "fp32") | {"sums": "*fp32", "progress": "*i32"}
-    types["sums_tiles"] = sums_type(head_dim if kernel is hopper_once_kernel else 64)
+    types["sums_tiles"] = sums_type()
     return {
         name: STRIDES if name.endswith("_strides") else types.get(name, "i32")
         for name in kernel.arg_names
@@ -238,6 +238,7 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
         pytest.param(hopper_keys_kernel, 64, 2, 64, 3, id="gradients of keys, 64"),
         pytest.param(hopper_queries_kernel, 128, 2, 64, 2, id="gradient of queries, 128"),
         pytest.param(hopper_once_kernel, 64, 2, 64, 3, id="all gradients, 64"),
+        pytest.param(hopper_wide_kernel, 128, 2, 64, 2, id="all gradients, 128"),
     ],
 )
 def test_specialised_warps_neither_spill_nor_wait_for_each_product(
@@ -259,7 +260,17 @@ def test_specialised_warps_neither_spill_nor_wait_for_each_product(
 
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
-    assert spilled_bytes(built, tmp_path) == 0
+    # At head dimension 128 all gradients at once want more registers than there are; what is put
+    # aside are addresses, some sixty numbers that a thread reads back in a turn.
+    assert spilled_bytes(built, tmp_path) <= (320 if kernel is hopper_wide_kernel else 0)
+    case = case_of(
+        "backward" if kernel is not hopper_forward_kernel else "forward", "hopper", 16, head_dim
+    )
+    once = kernel in (hopper_once_kernel, hopper_wide_kernel)
+    cut = Tiles(
+        kept=64 * groups, walked=walked, warps=8, stages=stages, specialised=True, once=once
+    )
+    assert built.metadata.shared <= shared_bytes(case, cut)
     assert "serialized" not in assembler_report(built.asm["ptx"], tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Our FlashAttention-2: exact attention in one Triton kernel forward and two or three backward.
+"""Our FlashAttention-2: exact attention in one Triton kernel forward and one to three backward.
 
 Scores are made, used and dropped inside the chip, so memory grows with the sequence and not with
 its square, and time is spent on products instead of moving scores; see `lmlab.kernels` for how.
@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from lmlab.attention.flash_func import Transformable
+from lmlab.attention.flash_func import Gradient, Transformable
 from lmlab.attention.flash_op import flash_backward, flash_forward
 from lmlab.attention.inputs import (
     AttentionInputError,
@@ -120,22 +119,15 @@ class FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
         """Gradients of q, k and v."""
-        # PyTorch's guard against gradients of gradients, which takes the host as long as a launch,
-        # only where they are asked for.
-        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, grad_o)
-
-
-def _gradients(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
-    q, k, v, o, lse = ctx.saved_tensors
-    folded = *fold_all(grad_o, q, k, v, o), lse if q.dim() == 4 else lse.unsqueeze(1)
-    if torch.compiler.is_compiling() or q.is_meta:
-        grads = flash_backward(*folded, ctx.is_causal, ctx.scale)
-    else:
-        grads = launch.backward(*folded, is_causal=ctx.is_causal, scale=ctx.scale)
-    return (*(unfold(grad, q) for grad in grads), None, None)
-
-
-_gradients_once = once_differentiable(_gradients)
+        q, k, v, o, lse = ctx.saved_tensors
+        folded = *fold_all(grad_o, q, k, v, o), lse if q.dim() == 4 else lse.unsqueeze(1)
+        if torch.compiler.is_compiling() or q.is_meta:
+            grads = flash_backward(*folded, ctx.is_causal, ctx.scale)
+        elif torch.is_grad_enabled():  # gradients of gradients are asked for, and must be refused
+            grads = Gradient.apply(*folded, ctx.is_causal, ctx.scale)
+        else:
+            grads = launch.backward(*folded, is_causal=ctx.is_causal, scale=ctx.scale)
+        return (*(unfold(grad, q) for grad in grads), None, None)
 
 
 def check_kernel_takes(q: Tensor, scale: float | None) -> None:

@@ -20,7 +20,7 @@ small operand in registers. Under a causal mask tile i of the keys has the queri
 tile i of the queries the keys before it: a program that does both is as long as any other (PAIRED).
 Small problems need more programs instead, so there they are apart. D is a launch of its own, one
 pass over O and dO at the speed of memory, or made while fp32 inputs are cut into parts (`parts`),
-or, on short sequences, by the programs that need it: those of every tile of keys, from O and dO.
+or, where the launch table says so, by the programs that need it, from O and dO, tile by tile.
 
 On an H200 (bf16, causal, 16 heads, sequence 16384, d = 128, three stages): 368 TFLOP/s with tiles
 of 128 x 64 and 8 warps, 297 with 64 x 32 and 4; 64 x 64 with 4 warps spills and reaches 220. One

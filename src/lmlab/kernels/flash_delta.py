@@ -1,9 +1,9 @@
 """What backward needs of the output: the sum over the head dimension of O dO, one number a query.
 
 It is the mean of dP under the weights P, the part of the softmax's gradient that all scores of a
-query share. Both walks of the backward need all of it, so for long sequences it is a launch of its
-own, one pass over two tensors at the speed of memory. A short sequence is over sooner than a launch
-takes; there each program makes what it needs by itself.
+query share. Both walks of the backward need all of it, so it is a launch of its own, one pass over
+two tensors at the speed of memory. A short sequence may be over sooner than a launch takes; there
+each program can make what it needs by itself.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.

@@ -19,6 +19,7 @@ from lmlab.kernels.hopper_forward import hopper_forward_kernel
 from lmlab.kernels.hopper_keys import hopper_keys_kernel
 from lmlab.kernels.hopper_once import hopper_once_kernel
 from lmlab.kernels.hopper_queries import hopper_queries_kernel
+from lmlab.kernels.hopper_sums import CAN_ADD
 from lmlab.kernels.hopper_wide import hopper_wide_kernel
 from lmlab.kernels.problem import Plan, Problem, processor
 from lmlab.kernels.sharing import counters
@@ -42,7 +43,7 @@ def can_forward(problem: Problem, tiles: Tiles, plan: Plan, tensors: tuple[Tenso
 
 
 def can_backward(problem: Problem, tiles: Tiles, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether both backward kernels can; the last tensor is the log-sum-exp."""
+    """Whether the backward kernels can; the last tensor is the log-sum-exp."""
     return (
         tiles.specialised
         and tiles.kept == 2 * ROWS
@@ -90,10 +91,10 @@ def launch_backward(
     tiles: Tiles,
     plan: Plan,
 ) -> Any:
-    """Two launches, for keys and values and for queries; returns the first one's kernel."""
+    """One launch, or two, for keys and values and for queries; returns the first one's kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
-    in_one_walk = (walked, width) in ((ROWS, ROWS), (ROWS, 2 * ROWS), (2 * ROWS, ROWS))
-    if tiles.once and in_one_walk and _has_bounded_weights(problem, tiles):
+    in_one_walk = walked == ROWS and width in (ROWS, 2 * ROWS)
+    if tiles.once and in_one_walk and CAN_ADD and _has_bounded_weights(problem, tiles):
         return launch_once(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan)
     grad_q, grad_k, grad_v = grads
     constants = _constants(tiles, plan)
@@ -137,10 +138,9 @@ def launch_once(
 ) -> Any:
     """One launch for all three gradients; returns the compiled kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
-    kernel = hopper_once_kernel if width == walked == ROWS else hopper_wide_kernel
+    kernel = hopper_once_kernel if width == ROWS else hopper_wide_kernel
     rows = -(-problem.queries // walked) * walked
-    columns = width if kernel is hopper_once_kernel else ROWS
-    sums = q.new_empty(problem.pairs * rows * width // columns, columns, dtype=torch.float32)
+    sums = q.new_empty(problem.pairs * rows * width // ROWS, ROWS, dtype=torch.float32)
     programs = -(-problem.keys // tiles.kept) * problem.pairs
     return kernel[(programs,)](
         _tile(q, walked, width), _tile(k, ROWS, width), _tile(v, ROWS, width),

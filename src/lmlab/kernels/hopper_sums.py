@@ -9,20 +9,26 @@ was started is known to be added only once it was waited for, and until then its
 # Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from triton._C.libtriton import ir
+from triton._C.libtriton import gluon_ir, ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from lmlab.kernels.hopper_group import ROWS
 
 group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
+CAN_ADD = hasattr(gluon_ir.GluonOpBuilder, "create_async_tma_reduce")
+"""Triton has it, but no name of its language promises that it will."""
+
+# Each copies a number besides: an instruction in a kernel stands in a function of its operand.
 ALL_ADDED = gl.constexpr("cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, $1;")
 ALL_BUT_ONE_ADDED = gl.constexpr(
     "cp.async.bulk.wait_group 1; fence.proxy.async.global; mov.u32 $0, $1;"
 )
+# What this thread has seen and written, in shared memory and beyond, before what the engine does.
+BEFORE_THE_ENGINE = gl.constexpr("fence.proxy.async; mov.u32 $0, $1;")
 
 
 @builtin
@@ -38,19 +44,23 @@ def async_add(target, corner, source, _semantic=None):
 def wait_for_adds(number, PENDING: gl.constexpr):
     """Until all tiles but the last PENDING that were started are added, for everyone to see.
 
-    PyTorch's and Triton's own waits are over when the tile has been read. `number` is any; the
-    instruction needs an argument to be one of a tensor.
+    Gluon's `tma.store_wait` is over when a tile has been read. `number` is any.
     """
-    WAIT: gl.constexpr = ALL_ADDED if PENDING == 0 else ALL_BUT_ONE_ADDED
-    gl.inline_asm_elementwise(WAIT, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+    run(ALL_ADDED if PENDING == 0 else ALL_BUT_ONE_ADDED, number)
     group_barrier()
+
+
+@gluon.jit
+def run(INSTRUCTION: gl.constexpr, number):
+    """One instruction of the hardware that Gluon has no name for, in every thread."""
+    gl.inline_asm_elementwise(INSTRUCTION, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def start_adding(share, seat, sums, row, is_first):
     """Put a tile into its seat and start to add it; the first program stores it instead."""
     seat.store(share)
-    fence_async_shared()
+    run(BEFORE_THE_ENGINE, row)
     group_barrier()
     if is_first:
         tma.async_copy_shared_to_global(sums, [row, 0], seat)

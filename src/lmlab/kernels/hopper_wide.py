@@ -8,7 +8,8 @@ shared memory, and when both have, each multiplies all 128 keys' with one half o
 
 Shares of dQ are added in memory in a fixed order, program after program, as in `hopper_once`. What
 waits there is a warp by itself, the clerk: it looks how far the program before has come, lets the
-groups add, and tells the next program when they have. Nothing that multiplies waits for the L2.
+groups add, and tells the next program when they have. A group only looks back, at each turn, if its
+share of the turn before has arrived.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.
@@ -33,7 +34,7 @@ PLACES = gl.constexpr(2)
 """Tiles of dS in shared memory: a group may be one turn ahead of the other."""
 LEAVES = gl.constexpr(4)
 """Barriers by which the clerk lets groups add, used in turn."""
-LAG = gl.constexpr(3)
+LAG = gl.constexpr(2)
 """Turns that the clerk is ahead: leave is there before a group asks for it."""
 
 
@@ -55,9 +56,7 @@ def add_half(
     grad_q, grad_q_strides, queries = target
     batch, head, pair, _ = where
     block = last - 1 - turn
-    # Which half: of the columns, or of the queries.
-    DOWN: gl.constexpr = WHICH * ROWS if BLOCK_D == 2 * ROWS else 0
-    ACROSS: gl.constexpr = 0 if BLOCK_D == 2 * ROWS else WHICH * ROWS
+    ACROSS: gl.constexpr = WHICH * ROWS
     row = ((pair * last + block) * 2 + WHICH) * ROWS
     if turn > 0:
         say_added(added, turn - 1)
@@ -67,8 +66,8 @@ def add_half(
             if tile > 0:
                 share = share + load_sums(sums, row, ROWS, LAYOUT)
             write(
-                share * scale, grad_q + DOWN, grad_q_strides, batch, head,
-                block * WALKED + ACROSS, queries, ROWS, HEAD_DIM - DOWN, LAYOUT,
+                share * scale, grad_q + ACROSS, grad_q_strides, batch, head, block * WALKED,
+                queries, ROWS, HEAD_DIM - ACROSS, LAYOUT,
             )  # fmt: skip
         else:
             start_adding(share, seat, sums_tiles, row, tile == 0)
@@ -128,15 +127,9 @@ def walk_queries(
         mbarrier.wait(passed_ready.index(spot), turn // PLACES & 1)
         share = nothing
         for tile_of_keys in gl.static_range(2):
-            turned, kept = passed.index(2 * spot + tile_of_keys), k_tiles.index(tile_of_keys)
-            if BLOCK_D == 2 * ROWS:
-                kept = half_of(kept, WHICH)
-            else:
-                turned = half_of(turned, WHICH)
-                kept = kept.reshape([ROWS, BLOCK_D])
-            share = warpgroup_mma(
-                turned.permute((1, 0)), kept, share, use_acc=tile_of_keys > 0, is_async=True
-            )
+            turned = passed.index(2 * spot + tile_of_keys).permute((1, 0))
+            half = half_of(k_tiles.index(tile_of_keys), WHICH)
+            share = warpgroup_mma(turned, half, share, use_acc=tile_of_keys > 0, is_async=True)
         grad_k, grad_v, share = warpgroup_mma_wait(0, deps=[grad_k, grad_v, share])
         mbarrier.arrive(free.index(slot), count=1)
         mbarrier.arrive(passed_free.index(spot), count=1)

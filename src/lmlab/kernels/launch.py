@@ -229,7 +229,7 @@ def launch_backward(
     scale: float,
     tiles: Tiles,
 ) -> Any:
-    """One launch for all three gradients, perhaps one before it; returns what forward returns."""
+    """One to three launches; returns the compiled kernel of the gradients, as forward does."""
     plan = backward_plan(problem, tiles)
     sources = q, k, v, grad_o
     if tiles.specialised:
