@@ -121,7 +121,7 @@ class Problem:
         )
 
 
-@lru_cache(maxsize=4096)
+@cache  # not bounded: one that was forgotten and made anew would be remembered elsewhere twice
 def _the_problem(
     device: torch.device,
     dtype: torch.dtype,
