@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -64,16 +63,14 @@ class Tensor:
         self.dtype = self.memory.dtype
         self.block_type = SimpleNamespace(nbytes=math.prod(block) * self.memory.itemsize)
 
-    def at(self, corner: Sequence[Any]) -> tuple[slice, ...]:
-        """Where the block at a corner lies."""
-        return tuple(
-            slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
-        )
-
     def read(self, corner: Sequence[Any]) -> np.ndarray[Any, Any]:
         """The block at a corner, zeros beyond the tensor."""
         block = np.zeros(self.block, self.dtype)
-        inside = self.memory[self.at(corner)]
+        inside = self.memory[
+            tuple(
+                slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
+            )
+        ]
         block[tuple(slice(0, size) for size in inside.shape)] = inside
         return block
 
@@ -94,11 +91,6 @@ class Shared:
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.memory.transpose(order))
 
-    def _reinterpret(self, dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
-        """Columns lie in blocks, one block of all rows after the other."""
-        blocks, rows, columns = shape
-        return Shared(self.memory.reshape(rows, blocks, columns).transpose(1, 0, 2))
-
     def load(self, layout: Any) -> Array:
         dawdle()
         return wrap(self.memory.copy())
@@ -106,36 +98,6 @@ class Shared:
     def store(self, value: Array) -> None:
         dawdle()
         self.memory[...] = value
-
-
-class Transfer:
-    """A tile on its way from shared memory; it is read when it is waited for, not before."""
-
-    pending = threading.local()
-
-    def __init__(self, target: Tensor, corner: Sequence[Any], source: Shared, adds: bool) -> None:
-        self.target, self.where, self.source = target.memory, target.at(corner), source
-        self.adds = adds
-        self.queue().append(self)
-
-    @classmethod
-    def queue(cls) -> list[Transfer]:
-        if not hasattr(cls.pending, "queue"):
-            cls.pending.queue = []
-        queue: list[Transfer] = cls.pending.queue
-        return queue
-
-    @classmethod
-    def wait(cls, instruction: str) -> None:
-        """Until as many are left as the instruction says; a fence says nothing here."""
-        if "wait_group" not in instruction:
-            return
-        left = int(instruction.split("wait_group ")[1].split(";")[0])
-        while len(cls.queue()) > left:
-            dawdle()
-            one = cls.queue().pop(0)
-            before = one.target[one.where] if one.adds else 0
-            one.target[one.where] = before + one.source.memory
 
 
 class Barrier:
@@ -250,7 +212,6 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
         try:
             function(*arguments)
             assert not Product.queue() or all(p.result is not None for p in Product.queue())
-            assert not Transfer.queue(), "a tile that nobody waited for"
         except BaseException as failure:
             failures.append(failure)
             _broken.set()
@@ -356,7 +317,6 @@ class Emulator:
             load=load,
             atomic_add=atomic_add,
             atomic_xchg=atomic_xchg,
-            inline_asm_elementwise=lambda instruction, *_, **__: Transfer.wait(instruction),
             allocate_shared_memory=allocate,
             warp_specialize=specialize,
             SliceLayout=lambda *_: None,
@@ -376,11 +336,7 @@ class Emulator:
             "gl": language,
             "tl": language,
             "mbarrier": barriers,
-            "tma": SimpleNamespace(
-                async_copy_global_to_shared=copy_to_shared,
-                async_copy_shared_to_global=partial(Transfer, adds=False),
-            ),
-            "async_add": partial(Transfer, adds=True),
+            "tma": SimpleNamespace(async_copy_global_to_shared=copy_to_shared),
             "warpgroup_mma": warpgroup_mma,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             "fence_async_shared": lambda: None,

@@ -19,8 +19,6 @@ from lmlab.kernels.hopper_forward import hopper_forward_kernel
 from lmlab.kernels.hopper_keys import hopper_keys_kernel
 from lmlab.kernels.hopper_once import hopper_once_kernel
 from lmlab.kernels.hopper_queries import hopper_queries_kernel
-from lmlab.kernels.hopper_sums import CAN_ADD
-from lmlab.kernels.hopper_wide import hopper_wide_kernel
 from lmlab.kernels.problem import Plan, Problem, processor
 from lmlab.kernels.sharing import counters
 from lmlab.kernels.views import engine_strides, has_descriptor, row_strides
@@ -93,8 +91,7 @@ def launch_backward(
 ) -> Any:
     """One launch, or two, for keys and values and for queries; returns the first one's kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
-    in_one_walk = walked == ROWS and width in (ROWS, 2 * ROWS)
-    if tiles.once and in_one_walk and CAN_ADD and _has_bounded_weights(problem, tiles):
+    if tiles.once and width == walked == ROWS and _has_bounded_weights(problem, tiles):
         return launch_once(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan)
     grad_q, grad_k, grad_v = grads
     constants = _constants(tiles, plan)
@@ -138,15 +135,13 @@ def launch_once(
 ) -> Any:
     """One launch for all three gradients; returns the compiled kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
-    kernel = hopper_once_kernel if width == ROWS else hopper_wide_kernel
-    rows = -(-problem.queries // walked) * walked
-    sums = q.new_empty(problem.pairs * rows * width // ROWS, ROWS, dtype=torch.float32)
+    rows = -(-problem.queries // ROWS) * ROWS
+    sums = q.new_empty(problem.pairs * rows * width, dtype=torch.float32)
     programs = -(-problem.keys // tiles.kept) * problem.pairs
-    return kernel[(programs,)](
+    return hopper_once_kernel[(programs,)](
         _tile(q, walked, width), _tile(k, ROWS, width), _tile(v, ROWS, width),
         _tile(grad_o, walked, width), _row(lse, walked), _row(delta, walked),
-        sums, _sums_tile(sums), counters(programs, q.device),
-        *grads, *map(row_strides, grads), scale,
+        sums, counters(programs, q.device), *grads, *map(row_strides, grads), scale,
         problem.pairs, problem.heads, min(problem.pairs, ABREAST), problem.queries, problem.keys,
         **_constants(tiles, plan),
     )  # fmt: skip
@@ -170,15 +165,6 @@ def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
     """Remembered, as finding it takes the host longer than all else about a descriptor."""
     element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
-
-
-_SUMS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
-
-
-def _sums_tile(sums: Tensor) -> Any:
-    """Sums as the copy engine adds to them: 64 rows at a time."""
-    rows, columns = sums.shape
-    return TensorDescriptor(sums, [rows, columns], [columns, 1], [ROWS, columns], _SUMS_LAYOUT)
 
 
 _ROW_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)

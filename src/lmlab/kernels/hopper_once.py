@@ -13,21 +13,25 @@ diagonal: program j follows j - 1 through the same blocks, a few turns behind. T
 longest programs start first, and a block of queries is read by all programs of a head at about the
 same time, from the L2. A program only waits for programs that started before it, so there is
 always one that runs. With few heads all programs of a head start at once and the last one waits for
-all the others; it still gains: 0.98 against 1.02 ms for four heads of the problem below, 0.41
-against 0.44 for one.
+all the others: one head of 32768 takes 0.94 ms, in two walks 0.87, so there is a line for it in the
+launch table.
 
 Sums of 128 keys and 64 queries in flight take most of the registers: a group that computes has 200,
 the one that adds 88, which suffices for a head dimension of 64.
 
-Tried on an H200 (bf16, causal, 16 heads, sequence 16384), milliseconds with D: two walks 3.65; one
-walk 3.41; with three slots for dS 3.36, two 3.45; telling the next program every turn 3.90, every
-second 3.45, every fourth 3.43. At head dimension 128 with blocks of 32 queries, which just fit the
-registers: 6.5, two walks 5.6.
+Tried on an H200 (bf16, causal, 16 heads, sequence 16384), milliseconds with D, beside 3.04 of cuDNN
+and 3.62 of two walks: 2.81; with two slots for dS instead of three 2.85; with sums row by row 3.36;
+the copy engine adding from shared memory (cp.reduce.async.bulk) 3.44; no adding at all, so wrong,
+about 2.7. With sums row by row, telling the next program every turn 3.90, every second 3.45, every
+fourth 3.43.
+
+At head dimension 128 there are no registers for a third group. Two groups that also make half of
+dQ each, sums in panels: 5.44 ms, the copy engine adding 5.80, no adding about 4.4, two walks 5.09,
+cuDNN 4.66. Blocks of 32 queries: 6.5. There two walks stay.
 
 Tried on a day on which this kernel took 3.80 and cuDNN 3.33: turns in pairs, the products of the
 second begun under the first, 3.76 to 4.04; no third group, dQ made by the two in turn with keys and
-values in registers, 3.70, but with one head 0.78 to 0.95 against 0.59 to 0.76. At head dimension
-128, each of two groups making half of dQ as well: 7.1 to 7.4, two walks 5.7.
+values in registers, 3.70, but with one head 0.78 to 0.95 against 0.59 to 0.76.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.
@@ -44,12 +48,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lmlab.kernels.hopper_backward import make_barriers, make_tiles, produce, two_products
 from lmlab.kernels.hopper_group import ROWS, write
-from lmlab.kernels.hopper_sums import load_sums, make_seats, start_adding, wait_for_adds
 from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
 SLOTS = gl.constexpr(3)
 """Turns by which those who compute dS may be ahead of the one who adds."""
+PANEL = gl.constexpr(8)
+"""Columns of sums that lie together in memory: those that a warp's registers hold side by side."""
+
+group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
@@ -128,9 +135,44 @@ def consume(
 
 
 @gluon.jit
+def cells_of(sums, of_block, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where a block's sums lie that programs add to.
+
+    Not row by row but in panels of eight columns: what a warp adds at once, eight columns of eight
+    rows, is then 256 bytes in a row instead of eight times 32, and two requests to the L2 instead
+    of eight.
+    """
+    rows = gl.arange(0, WALKED, gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
+    across = columns // PANEL * (WALKED * PANEL) + columns % PANEL
+    cells = sums + of_block.to(gl.int64) * (WALKED * BLOCK_D)
+    return cells + (rows[:, None] * PANEL + across[None, :])
+
+
+@gluon.jit
+def add_share(
+    share, sums, grad_q, grad_q_strides, batch, head, of_block, block, tile, is_last, queries,
+    scale,
+    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Add one block's share to those of the programs before; the last one writes the gradient."""
+    cells = cells_of(sums, of_block, WALKED, BLOCK_D, LAYOUT)
+    if is_last:
+        if tile > 0:
+            # Other processors wrote them: `.cg` reads the L2, never an old line of this L1.
+            share = share + gl.load(cells, cache_modifier=".cg")
+        share = share * scale
+        start = block * WALKED
+        write(share, grad_q, grad_q_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, LAYOUT)
+    elif tile > 0:
+        gl.atomic_add(cells, share, sem="relaxed")
+    else:
+        gl.store(cells, share)
+
+
+@gluon.jit
 def add_up(
-    tiles, barriers, passing, seats, sums, sums_tiles, progress, target, where, sizes, tile,
-    last_tile, scale,
+    tiles, barriers, passing, sums, progress, target, where, sizes, tile, last_tile, scale,
     BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr, KEPT: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
@@ -138,8 +180,7 @@ def add_up(
 
     `progress` has for each program how many blocks it has added; the next one reads it and sets it
     back to zero for the launch after. Both looking and telling wait for the L2, so a program looks
-    only when it has come to the end of what it knows, and tells every second turn. The last program
-    that adds to a block writes the gradient instead.
+    only when it has come to the end of what it knows, and tells every second turn.
     """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     k_tiles, _, _, _, _, _ = tiles
@@ -175,23 +216,13 @@ def add_up(
         if tile > 0:
             while added_before <= turn:
                 added_before = gl.atomic_add(before, 0, sem="acquire")
-        row = (pair * last + block) * WALKED
-        if block < beyond:
-            if tile > 0:
-                share = share + load_sums(sums, row, BLOCK_D, LAYOUT)
-            share = share * scale
-            write(
-                share, grad_q, grad_q_strides, batch, head, block * WALKED, queries,
-                BLOCK_D, HEAD_DIM, LAYOUT,
-            )  # fmt: skip
-        else:
-            wait_for_adds(turn, 1)
-            if (turn % 2 == 1) & (turn > 1):
-                gl.atomic_xchg(own, turn - 1, sem="release")
-            start_adding(share, seats.index(turn % 2), sums_tiles, row, tile == 0)
-            if block == beyond:
-                wait_for_adds(turn, 0)
-                gl.atomic_xchg(own, turn + 1, sem="release")
+        add_share(
+            share, sums, grad_q, grad_q_strides, batch, head, pair * last + block, block, tile,
+            block < beyond, queries, scale, BLOCK_D, HEAD_DIM, WALKED, LAYOUT,
+        )  # fmt: skip
+        if ((turn % 2 == 1) & (block > beyond)) | (block == beyond):
+            group_barrier()  # all threads have written before one of them says so
+            gl.atomic_xchg(own, turn + 1, sem="release")
     if tile > 0:
         gl.store(before, 0)
 
@@ -211,7 +242,7 @@ def make_passing(dtype: gl.constexpr, WALKED: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["pairs", "heads", "abreast"])
 def hopper_once_kernel(
-    q, k, v, grad_o, lse, delta, sums, sums_tiles, progress, grad_q, grad_k, grad_v,
+    q, k, v, grad_o, lse, delta, sums, progress, grad_q, grad_k, grad_v,
     grad_q_strides, grad_k_strides, grad_v_strides,
     scale, pairs, heads, abreast, queries, keys,
     CONSUMERS: gl.constexpr, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -238,7 +269,6 @@ def hopper_once_kernel(
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], delta.layout)
     tiles = (a_kept, b_kept, a_walked, b_walked, lse_tiles, delta_tiles)
     passing = make_passing(q.dtype, WALKED)
-    seats = make_seats(sums_tiles, 2, BLOCK_D)
     barriers = make_barriers(CONSUMERS, STAGES)
     targets = (grad_k, grad_v, grad_k_strides, grad_v_strides)
     target = (grad_q, grad_q_strides, queries)
@@ -250,9 +280,8 @@ def hopper_once_kernel(
                    0, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
         (consume, (tiles, barriers, passing, targets, where, sizes, scale,
                    1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
-        (add_up, (tiles, barriers, passing, seats, sums, sums_tiles, progress, target, place_q,
-                  sizes, tile, tiles_of_keys - 1, scale,
-                  BLOCK_D, HEAD_DIM, WALKED, KEPT, IS_CAUSAL)),
+        (add_up, (tiles, barriers, passing, sums, progress, target, place_q, sizes,
+                  tile, tiles_of_keys - 1, scale, BLOCK_D, HEAD_DIM, WALKED, KEPT, IS_CAUSAL)),
         (produce, ((k, v), (q, grad_o), (lse, delta), tiles, barriers, where, first, last,
                    CONSUMERS, WALKED, STAGES, True, True)),
     ], [4, 4, 1], [200, 88, 24])  # fmt: skip
