@@ -17,7 +17,6 @@ from tests.writeup.small_attention import (
 TOPICS = {
     **dict.fromkeys(("out_of_memory", "account"), "naive"),
     **dict.fromkeys(("growth_sequence", "growth_head_dim"), "naive"),
-    **{"compiling_cost": "model_compile"},
     **dict.fromkeys(("flash_wins", "not_slower", "growth_flash", "limit"), "benchmark"),
     **{"tiles": "tiles", "leaderboard": "leaderboard", "model_attention": "model"},
 }

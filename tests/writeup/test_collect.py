@@ -120,7 +120,7 @@ def test_a_caption_says_where_its_rows_differ() -> None:
 
     text = describe([with_tf32(False, 10), with_tf32(False, 4), with_tf32(True, 10)])
     assert "TF32 differs between rows: TF32 off (2) and TF32 on (1)" in text
-    assert "n differs between rows: 4 to 10" in text
+    assert "n differs: 4 to 10" in text
 
 
 def test_a_cpu_is_labelled_as_one_with_its_threads() -> None:

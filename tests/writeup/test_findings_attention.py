@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from lmlab.study.points import Point
 from lmlab.writeup.findings.attention import findings
+from lmlab.writeup.findings.attention_model import _pace
+from lmlab.writeup.findings.attention_naive import _below
 from tests.writeup import synthetic
 from tests.writeup.attention_told import OOM, all_ok, only, told
 from tests.writeup.small_attention import (
@@ -37,9 +40,9 @@ class TestSummary:
     def test_says_what_our_kernels_give(self) -> None:
         text = told("summary")
         assert text.startswith(
-            "Forward and backward of attention, our Triton kernels are 4.00× (head dim 64, "
-            "sequence 128, bf16) to 5.91× (head dim 64, sequence 4,096, bf16) as fast as the naive "
-            "formula. With them"
+            "Forward and backward of one head of attention, our Triton kernels are 4.00× (head dim "
+            "64, sequence 128, bf16) to 5.91× (head dim 64, sequence 4,096, bf16) as fast as the "
+            "naive formula and 1.47× as fast as the best other variant. With them"
         )
         assert "With them a train step is up to 1.67× as fast (small at context 1024)." in text
 
@@ -68,7 +71,7 @@ class TestNaive:
         assert text.startswith(
             "Naive attention runs out of memory at head dim 64, sequence 65,536 (asked for 128.00"
         )
-        assert "head dim 64, sequence 8,192 still fits" in text
+        assert "; the largest measured below it, head dim 64, sequence 8,192, fits. It" in text
         assert "It does so because every score is written to memory" in text
         assert "not measured" not in text
 
@@ -83,15 +86,16 @@ class TestNaive:
     def test_where_nothing_fits(self) -> None:
         text = told("out_of_memory", without({"naive": OOM}, topic="naive"))
         assert text.startswith("Naive attention runs out of memory at head dim 16, sequence 1,024")
-        assert "still fits" not in text
+        assert "fits" not in text
 
     def test_the_smallest_shape_that_does_not_fit_and_the_largest_that_does(self) -> None:
         assert told("account") == (
             "At head dim 64, sequence 65,536, which does not fit, 3 tensors the size of the "
             "scores, 128 GiB each, are 99.8 % of the 385 GiB that the formula asks for at the "
-            "peak, and forward alone for 257 GiB. At head dim 64, sequence 8,192, the largest that "
-            "fits, 3 tensors the size of the scores, 2 GiB each, are 98.7 % of the 6.08 GiB that "
-            "the formula asks for at the peak; the allocator counted 6.08 GiB, 100 % of it."
+            "peak, and forward alone for 257 GiB. At head dim 64, sequence 8,192, the largest "
+            "measured that fits, 3 tensors the size of the scores, 2 GiB each, are 98.7 % of the "
+            "6.08 GiB that the formula asks for at the peak; the allocator counted 6.08 GiB, 100 % "
+            "of it."
         )
 
     def test_only_the_largest_where_all_fit(self) -> None:
@@ -133,6 +137,15 @@ class TestNaive:
         wide = scaled({"naive": 4.0}, head_dim=64, topic="naive")
         assert "no less than the arithmetic" in told("growth_head_dim", wide)
 
+    @pytest.mark.parametrize(("longer_ms", "flat"), [(0.5, True), (4.0, False)])
+    def test_short_sequences_that_hardly_differ_are_told(
+        self, longer_ms: float, flat: bool
+    ) -> None:
+        rows = [(16, "forward", 256, 0.4), (16, "forward", 1024, longer_ms)]
+        short = pd.DataFrame(rows, columns=["head_dim", "pass", "sequence", "median_ms"])
+        assert ("something other than arithmetic sets it" in _below(short)) is flat
+        assert _below(short[:1]) == ""
+
     def test_one_head_dim_says_nothing(self) -> None:
         one = {"head_dims": [16], "beyond": []}
         assert "too few ran" in told("growth_head_dim", naive=one)
@@ -145,6 +158,11 @@ class TestCompiling:
         assert "slower" not in text
         assert "from sequence" not in text
         assert text.endswith("The first pass takes 4.20 s, compilation included.")
+
+    def test_a_lower_peak_is_told(self) -> None:
+        low = noted("compiled", {"topic": "naive"}, peak_memory_bytes=2**20)
+        assert " The peak of memory is 0." in told("compiled_attention", low)
+        assert "peak of memory" not in told("compiled_attention")
 
     def test_the_formula_is_faster_from_a_sequence_on(self) -> None:
         slow = scaled({"compiled": 3.0}, topic="naive", sequence=1024)
@@ -169,8 +187,8 @@ class TestCompiling:
     def test_where_only_the_host_is_slower_the_race_says_so(self) -> None:
         slow = scaled({"compiled": 3.0}, topic="naive", sequence=1024)
         assert (
-            " Then it is the host that is slower: in the race below, whose clock leaves the host "
-            "out, compiled naive is faster in all 4 comparisons (1."
+            " Then it is the host that is slower: in the race below (causal, batch 1), whose clock "
+            "leaves the host out, compiled naive is faster in all 4 comparisons (1."
         ) in told("compiled_attention", slow)
         lost = both(slow, scaled({"compiled": 3.0}, topic="benchmark", sequence=128))
         assert "the host" not in told("compiled_attention", lost)
@@ -189,8 +207,8 @@ class TestCompiling:
 
     def test_the_model_is_faster_at_every_size(self) -> None:
         assert told("compiled_model") == (
-            "Compiled, forward is 1.36× as fast (every size); forward with backward is 1.36× as "
-            "fast (every size); a train step is 1.36× as fast (every size)."
+            "Compiled, forward is 1.36× as fast; forward with backward is 1.36× as fast; a train "
+            "step is 1.36× as fast. Its peak of memory is 0.600× the eager one."
         )
 
     def test_the_model_is_faster_at_some(self) -> None:
@@ -200,16 +218,18 @@ class TestCompiling:
 
     def test_sizes_that_are_not_measured_are_not_every_size(self) -> None:
         text = told("compiled_model", only(size="small"))
-        assert "a train step is 1.36× as fast (small). 1 of 2 sizes is not measured." in text
+        assert "a train step is 1.36× as fast. Its peak of memory is " in text
+        assert text.endswith(" medium is not measured.")
 
     def test_an_eager_step_that_does_not_repeat_is_told(self) -> None:
         same = {"model": {"contexts": [512]}}
         slow = scaled({"eager": 2.0}, topic="model_compile", size="small")
-        assert "took another time" not in told("compiled_model", **same)
-        text = told("compiled_model", slow, **same)
-        assert " The same eager step took another time in the process of another" in text
-        assert "(small " in text
-        assert "medium" not in text.partition("took another time")[2]
+        assert "took another time" not in told("compiling_cost", **same)
+        text = told("compiling_cost", slow, **same)
+        elsewhere = text.partition("took another time in the process of another comparison")[2]
+        assert elsewhere.startswith(" of this chapter: small ")
+        assert elsewhere.endswith("(2.73× here, 1.36× with the other).")
+        assert "medium" not in elsewhere
 
     def test_the_model_is_faster_nowhere(self) -> None:
         slow = scaled({"compiled": 2.0}, topic="model_compile")
@@ -238,9 +258,10 @@ class TestCompiling:
 class TestModel:
     def test_faster_and_smaller(self) -> None:
         assert told("model_attention") == (
-            "With flash (ours) a train step is faster beyond noise at 4 of 4 places, up to 1.67× "
-            "(small at context 1024). The peak falls by up to 26.2 GiB, from 49.2 GiB to 22.9 GiB "
-            "(medium at context 1024)."
+            "With flash (ours) a train step is faster beyond noise at 4 of 4 places (small at "
+            "context 128 and 1,024; medium at context 128 and 1,024), up to 1.67× (small at "
+            "context 1,024). The peak falls by up to 26.2 GiB, from 49.2 GiB to 22.9 GiB (medium "
+            "at context 1,024)."
         )
 
     def test_slower(self) -> None:
@@ -262,11 +283,17 @@ class TestModel:
     def test_a_step_that_hardly_grows_with_its_tokens_hides_a_faster_attention(self) -> None:
         flat = scaled({"naive": 1 / 16, "flash": 1 / 8}, topic="model", context=1024)
         text = told("model_attention", flat)
-        assert " Up to context 1024 a step takes at most 1." in text
+        assert " Up to context 1,024, 8 times the tokens, no step takes more than 1." in text
         assert (
-            "× as long as at 128, whatever its attention, for 8 times the tokens: something other "
-            "than arithmetic sets its pace there and hides the attention." in text
+            "× as long as at 128, whatever its attention: something other than arithmetic sets its "
+            "pace there, and the attention shows little." in text
         )
+
+    def test_the_pace_is_that_of_the_slowest_on_the_way(self) -> None:
+        times = {128: 10.0, 256: 12.2, 512: 11.0, 1024: 40.0}
+        rows = [("small", "naive", context, ms) for context, ms in times.items()]
+        text = _pace(pd.DataFrame(rows, columns=["size", "arm", "context", "median_ms"]))
+        assert " Up to context 512, 4 times the tokens, no step takes more than 1.22× as" in text
 
     def test_the_pace_is_told_once_however_many_attentions_there_are(self) -> None:
         flat = scaled({"naive": 1 / 16, "flash": 1 / 8, "tiled": 1 / 16}, context=1024)
@@ -286,7 +313,7 @@ class TestModel:
         full = without({"naive": OOM}, topic="model", size="medium", context=1024)
         text = told("model_attention", full)
         assert text.endswith(
-            "Where naive runs out of memory it still runs: medium at context 1024 (30.2 ms)."
+            "Where naive runs out of memory it still runs: medium at context 1,024 (30.2 ms)."
         )
 
     def test_naive_fits_nowhere(self) -> None:

@@ -73,6 +73,8 @@ def test_words_around_numbers() -> None:
     assert numbers.listed(["a", "b", "c"]) == "a, b and c"
     assert numbers.span([1.0, 2.5]) == "1.00 to 2.50"
     assert numbers.span([1.001, 1.002], 2) == "1.0"
+    assert numbers.factors([2.5, 1.0]) == "1.00× to 2.50×"
+    assert numbers.factors([1.001, 1.002]) == "1.00×"
     assert numbers.signed(-0.047) == "−0.047"
     assert numbers.exact(1024.0) == "1,024"
     assert numbers.exact(0.000244140625) == "0.000244"

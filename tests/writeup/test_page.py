@@ -156,7 +156,7 @@ def test_the_opening_counts_what_is_missing(page: str, root: Path) -> None:
     results = [json.loads(file.read_text()) for file in (root / "results").rglob("*.json")]
     without_number = sum(result["status"] != "ok" for result in results)
     assert without_number > 2
-    words = f"{without_number} points ended without a number and 2 points not measured"
+    words = f"{without_number} points ended without a number and 2 points were not measured"
     assert words in page.split("## Contents")[0]
 
 

@@ -19,7 +19,8 @@ from lmlab.writeup.provenance import SIZE_KEYS
 
 FLAG_MEANINGS = {
     "gpu_shared": "another process was on the GPU",
-    "noisy": "the middle half of the samples spans more than 10 % of the median",
+    "noisy": "the middle half of the samples, of all parts together where they took turns, spans "
+    "more than 10 % of the median",
     "power_capped": "the GPU ran into its power limit, normal under matrix products",
     "throttled": "the GPU lowered its clocks because of heat or supply",
 }
@@ -48,7 +49,8 @@ def totals(documents: Sequence[Document]) -> dict[str, Any]:
         for key in ("ok", "not_ok", "missing")
     )
     gaps = [f"{counted(not_ok, 'point')} ended without a number"] if not_ok else []
-    gaps += [f"{counted(missing, 'point')} not measured"] if missing else []
+    verb = "was" if missing == 1 else "were"
+    gaps += [f"{counted(missing, 'point')} {verb} not measured"] if missing else []
     return {
         "measured": ok,
         "not_ok": not_ok,

@@ -92,7 +92,7 @@ def _sample_count(counts: Sequence[int]) -> str:
     if not counts:
         return ""
     low, high = min(counts), max(counts)
-    return f"n = {low}" if low == high else f"n differs between rows: {low} to {high}"
+    return f"n = {low}" if low == high else f"n differs: {low} to {high}"
 
 
 def _on(flag: bool) -> str:

@@ -105,6 +105,13 @@ def span(values: Iterable[float], digits: int = 3) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def factors(ratios: Iterable[float]) -> str:
+    """`1.2× to 3.4×`, or the one multiple when both ends print the same."""
+    listed = list(ratios)
+    low, high = factor(min(listed)), factor(max(listed))
+    return low if low == high else f"{low} to {high}"
+
+
 def times(ratio: float, digits: int = 3) -> str:
     """A ratio within a sentence: `2.31 times`."""
     return f"{significant(ratio, digits)} times"

@@ -64,7 +64,7 @@ def _lines(
 def _contexts(axes: Sequence[Axes], contexts: Sequence[int], sizes: Sequence[str]) -> None:
     for axis in axes:
         style.log_axis(axis, "x", ticks=contexts)
-        axis.set_xticks(contexts, [str(context) for context in contexts], rotation=45)
+        axis.set_xticks(contexts, [f"{context:,}" for context in contexts], rotation=45)
     for axis, size in zip(axes, sizes, strict=False):
         axis.set_title(str(size))
     for axis in axes[-len(sizes) :]:

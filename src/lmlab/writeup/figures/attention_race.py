@@ -40,7 +40,9 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
         precision: collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
         for precision in frames.order(rows, "precision")
     }
-    limit = " The grey line is the measured matmul rate." if any(limits.values()) else ""
+    limit = " The grey line is the measured matmul rate" if any(limits.values()) else ""
+    if limit:
+        limit += ", in fp32 that of plain products and no bound." if "fp32" in limits else "."
     return {
         **{
             f"race_{head_dim}": Drawing(
@@ -57,8 +59,9 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
                 "race_map": Drawing(
                     alt="Speed-up of our attention over others by head dim and sequence",
                     caption="How many times as fast ours is, forward and backward together: "
-                    f"purple where it is faster, orange where it is slower, – where one of the two "
-                    f"was not measured or has no time. {note}",
+                    f"purple where it is faster, orange where it is slower, as dark as it gets "
+                    f"from {FASTEST:g} times on; – where one of the two was not measured or has no "
+                    f"time. {note}",
                     draw=lambda: _draw_map(rows),
                 )
             }

@@ -26,7 +26,8 @@ def tile_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
         "tiles": Drawing(
             alt="Time of our kernels and their shared memory by the shape of their tiles",
             caption="Median time (darker is faster) and, below it, the shared memory that a "
-            f"program takes; a cut that the GPU cannot hold is marked. {describe(used)}",
+            "program takes; a cut that the GPU cannot hold is marked. Plain cuts, without what the "
+            f"launch table chooses. {describe(used)}",
             draw=lambda: _draw(rows[rows["arm"] != CHOSEN]),
         )
     }

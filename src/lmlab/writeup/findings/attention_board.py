@@ -87,7 +87,15 @@ def leaderboard(collected: Collected, data: pd.DataFrame) -> str:
         told = frames.order(frames.of(rows, arm=frames.OURS), "reason")
         reason = told[0] if told else "not measured"
         return f"Our kernels were not timed at the published shape: {reason}."
-    return " ".join(_place(collected, rows, head_dim) for head_dim in ours["head_dim"])
+    told = [_place(collected, rows, head_dim) for head_dim in ours["head_dim"]]
+    return " ".join([_asked(ours.iloc[0]), *told])
+
+
+def _asked(row: pd.Series) -> str:
+    return (
+        f"Forward and backward of {counted(row['heads'], 'head')} over {row['sequence']:,} tokens "
+        f"in {row['precision']}, where the race above has one head."
+    )
 
 
 def _place(collected: Collected, rows: pd.DataFrame, head_dim: int) -> str:
@@ -101,7 +109,7 @@ def _place(collected: Collected, rows: pd.DataFrame, head_dim: int) -> str:
         ratio = frames.against(both, frames.OURS, best["arm"]).iloc[0]
         text += (
             f", {HOW[ratio['verdict']]} the best other variant ({frames.label(best['arm'])}, "
-            f"{significant(best['median_ms'])} ms, a ratio of {factor(ratio['speedup'])})"
+            f"{significant(best['median_ms'])} ms; ours is {factor(ratio['speedup'])} as fast)"
         )
     limit = _share_of_limit(collected, frames.of(here, arm=frames.OURS))
     return f"{text}{_published(collected, head_dim)}.{_pass_by_pass(here)}{limit}"

@@ -27,11 +27,13 @@ def correctness(data: pd.DataFrame) -> str:
         return f"No variant was held against the reference.{broken}"
     wrong = tried[tried["reason"].astype(str).str.contains(OFF)]
     held = (
-        f"Before the clock started, output or gradients or both of {counted(len(tried), 'arm')} "
-        "were held against a reference in fp32"
+        f"Before the clock started, the results of {counted(len(tried), 'arm')} were held against "
+        "a reference in fp32, some rows at a time"
     )
     if not len(wrong):
-        return f"{held}; all are right{_largest(tried)}.{broken}"
+        ours = _largest(frames.of(tried, arm=frames.OURS), ", that of ours ")
+        every = _largest(tried, ", their relative error at most ")
+        return f"{held}; all are right{every}{ours}.{broken}"
     told = [_off(part) for _, part in wrong.groupby("arm", sort=False)]
     return (
         f"{held}; {counted(len(wrong), 'arm')} {'was' if len(wrong) == 1 else 'were'} off and got "
@@ -39,13 +41,13 @@ def correctness(data: pd.DataFrame) -> str:
     )
 
 
-def _largest(tried: pd.DataFrame) -> str:
+def _largest(tried: pd.DataFrame, before: str) -> str:
     """The largest relative error of each precision."""
     told = []
     for precision, part in tried.groupby("precision", sort=True):
         found = [error for errors in part["errors"] for error in errors.values() if error]
         told.append(f"{max(found, default=0):.1e} in {precision}")
-    return f", off by at most {listed(told)}"
+    return f"{before}{listed(told)}" if told else ""
 
 
 def _arms(rows: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.numbers import binary_bytes, counted, every, factor, listed, significant, span
+from lmlab.writeup.numbers import (
+    binary_bytes,
+    counted,
+    every,
+    factor,
+    factors,
+    listed,
+    significant,
+    span,
+)
 from lmlab.writeup.places import extreme, named
 
 NAMES = {
@@ -35,26 +44,40 @@ def compiled_model(data: pd.DataFrame) -> str:
         if replaced
         else ""
     )
-    gone = frames.not_there(rows, "size")
-    return f"Compiled, {'; '.join(told)}.{f' {gone}.' if gone else ''}{note}{_elsewhere(data)}"
+    return f"Compiled, {'; '.join(told)}.{_lower_peak(ratios)}{_gone(rows)}{note}"
+
+
+def _gone(rows: pd.DataFrame) -> str:
+    """The sizes that are not measured, by name."""
+    gone = frames.order(rows[rows["status"].isin(frames.NOT_THERE)], "size")
+    return f" {listed(gone)} {'is' if len(gone) == 1 else 'are'} not measured." if gone else ""
+
+
+def _lower_peak(ratios: pd.DataFrame) -> str:
+    """What compiling does to the peak of a train step."""
+    shares = frames.peak_shares(frames.of(ratios, pass_="train_step"))
+    return f" Its peak of memory is {factors(shares)} the eager one." if shares else ""
 
 
 def _elsewhere(data: pd.DataFrame) -> str:
     """Eager steps that took another process another time: the speed-up is no better known."""
-    here = frames.of(data, topic="model_compile", arm=frames.EAGER, pass_="train_step")
-    there = frames.of(data, topic="model", arm=frames.NAIVE, pass_="train_step")
+    steps = frames.of(data, topic="model_compile", pass_="train_step")
+    here = frames.against(steps, frames.COMPILED, frames.EAGER)
+    there = frames.measured(frames.of(data, topic="model", arm=frames.NAIVE, pass_="train_step"))
     keys = ["size", "context", "precision", "batch"]
-    both = frames.measured(here).merge(frames.measured(there), on=keys, suffixes=("_a", "_b"))
-    ratio = both["median_ms_a"] / both["median_ms_b"]
+    both = here.merge(there[[*keys, "median_ms"]], on=keys)
+    ratio = both["median_ms_a"] / both["median_ms"]
     told = [
-        f"{row['size']} {significant(row['median_ms_a'])} and {significant(row['median_ms_b'])} ms"
+        f"{row['size']} {significant(row['median_ms_a'])} ms here and "
+        f"{significant(row['median_ms'])} ms there ({factor(row['speedup'])} here, "
+        f"{factor(row['median_ms'] / row['median_ms_b'])} with the other)"
         for _, row in both[(ratio > APART) | (ratio < 1 / APART)].iterrows()
     ]
     if not told:
         return ""
     return (
-        f" The same eager step took another time in the process of another comparison of this "
-        f"chapter ({listed(told)}), so the speed-up there is known no better."
+        " Speed-ups are known no better than the eager step, which took another time in the "
+        f"process of another comparison of this chapter: {'; '.join(told)}."
     )
 
 
@@ -71,17 +94,13 @@ def _pass(ratios: pd.DataFrame, words: str, sizes: Sequence[str]) -> str:
     worse = f", slower at {_at(slower, sizes)}" if len(slower) else ""
     if not len(faster):
         return f"{words} is faster at no size{worse}"
-    where = named(faster["size"], sizes)
-    return f"{words} is {_span(faster['speedup'])} as fast ({where}){worse}"
+    everywhere = len(faster) == len(ratios)
+    where = "" if everywhere else f" ({named(faster['size'], sizes)})"
+    return f"{words} is {factors(faster['speedup'])} as fast{where}{worse}"
 
 
 def _at(rows: pd.DataFrame, sizes: Sequence[str]) -> str:
-    return f"{named(rows['size'], sizes)} ({_span(rows['speedup'])})"
-
-
-def _span(ratios: pd.Series) -> str:
-    low, high = factor(ratios.min()), factor(ratios.max())
-    return low if low == high else f"{low} to {high}"
+    return f"{named(rows['size'], sizes)} ({factors(rows['speedup'])})"
 
 
 def compiling_cost(data: pd.DataFrame) -> str:
@@ -100,7 +119,7 @@ def compiling_cost(data: pd.DataFrame) -> str:
     steps = paying["first_step_s_b"].astype(float) * 1e3 / saved
     sizes = named(paying["size"], list(ratios["size"]))
     where = f" ({sizes})" if len(paying) < len(ratios) else ""
-    return f"{text}; that is made good after {_steps(steps)}{where}."
+    return f"{text}; that is made good after {_steps(steps)}{where}.{_elsewhere(data)}"
 
 
 def _steps(steps: pd.Series) -> str:
@@ -130,16 +149,24 @@ def _arm(rows: pd.DataFrame, arm: str) -> str:
     text = f"With {name} a train step is faster beyond noise at {_share(faster, ratios)}"
     if not len(faster) and not len(slower):
         text = f"With {name} a train step takes as long as with naive, within noise, at " + (
-            f"{every(len(ratios), 'place')} measured ({_span(ratios['speedup'])} as fast)"
+            f"{every(len(ratios), 'place')} measured ({factors(ratios['speedup'])} as fast)"
         )
     if len(faster):
         best = extreme(faster, "speedup", largest=True)
-        text += f", up to {factor(best['speedup'])} ({_place(best)})"
+        text += f" ({_contexts(faster)}), up to {factor(best['speedup'])} ({_place(best)})"
     if len(slower):
         worst = extreme(slower, "speedup", largest=False)
         text += f", slower at {len(slower)}, down to {factor(worst['speedup'])} ({_place(worst)})"
     gone = frames.not_there(rows, "place")
     return f"{text}.{_memory(ratios)}{alone}{f' {gone}.' if gone else ''}"
+
+
+def _contexts(rows: pd.DataFrame) -> str:
+    """`large at context 128 and 1,024; xl at context 1,024`."""
+    return "; ".join(
+        f"{size} at context {listed(f'{context:,}' for context in part['context'])}"
+        for size, part in rows.groupby("size", sort=False)
+    )
 
 
 def _pace(rows: pd.DataFrame) -> str:
@@ -153,15 +180,15 @@ def _pace(rows: pd.DataFrame) -> str:
     if not len(times):
         return ""
     first = times.columns.min()
-    growth = times.div(times[first], axis=0).max()
+    growth = times.div(times[first], axis=0).max().cummax()
     flat = [c for c in growth.index if growth[c] < min(HARDLY, c / first * SHARE_OF_TOKENS)]
     if not flat:
         return ""
     last = max(flat)
     return (
-        f" Up to context {last} a step takes at most {factor(growth[last])} as long as at {first}, "
-        f"whatever its attention, for {last / first:g} times the tokens: something other than "
-        "arithmetic sets its pace there and hides the attention."
+        f" Up to context {last:,}, {last / first:g} times the tokens, no step takes more than "
+        f"{factor(growth[last])} as long as at {first}, whatever its attention: something other "
+        "than arithmetic sets its pace there, and the attention shows little."
     )
 
 
@@ -196,4 +223,4 @@ def _share(some: pd.DataFrame, every: pd.DataFrame) -> str:
 
 
 def _place(row: pd.Series) -> str:
-    return f"{row['size']} at context {row['context']}"
+    return f"{row['size']} at context {row['context']:,}"

@@ -9,7 +9,7 @@ import pandas as pd
 from lmlab.writeup.collect import Collected, Row
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import wins_from
-from lmlab.writeup.numbers import binary_bytes, counted, factor, percent, span
+from lmlab.writeup.numbers import binary_bytes, counted, factor, factors, percent, span
 from lmlab.writeup.places import extreme
 from lmlab.writeup.tables.attention_account import (
     account_of,
@@ -19,6 +19,8 @@ from lmlab.writeup.tables.attention_account import (
 )
 
 SAME_EXPONENT_WITHIN = 0.15
+HARDLY = 2.0
+"""Times of sequences that differ many times in arithmetic and less than this do not follow it."""
 AS_ACCOUNTED_WITHIN = 0.01
 """Of what the formula asks for; the allocator rounds tensors up."""
 
@@ -58,7 +60,7 @@ def _all_fit(last: pd.Series) -> str:
 
 def _first_that_is_full(full: pd.DataFrame, ran: pd.DataFrame) -> str:
     first = full.sort_values(["sequence", "head_dim"]).iloc[0]
-    before = f"; {_shape(ran.iloc[-1])} still fits" if len(ran) else ""
+    before = f"; the largest measured below it, {_shape(ran.iloc[-1])}, fits" if len(ran) else ""
     return f"Naive attention runs out of memory at {_shape(first)} ({first['reason']}){before}"
 
 
@@ -69,7 +71,9 @@ def accounted_memory(collected: Collected) -> str:
     if full is not None:
         told.append(f"At {_at(full)}, which does not fit, {_squares(full)}{_in_forward(full)}.")
     if ran is not None:
-        told.append(f"At {_at(ran)}, the largest that fits, {_squares(ran)}{_counted(ran)}.")
+        told.append(
+            f"At {_at(ran)}, the largest measured that fits, {_squares(ran)}{_counted(ran)}."
+        )
     return " ".join(told) or "No shape was measured, so there is nothing to account for."
 
 
@@ -131,7 +135,19 @@ def growth_with_sequence(data: pd.DataFrame) -> str:
     if not times:
         return f"{text}."
     shown = min(long["sequence"])
-    return f"{text}; time, from sequence {shown:,} on, to the power of {span(times)}."
+    text += f"; time, from sequence {shown:,} on, to the power of {span(times)}"
+    return f"{text}.{_below(rows[rows['sequence'] < shown])}"
+
+
+def _below(short: pd.DataFrame) -> str:
+    """Whether short sequences take a time that the arithmetic does not explain."""
+    times = short.pivot(index=["head_dim", "pass"], columns="sequence", values="median_ms")
+    if len(times.columns) < 2 or not (times.max(axis=1) < HARDLY * times.min(axis=1)).all():
+        return ""
+    return (
+        " Below that it hardly grows: something other than arithmetic sets it, and what differs "
+        "between head dims is noise."
+    )
 
 
 def _near_square(exponents: Sequence[float]) -> str:
@@ -197,7 +213,17 @@ def compiled_attention(data: pd.DataFrame) -> str:
     cost = f" The first pass takes {span(first)} s, compilation included." if first else ""
     gone = frames.not_there(frames.of(data, topic="naive"))
     host = _by_the_gpus_clock(data) if len(slower) else ""
-    return f"{text}.{host}{note}{cost}{f' {gone}.' if gone else ''}"
+    return f"{text}.{host}{note}{_lower_peak(ratios)}{cost}{f' {gone}.' if gone else ''}"
+
+
+def _lower_peak(ratios: pd.DataFrame) -> str:
+    """What compiling leaves of the peak, where scores and not fixed costs make it up."""
+    long = frames.long_ones(frames.of(ratios, pass_="backward"))
+    shares = frames.peak_shares(long)
+    if not shares:
+        return ""
+    since = f"from sequence {min(long['sequence']):,} on"
+    return f" The peak of memory is {factors(shares)} the eager one {since}."
 
 
 def _by_the_gpus_clock(data: pd.DataFrame) -> str:
@@ -207,9 +233,9 @@ def _by_the_gpus_clock(data: pd.DataFrame) -> str:
     if not len(ratios) or not (ratios["verdict"] == "faster").all():
         return ""
     return (
-        f" Then it is the host that is slower: in the race below, whose clock leaves the host out, "
-        f"compiled naive is faster in all {len(ratios):,} comparisons "
-        f"({span(ratios['speedup'])} times as fast)."
+        f" Then it is the host that is slower: in the race below (causal, batch "
+        f"{ratios['batch'].iloc[0]}), whose clock leaves the host out, compiled naive is faster in "
+        f"all {len(ratios):,} comparisons ({span(ratios['speedup'])} times as fast)."
     )
 
 

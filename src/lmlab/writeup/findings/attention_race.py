@@ -13,6 +13,7 @@ from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import beside, losses
 from lmlab.writeup.numbers import counted, factor, listed, percent, significant, span
 from lmlab.writeup.places import extreme
+from lmlab.writeup.tables.attention_race import TITLES
 
 RIVALS = ("naive", "compiled", "sdpa_flash")
 """Nowhere should our kernels be slower than these."""
@@ -21,6 +22,8 @@ PRODUCTS_OF_FP32 = {"tf32": 3, "bf16": 6}
 """Products on tensor cores that together hold the digits of one in fp32."""
 STILL_FILLING_BELOW = 1.9
 """A power of the sequence below this is not the square any more."""
+RISE = 2 ** (2 - STILL_FILLING_BELOW) - 1
+"""Of a rate over twice the sequence at that power."""
 
 
 def flash_wins(race: pd.DataFrame) -> str:
@@ -138,8 +141,9 @@ def not_slower(race: pd.DataFrame) -> str:
     if not len(lost):
         return f"Nowhere are they slower than {names} beyond noise, in {pairs:,} comparisons."
     told = [
-        f"{factor(row['speedup'])} against {frames.label(row['other'])} ({row['pass']}, head dim "
-        f"{row['head_dim']}, sequence {row['sequence']:,}, {row['precision']})"
+        f"{factor(row['speedup'])} against {frames.label(row['other'])} "
+        f"({TITLES[row['pass']].lower()}, head dim {row['head_dim']}, sequence "
+        f"{row['sequence']:,}, {row['precision']})"
         for _, row in lost.sort_values("speedup").iterrows()
     ]
     return (
@@ -175,8 +179,11 @@ def _still_rising(last: Sequence[float]) -> str:
     rising = [power for power in last if power < STILL_FILLING_BELOW]
     if not rising:
         return ""
-    where = "" if len(rising) == len(last) else f" in {len(rising)} of {len(last)} cases"
-    return f" So their rate still rises{where}: one head alone fills the GPU only when it is long."
+    where = "in all cases" if len(rising) == len(last) else f"in {len(rising)} of {len(last)} cases"
+    return (
+        f" So their rate rises over these two by more than {percent(RISE, 1)} {where}: one head "
+        "alone fills the GPU only when it is long."
+    )
 
 
 def _powers(rows: pd.DataFrame, fewest: int = frames.FEWEST_TO_FIT) -> list[float]:
@@ -206,33 +213,45 @@ def _wider(ours: pd.DataFrame) -> str:
 
 
 def distance_to_limit(collected: Collected, race: pd.DataFrame) -> str:
-    """The best rate of each precision as a share of the measured matmul rate."""
-    ours = frames.measured(frames.of(race, arm=frames.OURS, pass_="both"))
+    """The best rates of each precision as a share of the measured matmul rate."""
+    ours = frames.measured(frames.of(race, arm=frames.OURS, pass_={"forward", "both"}))
     told = [
-        _best_rate(collected, frames.of(ours, precision=precision), precision)
+        _best_rates(collected, frames.of(ours, precision=precision), precision)
         for precision in frames.order(ours, "precision")
     ]
     return " ".join(told) or "How far our kernels are from the limit is not known: none was timed."
 
 
-def _best_rate(collected: Collected, rows: pd.DataFrame, precision: str) -> str:
-    best = extreme(rows, "tflops", largest=True)
-    once = "; one sample" if best["n"] == 1 else ""
-    rate = (
-        f"In {precision} our kernels reach {significant(best['tflops'])} TFLOP/s forward and "
-        f"backward (head dim {best['head_dim']}, sequence {best['sequence']:,}{once})"
-    )
+def _best_rates(collected: Collected, rows: pd.DataFrame, precision: str) -> str:
     ceiling = collected.ceiling("ceilings", "matmul_tflops", precision, "tflops")
+    bests = [
+        extreme(frames.of(rows, pass_=name), "tflops", largest=True)
+        for name in ("forward", "both")
+        if len(frames.of(rows, pass_=name))
+    ]
     if not ceiling:
-        return f"{rate}; there is no measured matmul rate to hold it against."
-    share = f"{rate}, {percent(best['tflops'] / ceiling)} of the measured matmul rate"
+        return (
+            f"In {precision} our kernels reach {listed(map(_rate, bests))}; there is no measured "
+            "matmul rate to hold that against."
+        )
+    rates = [f"{_rate(best)} or {percent(best['tflops'] / ceiling)}" for best in bests]
+    text = f"In {precision} our kernels reach {' and '.join(rates)} of the measured matmul rate"
     bound = _bound_of_fp32(collected) if precision == "fp32" else None
     if bound is None:
-        return f"{share}."
+        return f"{text}."
+    shares = listed(percent(best["tflops"] / bound) for best in bests)
     return (
-        f"{share}, which is that of products outside the tensor cores and no bound. Put together "
-        "on tensor cores, from three products of TF32 or six of bf16, fp32 products run at "
-        f"{significant(bound)} TFLOP/s at most; this is {percent(best['tflops'] / bound)} of it."
+        f"{text}, which is that of products outside the tensor cores and no bound. Put together on "
+        "tensor cores, from three products of TF32 or six of bf16, fp32 products run at "
+        f"{significant(bound)} TFLOP/s at most; these are {shares} of it."
+    )
+
+
+def _rate(best: pd.Series) -> str:
+    once = "; one sample" if best["n"] == 1 else ""
+    return (
+        f"{significant(best['tflops'])} TFLOP/s {TITLES[best['pass']].lower()} (head dim "
+        f"{best['head_dim']}, sequence {best['sequence']:,}{once})"
     )
 
 

@@ -42,6 +42,8 @@ COLUMNS = [
 NOT_THERE = ("missing", "unreadable")
 FEWEST_TO_FIT = 3
 FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
+LOWER_BELOW = 0.98
+"""Of a peak of memory; who saves less saves nothing."""
 LARGE_FROM = 4096
 """Sequences from which on the scores and not the launches set the time on any GPU."""
 LABELS = {
@@ -139,6 +141,13 @@ def against(data: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
         speedup=both["median_ms_a"] / both["median_ms_b"],
         verdict=pd.Series(verdicts, index=both.index, dtype=object),
     )
+
+
+def peak_shares(ratios: pd.DataFrame) -> list[float]:
+    """What of the base's peak memory an arm holds, where both are known, and it is less."""
+    known = ratios[ratios["peak_memory_bytes_a"].notna() & ratios["peak_memory_bytes_b"].notna()]
+    shares = [float(b / a) for a, b in known[["peak_memory_bytes_a", "peak_memory_bytes_b"]].values]
+    return shares if max(shares, default=1.0) < LOWER_BELOW else []
 
 
 def _margin(row: pd.Series) -> float:

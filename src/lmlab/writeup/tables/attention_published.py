@@ -39,7 +39,7 @@ def published_naive(collected: Collected, data: pd.DataFrame) -> Table | None:
             collected.device_name,
             "this page",
             arm,
-            *_ours(ours, arm, ("forward", "backward"), sequences),
+            *_ours(ours, arm, ("forward", "backward"), sequences, "mean_ms"),
         ]
         for arm in (frames.NAIVE, frames.COMPILED)
     ]
@@ -70,7 +70,13 @@ def published_race(collected: Collected, data: pd.DataFrame) -> Table | None:
             collected.device_name,
             "this page",
             f"{frames.label(arm)}, {precision}",
-            *_ours(frames.of(ours, precision=precision), arm, ("forward", "both"), sequences),
+            *_ours(
+                frames.of(ours, precision=precision),
+                arm,
+                ("forward", "both"),
+                sequences,
+                "median_ms",
+            ),
         ]
         for precision in frames.order(ours, "precision")
         for arm in (frames.NAIVE, frames.OURS)
@@ -80,7 +86,7 @@ def published_race(collected: Collected, data: pd.DataFrame) -> Table | None:
         "forward and backward in ms",
         columns=_columns(sequences),
         rows=[*body, *_theirs(theirs, passes, sequences)],
-        caption="One column a sequence; ours are means, batch 1, one head. Publications are "
+        caption="One column a sequence; ours are medians, batch 1, one head. Publications are "
         "numbered as in report/references and state neither precision, batch nor heads here.",
         sources=[*sources_of(frames.rows_of(collected, "benchmark")), f"report/references/{FILE}"],
     )
@@ -116,21 +122,19 @@ def _shared(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[int]:
 
 
 def _ours(
-    ours: pd.DataFrame, arm: str, passes: Sequence[str], sequences: Sequence[int]
+    ours: pd.DataFrame, arm: str, passes: Sequence[str], sequences: Sequence[int], value: str
 ) -> list[str]:
-    return [_our_cell(frames.of(ours, arm=arm, sequence=s), passes) for s in sequences]
+    return [_our_cell(frames.of(ours, arm=arm, sequence=s), passes, value) for s in sequences]
 
 
-def _our_cell(here: pd.DataFrame, passes: Sequence[str]) -> str:
+def _our_cell(here: pd.DataFrame, passes: Sequence[str], value: str) -> str:
     if not len(here):
         return NOTHING
     if not len(frames.measured(here)):
         return frames.STATUSES[here["status"].iloc[0]]
     parts = [frames.of(here, pass_=name).iloc[0] for name in passes]
     return " / ".join(
-        frames.STATUSES[part["status"]]
-        if math.isnan(part["mean_ms"])
-        else significant(part["mean_ms"])
+        frames.STATUSES[part["status"]] if math.isnan(part[value]) else significant(part[value])
         for part in parts
     )
 

@@ -112,7 +112,9 @@ def lost(collected: Collected, data: pd.DataFrame) -> Table | None:
             ]
             for index, row in slower.sort_values("speedup").iterrows()
         ],
-        caption=f"{caption(used)} Medians of variants that took turns in one process.",
+        caption=f"{caption(used)} Medians of variants that took turns in one process. Of fewer "
+        f"than {frames.FEWEST_SAMPLES} samples, a difference counts from "
+        f"{percent(frames.FEW_SAMPLES_APART, 1)} on.",
         sources=sources_of(used),
     )
 
