@@ -190,14 +190,17 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "prepared"),
+    ("dtype", "keys", "prepared"),
     [
-        pytest.param(torch.bfloat16, ["delta_kernel"], id="bf16"),
-        pytest.param(torch.float32, ["delta_kernel", "split_kernel"], id="fp32"),
+        pytest.param(torch.bfloat16, 4096, ["delta_kernel"], id="bf16"),
+        pytest.param(torch.bfloat16, 512, [], id="bf16, short"),
+        pytest.param(torch.float32, 4096, ["split_kernel"], id="fp32"),
     ],
 )
-def test_one_launch_forward_and_few_backward(dtype: torch.dtype, prepared: list[str]) -> None:
-    q, k, v, grad_o = Shape(keys=4096, head_dim=64, heads=2).inputs(dtype, "cuda")
+def test_one_launch_forward_and_few_backward(
+    dtype: torch.dtype, keys: int, prepared: list[str]
+) -> None:
+    q, k, v, grad_o = Shape(keys=keys, head_dim=64, heads=2).inputs(dtype, "cuda")
     inputs = [x.requires_grad_() for x in (q, k, v)]
     CAUSAL(*inputs).backward(grad_o)  # compiled by now
 

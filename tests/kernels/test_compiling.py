@@ -86,7 +86,8 @@ def constants(case: Case, tiles: Tiles) -> dict[str, Any]:
     }
     if case.direction == "forward":
         return shared | {"SPLITS": 1, "PERSISTENT": False}
-    return shared | {"PAIRED": True, "group": 1, "PARTS": tiles.parts, "SPLITS": 1}
+    own_delta = {"OWN_DELTA": tiles.own_delta}
+    return shared | own_delta | {"PAIRED": True, "group": 1, "PARTS": tiles.parts, "SPLITS": 1}
 
 
 def compiled(case: Case, tiles: Tiles) -> Any:
@@ -167,6 +168,19 @@ def test_fp32_in_parts_is_counted_rightly_and_multiplied_by_warp_groups() -> Non
     assert "wgmma.mma_async" in kernel.asm["ptx"]
 
 
+@pytest.mark.parametrize(("head_dim", "kept"), [(64, 64), (128, 32)])
+def test_a_delta_of_its_own_is_counted_rightly_and_spills_nothing(
+    head_dim: int, kept: int, tmp_path: Path
+) -> None:
+    case = case_of("backward", "hopper", 16, head_dim)
+    tiles = Tiles(kept=kept, walked=64, warps=4, stages=3, own_delta=True)
+
+    kernel = compiled(case, tiles)
+
+    assert kernel.metadata.shared <= shared_bytes(case, tiles)
+    assert spilled_bytes(kernel, tmp_path) == 0
+
+
 def test_hopper_multiplies_by_warp_groups_and_copies_by_engine() -> None:
     case = case_of("forward", "hopper", 16, 128)
     tiles = Tiles(kept=128, walked=64, warps=8, stages=3, descriptors=True)
@@ -239,6 +253,14 @@ def test_specialised_warps_neither_spill_nor_wait_for_each_product(
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
     assert spilled_bytes(built, tmp_path) == 0
+    case = case_of(
+        "backward" if kernel is not hopper_forward_kernel else "forward", "hopper", 16, head_dim
+    )
+    once = kernel is hopper_once_kernel
+    cut = Tiles(
+        kept=64 * groups, walked=walked, warps=8, stages=stages, specialised=True, once=once
+    )
+    assert built.metadata.shared <= shared_bytes(case, cut)
     assert "serialized" not in assembler_report(built.asm["ptx"], tmp_path)
 
 

@@ -82,6 +82,7 @@ CASE = Case(
         Tiles(kept=64, walked=32, warps=4, stages=2, descriptors=True, persistent=True),
         Tiles(kept=192, walked=64, warps=8, stages=2, descriptors=True, specialised=True),
         Tiles(kept=64, walked=32, warps=4, stages=2, paired=False, products="tf32x3"),
+        Tiles(kept=64, walked=64, warps=4, stages=3, own_delta=True),
     ],
 )
 def test_a_line_of_the_table_says_what_it_was_made_of(tiles: Tiles) -> None:

@@ -37,6 +37,8 @@ def pass_through(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> t
         pytest.param(Tiles(**PLAIN, splits=3), id="keys shared by three"),
         pytest.param(Tiles(**PLAIN, splits=16), id="more shares than tiles"),
         pytest.param(Tiles(**PLAIN, descriptors=True), id="descriptors"),
+        pytest.param(Tiles(**PLAIN, own_delta=True), id="delta of its own"),
+        pytest.param(Tiles(**PLAIN, own_delta=True, splits=3), id="own delta, walks shared"),
         pytest.param(Tiles(**PLAIN, products="bf16x6"), id="numbers in parts"),
         pytest.param(Tiles(**PLAIN, products="bf16x6", descriptors=True), id="parts by engine"),
         pytest.param(Tiles(**PLAIN | {"kept": 16, "walked": 32}), id="walked longer than kept"),
@@ -69,6 +71,7 @@ def assert_right_in(shape: Shape, tiles: Tiles, is_causal: bool) -> None:
     "tiles",
     [
         pytest.param(Tiles(**PLAIN, splits=3), id="walks shared"),
+        pytest.param(Tiles(**PLAIN, own_delta=True), id="delta of its own"),
         pytest.param(Tiles(**PLAIN, products="bf16x6", splits=1), id="parts"),
         pytest.param(Tiles(**PLAIN, products="bf16x6", splits=3), id="parts, walks shared"),
     ],

@@ -49,15 +49,16 @@ def test_a_product_has_the_terms_above_the_last_bit_and_no_other(first: int, sec
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_number_add_up_to_it() -> None:
+def test_the_parts_of_a_number_add_up_to_it_and_delta_is_made_on_the_way() -> None:
     batch, heads, kv_heads, queries, keys, head_dim = 2, 4, 2, 21, 37, 12
-    q, grad_o = torch.randn(2, batch, heads, queries, head_dim)
+    q, grad_o, o = torch.randn(3, batch, heads, queries, head_dim)
     k, v = torch.randn(2, batch, kv_heads, keys, head_dim)
     whole = q, grad_o, k, v
     cut = [x.new_empty(3 * batch, *x.shape[1:], dtype=torch.bfloat16) for x in whole]
+    delta = q.new_empty(batch, heads, queries)
 
     interpreted(split_kernel)[(3 * batch * heads, 4)](
-        *whole, *cut, *map(row_strides, (*whole, cut[0], cut[2])),
+        *whole, o, *cut, delta, *map(row_strides, (*whole, o, cut[0], cut[2])),
         batch * heads, heads, batch * kv_heads, kv_heads, queries, keys,
         ROWS=16, BLOCK_D=16, HEAD_DIM=head_dim,
     )  # fmt: skip
@@ -66,3 +67,4 @@ def test_the_parts_of_a_number_add_up_to_it() -> None:
         first, second, third = parts.double().chunk(3)
         torch.testing.assert_close(first, number.double(), rtol=2**-7, atol=0)
         torch.testing.assert_close(first + second + third, number.double(), rtol=2**-24, atol=0)
+    torch.testing.assert_close(delta, (o * grad_o).sum(-1))

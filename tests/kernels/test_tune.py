@@ -64,6 +64,13 @@ def test_specialised_warps_are_tried_on_hopper_in_16_bit() -> None:
         assert any(tiles.specialised for tiles in candidates(case, LIMIT)) is tried
 
 
+def test_short_sequences_try_a_delta_of_their_own() -> None:
+    short = replace(HOPPER, direction="backward", sequence=1024)
+
+    assert any(tiles.own_delta for tiles in candidates(short, LIMIT))
+    assert not any(tiles.own_delta for tiles in candidates(replace(short, sequence=4096), LIMIT))
+
+
 def test_only_gpus_with_a_copy_engine_try_descriptors() -> None:
     ada = replace(HOPPER, architecture="ada")
 

@@ -5,6 +5,7 @@ one by one. What can go wrong there is order: a slot overwritten while it is rea
 for in the wrong phase, a product used before it is done. This stands in for the parts of Gluon that
 our kernels use, and is as unkind as the hardware may be: every step takes a random time, a product
 reads its operands only at the moment that somebody waits for it, and who waits too long has hung.
+Programs start in order and a few of them run at a time, so that those that wait for each other do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,8 @@ import numpy as np
 import torch
 
 PATIENCE_S = 20.0
+RESIDENT = 3
+"""Programs that run at a time."""
 
 
 class Array(np.ndarray[Any, Any]):
@@ -210,6 +214,7 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
             assert not Product.queue() or all(p.result is not None for p in Product.queue())
         except BaseException as failure:
             failures.append(failure)
+            _broken.set()
 
     threads = [threading.Thread(target=run, args=part) for part in parts]
     for thread in threads:
@@ -220,15 +225,26 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
         raise failures[0]
 
 
+_one_at_a_time = threading.Lock()
+_broken = threading.Event()
+"""Set by a program that failed, for those that wait for it."""
+
+
 def atomic_add(pointer: Pointer, value: Any, sem: str) -> Array:
-    """Programs run one after the other here, so nobody adds in between."""
-    before = wrap(pointer.memory[pointer.offset])
-    pointer.memory[pointer.offset] += value
+    assert not _broken.is_set(), "waits for a program that has failed"
+    dawdle()
+    with _one_at_a_time:
+        before = wrap(np.copy(pointer.memory[pointer.offset]))
+        pointer.memory[pointer.offset] += value
     return before
 
 
 def atomic_xchg(pointer: Pointer, value: Any, sem: str) -> None:
-    pointer.memory[pointer.offset] = value
+    """What programs tell each other this way is how far they have come."""
+    dawdle()
+    with _one_at_a_time:
+        assert value > pointer.memory[pointer.offset], "progress that goes back"
+        pointer.memory[pointer.offset] = value
 
 
 def store(pointer: Pointer, value: Any, mask: Any = True) -> None:
@@ -246,13 +262,21 @@ class Emulator:
     """Runs a Gluon kernel program by program."""
 
     def __init__(self, kernel: Any) -> None:
-        self._program = 0
+        self._program = threading.local()
         self._worlds: dict[int, dict[str, Any]] = {}
         self._kernel = self._copy(kernel)
 
     def launch(self, programs: int, *arguments: Any, **constants: Any) -> None:
-        for self._program in range(programs):
+        """Run all programs; raises what one of them raised."""
+
+        def run(program: int) -> None:
+            self._program.id = program
             self._kernel(*arguments, **constants)
+
+        _broken.clear()
+        with ThreadPoolExecutor(RESIDENT) as pool:
+            for _ in pool.map(run, range(programs)):
+                pass
 
     def _copy(self, function: Any) -> Callable[..., Any]:
         plain = function.fn
@@ -276,7 +300,7 @@ class Emulator:
             int32=np.int64,
             int64=np.int64,
             float32=np.float32,
-            program_id=lambda axis: wrap(self._program),
+            program_id=lambda axis: wrap(self._program.id),
             static_range=range,
             minimum=lambda a, b: wrap(np.minimum(a, b)),
             maximum=lambda a, b: wrap(np.maximum(a, b)),

@@ -1,4 +1,4 @@
-"""Our FlashAttention-2: exact attention in one Triton kernel forward and two or three backward.
+"""Our FlashAttention-2: exact attention in one Triton kernel forward and one to three backward.
 
 Scores are made, used and dropped inside the chip, so memory grows with the sequence and not with
 its square, and time is spent on products instead of moving scores; see `lmlab.kernels` for how.
@@ -18,11 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from lmlab.attention.flash_func import Transformable
+from lmlab.attention.flash_func import Gradient, Transformable
 from lmlab.attention.flash_op import flash_backward, flash_forward
-from lmlab.attention.inputs import AttentionInputError, as_autocast_wants, check, fold, unfold
+from lmlab.attention.inputs import (
+    AttentionInputError,
+    as_autocast_wants,
+    check,
+    fold,
+    fold_all,
+    unfold,
+)
 from lmlab.kernels import launch
 from lmlab.kernels.configs import architecture
 
@@ -101,23 +107,24 @@ class FlashAttention(torch.autograd.Function):
             )
         ctx.is_causal = is_causal
         ctx.scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        folded = fold(q), fold(k), fold(v)
+        folded = fold_all(q, k, v)
         if torch.compiler.is_compiling() or q.is_meta:
             o, lse = flash_forward(*folded, is_causal, ctx.scale)
         else:
             o, lse = launch.forward(*folded, is_causal=is_causal, scale=ctx.scale)
-        o, lse = unfold(o, q), lse.view(q.shape[:-1])
+        o, lse = unfold(o, q), unfold(lse, q)
         ctx.save_for_backward(q, k, v, o, lse)
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
         """Gradients of q, k and v."""
         q, k, v, o, lse = ctx.saved_tensors
-        folded = *(fold(tensor) for tensor in (grad_o, q, k, v, o)), lse.view(fold(q).shape[:-1])
+        folded = *fold_all(grad_o, q, k, v, o), lse if q.dim() == 4 else lse.unsqueeze(1)
         if torch.compiler.is_compiling() or q.is_meta:
             grads = flash_backward(*folded, ctx.is_causal, ctx.scale)
+        elif torch.is_grad_enabled():  # gradients of gradients are asked for, and must be refused
+            grads = Gradient.apply(*folded, ctx.is_causal, ctx.scale)
         else:
             grads = launch.backward(*folded, is_causal=ctx.is_causal, scale=ctx.scale)
         return (*(unfold(grad, q) for grad in grads), None, None)

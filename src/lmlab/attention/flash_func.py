@@ -40,11 +40,13 @@ class Transformable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
         """Gradients of q, k and v."""
-        grads = _Gradient.apply(grad_o, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
+        grads = Gradient.apply(grad_o, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
         return (*grads, None, None)
 
 
-class _Gradient(torch.autograd.Function):
+class Gradient(torch.autograd.Function):
+    """`apply` takes what `flash_backward` does; its own gradient is an error and not zero."""
+
     generate_vmap_rule = True
 
     @staticmethod

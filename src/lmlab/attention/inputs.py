@@ -79,6 +79,11 @@ def fold(tensor: Tensor) -> Tensor:
     return tensor.flatten(0, -4)
 
 
+def fold_all(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of as many dimensions each, folded; with batch and heads they are so already."""
+    return tensors if tensors[0].dim() == 4 else tuple(map(fold, tensors))
+
+
 def unfold(folded: Tensor, like: Tensor) -> Tensor:
     """The folded result with the leading dimensions of `like`."""
     if like.dim() == 4:

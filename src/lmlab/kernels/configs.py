@@ -61,6 +61,9 @@ class Tiles:
     """Hopper, 16 bit: kernels whose warps load or compute, 64 kept rows for each that computes."""
     once: bool = False
     """Specialised backward at head dimension 64: one walk for all gradients, dQ added in order."""
+    own_delta: bool = False
+    """Backward: programs make D by themselves instead of reading what a launch before them made;
+    short sequences feel the launch more than the reading of O."""
     products: Products = "ieee"
     """fp32 only: plain fp32 products, or three TF32 products that add up to the same digits, or,
     backward, six products of numbers that were cut into bf16 parts before."""
@@ -133,6 +136,8 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     copies = 2 if case.bits == 32 and tiles.products == "tf32x3" else 1
     total = kept_tensors * copies * tiles.kept * row
     total += tiles.stages * tiles.walked * (2 * row + row_sums)
+    if tiles.own_delta:
+        total += (tiles.stages - 1) * tiles.walked * row  # O, needed a turn later than the rest
     if tiles.once:
         total += 3 * tiles.kept * tiles.walked * case.bits // 8  # dS of three turns
     if case.architecture == "blackwell":
@@ -237,6 +242,7 @@ def _row(line: str) -> Row:
             persistent="persistent" in words,
             specialised="specialised" in words,
             once="once" in words,
+            own_delta="own-delta" in words,
             products=_products(words),
         ),
     )
@@ -258,6 +264,7 @@ def line_of(case: Case, tiles: Tiles) -> str:
             ("persistent", tiles.persistent),
             ("specialised", tiles.specialised),
             ("once", tiles.once),
+            ("own-delta", tiles.own_delta),
             ("tf32x3", tiles.products == "tf32x3"),
             ("bf16x6", tiles.products == "bf16x6"),
         )

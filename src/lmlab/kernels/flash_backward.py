@@ -1,4 +1,4 @@
-"""FlashAttention-2, backward: dQ, dK and dV from the log-sum-exp, in two launches or three.
+"""FlashAttention-2, backward: dQ, dK and dV from the log-sum-exp, in one launch or two.
 
 With D = rowsum(O dO), and the weights P = exp(S scale - L) made again from the log-sum-exp L:
 
@@ -19,8 +19,8 @@ Where the scores are transposed (keys down, queries across) all sums are plain p
 small operand in registers. Under a causal mask tile i of the keys has the queries after it and
 tile i of the queries the keys before it: a program that does both is as long as any other (PAIRED).
 Small problems need more programs instead, so there they are apart. D is a launch of its own, one
-pass over O and dO at the speed of memory; cutting fp32 inputs into parts (`parts`), where that is
-faster, is another.
+pass over O and dO at the speed of memory, or made while fp32 inputs are cut into parts (`parts`),
+or, where the launch table says so, by the programs that need it, from O and dO, tile by tile.
 
 On an H200 (bf16, causal, 16 heads, sequence 16384, d = 128, three stages): 368 TFLOP/s with tiles
 of 128 x 64 and 8 warps, 297 with 64 x 32 and 4; 64 x 64 with 4 warps spills and reaches 220. One
@@ -35,6 +35,7 @@ registers less (154 instead of 197: three programs on an SM instead of two), 289
 import triton
 import triton.language as tl
 
+from lmlab.kernels.flash_delta import delta_of
 from lmlab.kernels.parts import add_product, in_parts, load_parts, turned
 from lmlab.kernels.tiles import (
     is_last,
@@ -54,11 +55,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def walk_queries(
-    grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, batches, lse, delta,
+    grads, k_tile, v_tile, q, grad_o, o, q_strides, grad_o_strides, o_strides, batches, lse, delta,
     batch, head, columns, first, last, queries, shift, scale_log2,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     MASKED: tl.constexpr, RAGGED: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
+    OWN_DELTA: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries from `first` to `last` send back to one tile of keys and values.
 
@@ -85,7 +87,13 @@ def walk_queries(
         )  # fmt: skip
         kind: tl.constexpr = q_tile[0].dtype
         grad_v = add_product(grad_v, in_parts(weights, kind, PARTS), grad_tile, PRECISION, PARTS)
-        delta_row = load_row(delta, start, queries, 0.0, WALKED, RAGGED)
+        if OWN_DELTA:
+            delta_row = delta_of(
+                grad_tile[0], o, o_strides, batch, head, start, queries,
+                WALKED, BLOCK_D, HEAD_DIM, RAGGED,
+            )  # fmt: skip
+        else:
+            delta_row = load_row(delta, start, queries, 0.0, WALKED, RAGGED)
         grad_weights = add_product(nothing, v_tile, turned(grad_tile, PARTS), PRECISION, PARTS)
         grad_scores = weights * (grad_weights - delta_row[None, :])
         grad_k = add_product(grad_k, in_parts(grad_scores, kind, PARTS), q_tile, PRECISION, PARTS)
@@ -128,12 +136,13 @@ def walk_keys(
 @triton.jit
 def grads_of_keys(
     work, split, parts, arrivals, tile, batch, head,
-    q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
-    q_strides, k_strides, v_strides, grad_o_strides, grad_k_strides, grad_v_strides,
+    q, k_kept, v_kept, grad_o, o, lse, delta, grad_k, grad_v,
+    q_strides, k_strides, v_strides, grad_o_strides, o_strides, grad_k_strides, grad_v_strides,
     batches, scale, heads, group, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
+    OWN_DELTA: tl.constexpr,
 ):  # fmt: skip
     """Keep one tile of keys and values, walk the queries of all heads that share them."""
     start = tile * KEPT
@@ -161,16 +170,16 @@ def grads_of_keys(
         of_pair = (batch * heads + q_head) * queries
         if IS_CAUSAL:
             grads = walk_queries(
-                grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, batches,
+                grads, k_tile, v_tile, q, grad_o, o, q_strides, grad_o_strides, o_strides, batches,
                 lse + of_pair, delta + of_pair, batch, q_head, columns, first, clear,
                 queries, keys - queries, scale * LOG2E, KEPT, WALKED, BLOCK_D, HEAD_DIM,
-                True, RAGGED_QUERIES, PRECISION, DESCRIPTOR, PARTS,
+                True, RAGGED_QUERIES, PRECISION, DESCRIPTOR, PARTS, OWN_DELTA,
             )  # fmt: skip
         grads = walk_queries(
-            grads, k_tile, v_tile, q, grad_o, q_strides, grad_o_strides, batches,
+            grads, k_tile, v_tile, q, grad_o, o, q_strides, grad_o_strides, o_strides, batches,
             lse + of_pair, delta + of_pair, batch, q_head, columns, clear, last,
             queries, keys - queries, scale * LOG2E, KEPT, WALKED, BLOCK_D, HEAD_DIM,
-            False, RAGGED_QUERIES, PRECISION, DESCRIPTOR, PARTS,
+            False, RAGGED_QUERIES, PRECISION, DESCRIPTOR, PARTS, OWN_DELTA,
         )  # fmt: skip
     k_sum, v_sum = grads
     complete = True
@@ -189,12 +198,14 @@ def grads_of_keys(
 
 @triton.jit
 def grads_of_queries(
-    work, split, parts, arrivals, tile, batch, head, q_kept, k, v, grad_o_kept, lse, delta, grad_q,
-    q_strides, k_strides, v_strides, grad_o_strides, grad_q_strides,
+    work, split, parts, arrivals, tile, batch, head,
+    q_kept, k, v, grad_o_kept, o, lse, delta, grad_q,
+    q_strides, k_strides, v_strides, grad_o_strides, o_strides, grad_q_strides,
     batches, scale, heads, group, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
+    OWN_DELTA: tl.constexpr,
 ):  # fmt: skip
     """Keep one tile of queries, walk the keys and values that it sees."""
     start = tile * KEPT
@@ -214,7 +225,13 @@ def grads_of_queries(
         KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, False, PARTS,
     )  # fmt: skip
     lse_row = load_row(lse + of_pair, start, queries, float("inf"), KEPT, RAGGED_QUERIES) * LOG2E
-    delta_row = load_row(delta + of_pair, start, queries, 0.0, KEPT, RAGGED_QUERIES)
+    if OWN_DELTA:
+        delta_row = delta_of(
+            grad_tile[0], o, o_strides, batch, head, start, queries,
+            KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES,
+        )  # fmt: skip
+    else:
+        delta_row = load_row(delta + of_pair, start, queries, 0.0, KEPT, RAGGED_QUERIES)
     total = tl.full([KEPT, BLOCK_D], 0.0, tl.float32)
     total = walk_keys(
         total, q_tile, grad_tile, lse_row, delta_row, k, v, k_strides, v_strides, batches, batch,
@@ -243,21 +260,21 @@ def grads_of_queries(
 
 @triton.jit(do_not_specialize=["batches", "kv_pairs", "kv_heads", "abreast"])
 def flash_backward_kernel(
-    q, k, v, grad_o, q_kept, k_kept, v_kept, grad_o_kept, lse, delta, grad_q, grad_k, grad_v,
-    parts, arrivals, q_strides, k_strides, v_strides, grad_o_strides,
+    q, k, v, grad_o, q_kept, k_kept, v_kept, grad_o_kept, o, lse, delta, grad_q, grad_k, grad_v,
+    parts, arrivals, q_strides, k_strides, v_strides, grad_o_strides, o_strides,
     grad_q_strides, grad_k_strides, grad_v_strides,
     batches, scale, kv_pairs, kv_heads, group, abreast, queries, keys,
     KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     PAIRED: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, PARTS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, OWN_DELTA: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values, and of queries: one after the other or side by side.
 
     PAIRED programs do tile i of the keys, then tile i of the queries. Under a causal mask the
     first is long where the second is short, so all programs are equally long. Without it the
     first programs have the keys and the others the queries: twice as many for a small problem, and
-    where that is still too few SPLITS of them share a walk.
+    where that is still too few SPLITS of them share a walk. With OWN_DELTA `delta` is not read.
     """
     work = tl.program_id(0) // SPLITS
     split = tl.program_id(0) - work * SPLITS
@@ -282,18 +299,19 @@ def flash_backward_kernel(
     if has_keys:
         grads_of_keys(
             work, split, parts, arrivals, tile, batch, head,
-            q, k_kept, v_kept, grad_o, lse, delta, grad_k, grad_v,
-            q_strides, k_strides, v_strides, grad_o_strides, grad_k_strides, grad_v_strides,
+            q, k_kept, v_kept, grad_o, o, lse, delta, grad_k, grad_v,
+            q_strides, k_strides, v_strides, grad_o_strides, o_strides,
+            grad_k_strides, grad_v_strides,
             batches, scale, heads, group, queries, keys, KEPT, WALKED,
             BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
-            PARTS, SPLITS,
+            PARTS, SPLITS, OWN_DELTA,
         )  # fmt: skip
     if has_queries:
         grads_of_queries(
             work, split, parts, arrivals, tile, batch, head,
-            q_kept, k, v, grad_o_kept, lse, delta, grad_q,
-            q_strides, k_strides, v_strides, grad_o_strides, grad_q_strides,
+            q_kept, k, v, grad_o_kept, o, lse, delta, grad_q,
+            q_strides, k_strides, v_strides, grad_o_strides, o_strides, grad_q_strides,
             batches, scale, heads, group, queries, keys, KEPT, WALKED,
             BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
-            PARTS, SPLITS,
+            PARTS, SPLITS, OWN_DELTA,
         )  # fmt: skip

@@ -41,7 +41,7 @@ def can_forward(problem: Problem, tiles: Tiles, plan: Plan, tensors: tuple[Tenso
 
 
 def can_backward(problem: Problem, tiles: Tiles, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether both backward kernels can; the last tensor is the log-sum-exp."""
+    """Whether the backward kernels can; the last tensor is the log-sum-exp."""
     return (
         tiles.specialised
         and tiles.kept == 2 * ROWS
@@ -89,7 +89,7 @@ def launch_backward(
     tiles: Tiles,
     plan: Plan,
 ) -> Any:
-    """Two launches, for keys and values and for queries; returns the first one's kernel."""
+    """One launch, or two, for keys and values and for queries; returns the first one's kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
     if tiles.once and width == walked == ROWS and _has_bounded_weights(problem, tiles):
         return launch_once(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan)

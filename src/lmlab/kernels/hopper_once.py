@@ -13,21 +13,25 @@ diagonal: program j follows j - 1 through the same blocks, a few turns behind. T
 longest programs start first, and a block of queries is read by all programs of a head at about the
 same time, from the L2. A program only waits for programs that started before it, so there is
 always one that runs. With few heads all programs of a head start at once and the last one waits for
-all the others; it still gains: 0.98 against 1.02 ms for four heads of the problem below, 0.41
-against 0.44 for one.
+all the others: one head of 32768 takes 0.94 ms, in two walks 0.87, so there is a line for it in the
+launch table.
 
 Sums of 128 keys and 64 queries in flight take most of the registers: a group that computes has 200,
 the one that adds 88, which suffices for a head dimension of 64.
 
-Tried on an H200 (bf16, causal, 16 heads, sequence 16384), milliseconds with D: two walks 3.65; one
-walk 3.41; with three slots for dS 3.36, two 3.45; telling the next program every turn 3.90, every
-second 3.45, every fourth 3.43. At head dimension 128 with blocks of 32 queries, which just fit the
-registers: 6.5, two walks 5.6.
+Tried on an H200 (bf16, causal, 16 heads, sequence 16384), milliseconds with D, beside 3.04 of cuDNN
+and 3.62 of two walks: 2.81; with two slots for dS instead of three 2.85; with sums row by row 3.36;
+the copy engine adding from shared memory (cp.reduce.async.bulk) 3.44; no adding at all, so wrong,
+about 2.7. With sums row by row, telling the next program every turn 3.90, every second 3.45, every
+fourth 3.43.
+
+At head dimension 128 there are no registers for a third group. Two groups that also make half of
+dQ each, sums in panels: 5.44 ms, the copy engine adding 5.80, no adding about 4.4, two walks 5.09,
+cuDNN 4.66. Blocks of 32 queries: 6.5. There two walks stay.
 
 Tried on a day on which this kernel took 3.80 and cuDNN 3.33: turns in pairs, the products of the
 second begun under the first, 3.76 to 4.04; no third group, dQ made by the two in turn with keys and
-values in registers, 3.70, but with one head 0.78 to 0.95 against 0.59 to 0.76. At head dimension
-128, each of two groups making half of dQ as well: 7.1 to 7.4, two walks 5.7.
+values in registers, 3.70, but with one head 0.78 to 0.95 against 0.59 to 0.76.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.
@@ -49,6 +53,8 @@ from lmlab.kernels.tiles import place
 LOG2E = gl.constexpr(1.4426950408889634)
 SLOTS = gl.constexpr(3)
 """Turns by which those who compute dS may be ahead of the one who adds."""
+PANEL = gl.constexpr(8)
+"""Columns of sums that lie together in memory: those that a warp's registers hold side by side."""
 
 group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -129,16 +135,28 @@ def consume(
 
 
 @gluon.jit
+def cells_of(sums, of_block, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where a block's sums lie that programs add to.
+
+    Not row by row but in panels of eight columns: what a warp adds at once, eight columns of eight
+    rows, is then 256 bytes in a row instead of eight times 32, and two requests to the L2 instead
+    of eight.
+    """
+    rows = gl.arange(0, WALKED, gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
+    across = columns // PANEL * (WALKED * PANEL) + columns % PANEL
+    cells = sums + of_block.to(gl.int64) * (WALKED * BLOCK_D)
+    return cells + (rows[:, None] * PANEL + across[None, :])
+
+
+@gluon.jit
 def add_share(
     share, sums, grad_q, grad_q_strides, batch, head, of_block, block, tile, is_last, queries,
     scale,
     BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Add one block's share to those of the programs before; the last one writes the gradient."""
-    rows = gl.arange(0, WALKED, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
-    cells = sums + of_block.to(gl.int64) * (WALKED * BLOCK_D)
-    cells = cells + rows[:, None] * BLOCK_D + columns[None, :]
+    cells = cells_of(sums, of_block, WALKED, BLOCK_D, LAYOUT)
     if is_last:
         if tile > 0:
             # Other processors wrote them: `.cg` reads the L2, never an old line of this L1.

@@ -1,4 +1,4 @@
-"""From tensors to launches: one forward, two or three backward, with little on the host.
+"""From tensors to launches: one forward, one to three backward, with little on the host.
 
 A short sequence takes the GPU a few microseconds, less than Python needs to think about it. So all
 that follows from the shapes (tiles, grid, constants) is worked out once a shape and remembered; a
@@ -106,14 +106,10 @@ def backward(
     grads = empty_gradient(q), empty_gradient(k), empty_gradient(v)
     grad_o, q, k, v, o = (addressable(tensor) for tensor in (grad_o, q, k, v, o))
     lse = lse.contiguous()
-    delta = torch.empty_like(lse)
 
     def launch(tiles: Tiles) -> Any:
-        return launch_backward(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles)
+        return launch_backward(problem, grad_o, q, k, v, o, lse, grads, scale, tiles)
 
-    if problem.pairs:
-        with _on(q.device):
-            launch_delta(problem, grad_o, o, delta)
     launch_fitting(problem, "backward", tiles, launch)
     return grads
 
@@ -191,27 +187,34 @@ def launch_forward(
     return start(kernel, (plan.grid,), plan, (q, k, v, *written), numbers, plan.constants)
 
 
-def launch_delta(problem: Problem, grad_o: Tensor, o: Tensor, delta: Tensor) -> None:
+def launch_delta(problem: Problem, grad_o: Tensor, o: Tensor) -> Tensor:
     """One launch over all queries."""
+    delta = _empty_delta(problem, o)
     numbers = row_strides(o), row_strides(grad_o), problem.pairs, problem.heads, problem.queries
     kernel, grid = kernel_for(delta_kernel, o.device), (delta_grid(problem),)
     start(kernel, grid, problem, (o, grad_o, delta), numbers, pass_constants(problem))
+    return delta
+
+
+def _empty_delta(problem: Problem, o: Tensor) -> Tensor:
+    return o.new_empty(problem.batch, problem.heads, problem.queries, dtype=torch.float32)
 
 
 def launch_split(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four tensors cut into parts that tensor cores take (`lmlab.kernels.parts`)."""
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, o: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The first four cut into parts that tensor cores take (`lmlab.kernels.parts`), and delta."""
     cut = empty_parts(q), empty_parts(k), empty_parts(v), empty_parts(grad_o)
-    tensors = q, grad_o, k, v, cut[0], cut[3], cut[1], cut[2]
+    delta = _empty_delta(problem, o)
+    tensors = q, grad_o, k, v, o, cut[0], cut[3], cut[1], cut[2], delta
     numbers = (
-        *map(row_strides, (q, grad_o, k, v, cut[0], cut[1])),
+        *map(row_strides, (q, grad_o, k, v, o, cut[0], cut[1])),
         problem.pairs, problem.heads, problem.kv_pairs, problem.kv_heads,
         problem.queries, problem.keys,
     )  # fmt: skip
     kernel, grid = kernel_for(split_kernel, q.device), split_grid(problem)
     start(kernel, grid, problem, tensors, numbers, pass_constants(problem))
-    return cut
+    return cut, delta
 
 
 def launch_backward(
@@ -220,26 +223,31 @@ def launch_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    o: Tensor,
     lse: Tensor,
-    delta: Tensor,
     grads: tuple[Tensor, Tensor, Tensor],
     scale: float,
     tiles: Tiles,
 ) -> Any:
-    """One launch for all three gradients; returns what `launch_forward` does."""
+    """One to three launches; returns the compiled kernel of the gradients, as forward does."""
     plan = backward_plan(problem, tiles)
     sources = q, k, v, grad_o
     if tiles.specialised:
         from lmlab.kernels import hopper
 
         if hopper.can_backward(problem, tiles, (*sources, lse)):
+            delta = launch_delta(problem, grad_o, o)
             return hopper.launch_backward(
                 problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan
             )
         tiles = tiles.plain()
         plan = backward_plan(problem, tiles)
     if plan.constants["PARTS"] > 1:
-        sources = launch_split(problem, *sources)
+        sources, delta = launch_split(problem, *sources, o)
+    elif plan.constants["OWN_DELTA"]:
+        delta = lse  # never read
+    else:
+        delta = launch_delta(problem, grad_o, o)
     block_d = plan.constants["BLOCK_D"]
     shared: tuple[Tensor, Tensor] = (lse, lse)  # never touched by a program that shares nothing
     if plan.splits > 1:
@@ -248,11 +256,11 @@ def launch_backward(
             counters(plan.programs // plan.splits, q.device),
         )
     numbers = (
-        *map(row_strides, (*sources, *grads)), problem.batch, scale, problem.kv_pairs,
+        *map(row_strides, (*sources, o, *grads)), problem.batch, scale, problem.kv_pairs,
         problem.kv_heads, problem.heads // problem.kv_heads, plan.abreast, problem.queries,
         problem.keys,
     )  # fmt: skip
-    kernel, others = kernel_for(flash_backward_kernel, q.device), (lse, delta, *grads, *shared)
+    kernel, others = kernel_for(flash_backward_kernel, q.device), (o, lse, delta, *grads, *shared)
     if tiles.descriptors and all(map(has_descriptor, sources)):
         walked = (descriptor(tensor, tiles.walked, block_d) for tensor in sources)
         return kernel[(plan.grid,)](

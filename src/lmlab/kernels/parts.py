@@ -21,6 +21,7 @@ On a CPU, where the interpreter cannot multiply bf16, parts are fp32 and the fir
 import triton
 import triton.language as tl
 
+from lmlab.kernels.flash_delta import delta_of, store_delta
 from lmlab.kernels.tiles import load_tile, place, store_tile
 
 
@@ -96,7 +97,7 @@ def split_rows(
     source, target, batches, strides, target_strides, tile, batch, head, length,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Cut some rows of one head into parts."""
+    """Cut some rows of one head into parts; returns them whole."""
     start = tile * ROWS
     number = load_tile(
         source, strides, batch, head, start, length, ROWS, BLOCK_D, HEAD_DIM, True, False
@@ -107,16 +108,20 @@ def split_rows(
             target, target_strides, batch + part * batches, head, start, length,
             parts[part], ROWS, BLOCK_D, HEAD_DIM,
         )  # fmt: skip
+    return number
 
 
 @triton.jit(do_not_specialize=["pairs", "heads", "kv_pairs", "kv_heads"])
 def split_kernel(
-    q, grad_o, k, v, q_parts, grad_o_parts, k_parts, v_parts,
-    q_strides, grad_o_strides, k_strides, v_strides, query_strides, key_strides,
+    q, grad_o, k, v, o, q_parts, grad_o_parts, k_parts, v_parts, delta,
+    q_strides, grad_o_strides, k_strides, v_strides, o_strides, query_strides, key_strides,
     pairs, heads, kv_pairs, kv_heads, queries, keys,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Cut queries, their gradients, keys and values; the second number of a program says which."""
+    """Cut queries, gradients, keys and values; the second number of a program says which.
+
+    With the gradients at hand their delta is made on the way.
+    """
     program = tl.program_id(0)
     which = tl.program_id(1)
     batches = pairs // heads
@@ -132,10 +137,16 @@ def split_kernel(
                 ROWS, BLOCK_D, HEAD_DIM,
             )  # fmt: skip
         elif which == 1:
-            split_rows(
+            grad_tile = split_rows(
                 grad_o, grad_o_parts, batches, grad_o_strides, query_strides,
                 tile, batch, head, length, ROWS, BLOCK_D, HEAD_DIM,
             )  # fmt: skip
+            start = tile * ROWS
+            sums = delta_of(
+                grad_tile, o, o_strides, batch, head, start, length,
+                ROWS, BLOCK_D, HEAD_DIM, True,
+            )  # fmt: skip
+            store_delta(sums, delta, batch, head, start, heads, length, ROWS)
         elif which == 2:
             split_rows(
                 k, k_parts, batches, k_strides, key_strides, tile, batch, head, length,

@@ -121,7 +121,7 @@ class Problem:
         )
 
 
-@lru_cache(maxsize=4096)
+@cache  # not bounded: one that was forgotten and made anew would be remembered elsewhere twice
 def _the_problem(
     device: torch.device,
     dtype: torch.dtype,
@@ -205,6 +205,7 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
         "PAIRED": paired,
         "PARTS": parts_of(problem, tiles),
         "SPLITS": splits,
+        "OWN_DELTA": tiles.own_delta and parts_of(problem, tiles) == 1,
     }
     return Plan(works * splits, works * splits, _abreast(problem, 4), splits, constants)
 

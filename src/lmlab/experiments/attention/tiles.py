@@ -140,10 +140,9 @@ class Run:
         if self._direction == "forward":
             o, lse = torch.empty_like(self._o), torch.empty_like(self._lse)
             return launch.launch_forward(p, q, k, v, o, lse, self._scale, tiles)
-        delta = torch.zeros_like(self._lse)
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         return launch.launch_backward(
-            p, self._grad_o, q, k, v, self._lse, delta, grads, self._scale, tiles
+            p, self._grad_o, q, k, v, self._o, self._lse, grads, self._scale, tiles
         )
 
     def chosen(self) -> Tiles:
