@@ -4,6 +4,7 @@ Here on a CPU through Triton's interpreter, in fp32 and fp16; its bf16 products 
 and large shapes are tested on a GPU (`test_flash_gpu`).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -197,13 +198,22 @@ def test_an_empty_batch_gives_an_empty_result() -> None:
     assert o.shape == q.grad.shape == (0, 2, 8, 16)  # type: ignore[union-attr]
 
 
-def test_a_second_derivative_is_refused() -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(lambda o: o.sin().sum(), id="dO depends on q"),
+        pytest.param(lambda o: o.sum(), id="dO does not"),
+    ],
+)
+def test_a_second_derivative_is_refused_and_never_left_out(
+    loss: Callable[[Tensor], Tensor],
+) -> None:
     q, k, v, _ = Shape(keys=8, head_dim=16).inputs()
     q.requires_grad_()
-    (grad,) = torch.autograd.grad(CAUSAL(q, k, v).sin().sum(), q, create_graph=True)
+    (grad,) = torch.autograd.grad(loss(CAUSAL(q, k, v)), q, create_graph=True)
 
     with pytest.raises(RuntimeError, match="once, not twice"):
-        grad.sum().backward()
+        (grad.pow(2).sum() + q.sum()).backward()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,16 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from lmlab.kernels.configs import Case, Direction, Tiles, look_up, power_of_two, shared_bytes
+from lmlab.kernels.configs import (
+    Case,
+    Direction,
+    Row,
+    Tiles,
+    look_up,
+    power_of_two,
+    rows,
+    shared_bytes,
+)
 from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
 from lmlab.kernels.hopper_forward import hopper_forward_kernel
@@ -90,9 +99,9 @@ def constants(case: Case, tiles: Tiles) -> dict[str, Any]:
     return shared | own_delta | {"PAIRED": True, "group": 1, "PARTS": tiles.parts, "SPLITS": 1}
 
 
-def compiled(case: Case, tiles: Tiles) -> Any:
+def compiled(case: Case, tiles: Tiles, **launched: Any) -> Any:
     kernel: Any = flash_forward_kernel if case.direction == "forward" else flash_backward_kernel
-    fixed = constants(case, tiles)
+    fixed = constants(case, tiles) | launched
     types = signature(kernel, case, tiles) | dict.fromkeys(fixed, "constexpr")
     names = list(types)
     aligned: dict[tuple[int, ...], Any] = {}
@@ -168,17 +177,21 @@ def test_fp32_in_parts_is_counted_rightly_and_multiplied_by_warp_groups() -> Non
     assert "wgmma.mma_async" in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize(("head_dim", "kept"), [(64, 64), (128, 32)])
-def test_a_delta_of_its_own_is_counted_rightly_and_spills_nothing(
-    head_dim: int, kept: int, tmp_path: Path
-) -> None:
-    case = case_of("backward", "hopper", 16, head_dim)
-    tiles = Tiles(kept=kept, walked=64, warps=4, stages=3, own_delta=True)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=f"{row.bits} bit, {row.head_dim}, {row.sequence}, {row.rows}")
+        for row in rows()
+        if row.tiles.own_delta
+    ],
+)
+def test_a_delta_of_its_own_is_counted_rightly(row: Row) -> None:
+    case = case_of("backward", "hopper", row.bits, row.head_dim)
 
-    kernel = compiled(case, tiles)
+    # As one head is launched: keys and queries apart, walks shared out.
+    kernel = compiled(case, row.tiles, PAIRED=False, SPLITS=4)
 
-    assert kernel.metadata.shared <= shared_bytes(case, tiles)
-    assert spilled_bytes(kernel, tmp_path) == 0
+    assert kernel.metadata.shared <= shared_bytes(case, row.tiles)
 
 
 def test_hopper_multiplies_by_warp_groups_and_copies_by_engine() -> None:
@@ -233,7 +246,7 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
         pytest.param(hopper_once_kernel, 64, 2, 64, 3, id="all gradients, 64"),
     ],
 )
-def test_specialised_warps_neither_spill_nor_wait_for_each_product(
+def test_specialised_warps_are_counted_and_neither_spill_nor_wait_for_each_product(
     kernel: Any, head_dim: int, groups: int, walked: int, stages: int, tmp_path: Path
 ) -> None:
     fixed = {

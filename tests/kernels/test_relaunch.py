@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,25 +95,28 @@ def are_the_same(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> bool:
     )
 
 
+@pytest.mark.parametrize("own_delta", [False, True])
 def test_forward_and_backward_are_launched_again_with_the_same_arguments(
-    gpu: Recorder, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    own_delta: bool, gpu: Recorder, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v, o, grad_o, *grads = tensors(8)
-    rows = torch.zeros(2, 3, 64)
-    monkeypatch.setattr(launch, "_empty_delta", lambda problem, o: rows)
+    lse, delta = torch.zeros(2, 3, 64), torch.zeros(2, 3, 64)
+    monkeypatch.setattr(launch, "_empty_delta", lambda problem, o: delta)
     case = Problem.of(q, k, True)
+    tiles = replace(TILES, own_delta=own_delta)
 
     def once() -> None:
-        launch.launch_forward(case, q, k, v, o, rows, 0.125, TILES)
-        launch.launch_backward(case, grad_o, q, k, v, o, rows, tuple(grads), 0.125, TILES)
+        launch.launch_forward(case, q, k, v, o, lse, 0.125, tiles)
+        launch.launch_backward(case, grad_o, q, k, v, o, lse, tuple(grads), 0.125, tiles)
 
     once()
     by_triton = gpu.launched.copy()
     once()
 
     again = gpu.launched[len(by_triton) :]
-    assert asked == ["flash_forward_kernel", "delta_kernel", "flash_backward_kernel"]
-    assert len(again) == len(by_triton) == 3
+    before = [] if own_delta else ["delta_kernel"]
+    assert asked == ["flash_forward_kernel", *before, "flash_backward_kernel"]
+    assert len(again) == len(by_triton) == len(asked)
     assert all(map(are_the_same, again, by_triton))
 
 

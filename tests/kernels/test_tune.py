@@ -71,6 +71,21 @@ def test_short_sequences_try_a_delta_of_their_own() -> None:
     assert not any(tiles.own_delta for tiles in candidates(replace(short, sequence=4096), LIMIT))
 
 
+def test_what_the_table_has_for_one_short_head_on_hopper_is_tried() -> None:
+    for row in configs.rows():
+        if "hopper" in row.architectures and row.rows <= 2048:
+            case = Case(
+                architecture="hopper",
+                direction=row.direction,
+                bits=row.bits,
+                head_dim=row.head_dim,
+                is_causal=True,
+                sequence=row.rows,
+                rows=row.rows,
+            )
+            assert row.tiles in set(candidates(case, LIMIT)), row
+
+
 def test_only_gpus_with_a_copy_engine_try_descriptors() -> None:
     ada = replace(HOPPER, architecture="ada")
 

@@ -23,8 +23,12 @@ import numpy as np
 import torch
 
 PATIENCE_S = 20.0
+LAUNCH_S = 120.0
+"""Longest time from a launch to the last word of a program."""
 RESIDENT = 3
 """Programs that run at a time."""
+TOLD_S = 5e-3
+"""Who was told goes on at once, who told does not: what it has still to write comes too late."""
 
 
 class Array(np.ndarray[Any, Any]):
@@ -214,7 +218,7 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
             assert not Product.queue() or all(p.result is not None for p in Product.queue())
         except BaseException as failure:
             failures.append(failure)
-            _broken.set()
+            _broken.set()  # now, not once the other parts are done: they may wait for this one
 
     threads = [threading.Thread(target=run, args=part) for part in parts]
     for thread in threads:
@@ -228,10 +232,12 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
 _one_at_a_time = threading.Lock()
 _broken = threading.Event()
 """Set by a program that failed, for those that wait for it."""
+_deadline = 0.0
 
 
 def atomic_add(pointer: Pointer, value: Any, sem: str) -> Array:
     assert not _broken.is_set(), "waits for a program that has failed"
+    assert time.monotonic() < _deadline, "waits for a program that tells nothing"
     dawdle()
     with _one_at_a_time:
         before = wrap(np.copy(pointer.memory[pointer.offset]))
@@ -245,6 +251,7 @@ def atomic_xchg(pointer: Pointer, value: Any, sem: str) -> None:
     with _one_at_a_time:
         assert value > pointer.memory[pointer.offset], "progress that goes back"
         pointer.memory[pointer.offset] = value
+    time.sleep(TOLD_S)
 
 
 def store(pointer: Pointer, value: Any, mask: Any = True) -> None:
@@ -271,8 +278,14 @@ class Emulator:
 
         def run(program: int) -> None:
             self._program.id = program
-            self._kernel(*arguments, **constants)
+            try:
+                self._kernel(*arguments, **constants)
+            except BaseException:
+                _broken.set()
+                raise
 
+        global _deadline
+        _deadline = time.monotonic() + LAUNCH_S
         _broken.clear()
         with ThreadPoolExecutor(RESIDENT) as pool:
             for _ in pool.map(run, range(programs)):

@@ -3,12 +3,12 @@
 A call `kernel[grid](...)` has Triton look at every argument, because a compilation holds for
 certain types, for pointers that lie on 16 bytes or do not, and for integers that are one or
 multiples of 16. Timed on a CPU, where a driver that launches nothing stood for the GPU's, that
-takes 18 microseconds a launch, with three launches for one forward and backward longer than a GPU
-needs for a short sequence. But here all of it follows from the problem, its tiles and the numbers
-that are passed, which are the same step after step. So the compilation is remembered by these, and
-launched as Triton lets a compiled kernel be launched: `compiled[grid](*all arguments)`, 2 of those
-microseconds. Pointers are looked at each time; where one does not lie on 16 bytes Triton is asked
-as ever.
+takes 18 microseconds a launch, with two or three launches for one forward and backward longer than
+a GPU needs for a short sequence. But here all of it follows from the problem, its tiles and the
+numbers that are passed, which are the same step after step. So the compilation is remembered by
+these, and launched as Triton lets a compiled kernel be launched: `compiled[grid](*all arguments)`,
+2 of those microseconds. Pointers are looked at each time; where one does not lie on 16 bytes Triton
+is asked as ever.
 
 Descriptors for the copy engine are left to Triton: their kernels are those of long sequences.
 """

@@ -46,13 +46,16 @@ TOLERANCE = {16: 5e-2, 32: 1e-4}
 
 def candidates(case: Case, shared_limit: int) -> Iterator[Tiles]:
     """Every cut worth a try that fits by count."""
+    is_short = case.sequence <= SHORT
     if case.bits == 16:
+        heights = [32, 64, 128] if is_short else [64, 128]
         choices = itertools.product(
-            (64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 5), (False, True), _PLAIN
+            heights, (32, 64, 128), (4, 8), (2, 3, 4, 5), (False, True), _PLAIN
         )
     else:
+        heights = [16, 32, 64, 128] if is_short else [32, 64, 128]
         choices = itertools.product(
-            (32, 64, 128), (16, 32, 64), (4, 8), (1, 2), (False, True), _products(case)
+            heights, (16, 32, 64), (4, 8), (1, 2, 3), (False, True), _products(case)
         )
     for kept, walked, warps, stages, descriptors, products in choices:
         tiles = Tiles(
@@ -97,7 +100,11 @@ def _specialised(case: Case) -> Iterator[Tiles]:
 
 
 def _is_sensible(case: Case, tiles: Tiles) -> bool:
-    if tiles.walked > tiles.kept or (case.bits == 16 and tiles.kept < 16 * tiles.warps):
+    # A short sequence wants many programs: tiles that are smaller, and walk more than they keep.
+    widest, least = (2, 8) if case.sequence <= SHORT else (1, 16)
+    if tiles.walked > widest * tiles.kept:
+        return False
+    if case.bits == 16 and tiles.kept < least * tiles.warps:
         return False
     if case.bits == 32 and tiles.descriptors and tiles.parts == 1:
         return False

@@ -18,11 +18,16 @@ from lmlab.measure.warm_start import libraries, run
 from lmlab.measure.warm_start.libraries import CudaTouchedError
 from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable, private_directory
 from lmlab.measure.warm_start.starting import WarmStartSettingError
-from tests.measure.warm_start.conftest import Lab, gone, wait_until
+from tests.measure.warm_start.conftest import CLIENT, Lab, gone, wait_until
 
 pytestmark = pytest.mark.slow
 
 TRIVIAL = "import torch\ndef main(argv):\n    print(torch.__version__)\n"
+IGNORING_ITS_CHILDREN = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 PLAIN_LINE = "; a fresh process is used instead\n"
 
 
@@ -167,6 +172,21 @@ def test_without_a_gpu_or_an_answer_no_compiler_is_imported(
 
     assert compiler not in sys.modules
     assert ("the driver is broken" in capfd.readouterr().err) is broken
+
+
+def test_a_caller_that_ignores_the_end_of_its_children_gets_a_helper_too(lab: Lab) -> None:
+    lab.write("trivial", "def main(argv):\n    return 3\n")
+    client = [sys.executable, "-c", CLIENT, str(lab.folder / "report.json"), "trivial"]
+    finished = subprocess.run(
+        [sys.executable, "-c", IGNORING_ITS_CHILDREN, *client],
+        cwd=lab.folder,
+        env=lab.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.stderr == ""
+    assert [helper["served"] for helper in lab.helpers()] == [1]
 
 
 def test_a_folder_with_a_very_long_name_will_do(lab: Lab) -> None:

@@ -17,14 +17,18 @@ import signal
 import socket
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lmlab.measure.warm_start.child import live
 from lmlab.measure.warm_start.libraries import import_ahead, library_path
 from lmlab.measure.warm_start.messages import Inbox, Job, send
-from lmlab.measure.warm_start.processes import adopt_orphans, kill_family, live_processes
+from lmlab.measure.warm_start.processes import (
+    adopt_orphans,
+    kill_family,
+    live_processes,
+    quiet_fork,
+)
 from lmlab.measure.warm_start.starting import READY, listen
 
 _LONGEST_LOG_BYTES = 1 << 20
@@ -138,10 +142,7 @@ class Helper:
         # Blocked until the child has handlers of its own: these would stop the wrong process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns of threads: OpenBLAS has some, and puts them away around a fork.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
+            pid = quiet_fork()
             if pid == 0:
                 self._become(job, connection, helper)
         finally:
@@ -218,6 +219,8 @@ def main(arguments: list[str]) -> None:
     if os.fork():
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # A client may have been told to ignore it; then the kernel would reap our forks before we do.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     adopt_orphans()
     with os.fdopen(int(ready), "w") as announcement:
         try:

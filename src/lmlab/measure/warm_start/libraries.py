@@ -6,8 +6,9 @@ which the constructor of every torch optimizer imports and which takes as long a
 The compiler's modules are a second and more of every point that compiles. Where there is a GPU,
 and points compile a lot, they are imported ahead too, though some versions of them ask CUDA for its
 devices while they are imported: a fork that is thrown away asks first, and its answer stands in for
-the question. Should another version open the GPU in another way, a second fork finds out, and the
-points go on importing the compiler by themselves.
+the question; a job that hides the GPUs from itself then has a compiler that thinks of them, which
+compiles for the CPU all the same. Should another version open the GPU in another way, a second fork
+finds out, and the points go on importing the compiler by themselves.
 
 cuInit opens the driver's device files and keeps them open. That is how the check can tell without
 asking CUDA, since asking is the very thing that must not be done.
@@ -21,6 +22,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+
+from lmlab.measure.warm_start.processes import quiet_fork
 
 _AHEAD = ("torch", "triton", "torch._dynamo")
 _OPTIONAL = {"triton"}  # not built for every platform
@@ -36,19 +39,22 @@ def import_ahead() -> None:
     for name in _AHEAD:
         if name not in _OPTIONAL or importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-            if _cuda_is_open():
-                raise CudaTouchedError(
-                    f"importing {name} opened the GPU, after which no fork works"
-                )
+            _refuse_an_open_gpu(name)
     if _in_a_fork(_sees_a_gpu) and _in_a_fork(_compiler_leaves_the_gpu_alone):
         _import_compiler()
+        _refuse_an_open_gpu("the compiler")
     gc.collect()
     gc.freeze()  # else the collector writes to every object's header, and unshares its page
 
 
+def _refuse_an_open_gpu(name: str) -> None:
+    if _cuda_is_open():
+        raise CudaTouchedError(f"importing {name} opened the GPU, after which no fork works")
+
+
 def _in_a_fork(question: Callable[[], bool]) -> bool:
     """Yes or no from a copy of this process, which may touch what this one must not."""
-    fork = os.fork()
+    fork = quiet_fork()
     if fork == 0:
         answer = False
         try:
