@@ -21,14 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmlab.measure.warm_start.child import live
-from lmlab.measure.warm_start.libraries import import_ahead, library_path
+from lmlab.measure.warm_start.libraries import import_ahead, library_path, quiet_fork
 from lmlab.measure.warm_start.messages import Inbox, Job, send
-from lmlab.measure.warm_start.processes import (
-    adopt_orphans,
-    kill_family,
-    live_processes,
-    quiet_fork,
-)
+from lmlab.measure.warm_start.processes import adopt_orphans, kill_family, live_processes
 from lmlab.measure.warm_start.starting import READY, listen
 
 _LONGEST_LOG_BYTES = 1 << 20

@@ -21,9 +21,8 @@ import importlib.util
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
-
-from lmlab.measure.warm_start.processes import quiet_fork
 
 _AHEAD = ("torch", "triton", "torch._dynamo")
 _OPTIONAL = {"triton"}  # not built for every platform
@@ -50,6 +49,13 @@ def import_ahead() -> None:
 def _refuse_an_open_gpu(name: str) -> None:
     if _cuda_is_open():
         raise CudaTouchedError(f"importing {name} opened the GPU, after which no fork works")
+
+
+def quiet_fork() -> int:
+    """Fork; Python 3.12 warns of threads, but OpenBLAS puts away those it has around a fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _in_a_fork(question: Callable[[], bool]) -> bool:

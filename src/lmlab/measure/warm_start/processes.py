@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import warnings
 from dataclasses import dataclass
 
 # Numbers of <linux/prctl.h>, which Python has no names for.
@@ -28,13 +27,6 @@ class Kinship:
 
     parent: int
     session: int
-
-
-def quiet_fork() -> int:
-    """Fork; Python 3.12 warns of threads, but OpenBLAS puts away those it has around a fork."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def die_with_parent(parent: int) -> None:
