@@ -66,6 +66,12 @@ class TestCode:
         assert header.split("|")[3].strip() == "Uncommitted edits when measured"
         assert row.split("|")[3].strip() == "yes"
 
+    def test_a_topic_has_rows_of_its_own(self) -> None:
+        topics = [{**COMMIT, "topic": "naive"}, {**COMMIT, "topic": "tiles"}]
+        made = appendix([document("attention", code=topics), document()]).code
+        firsts = [row.split("|")[1].strip() for row in made.splitlines()[2:]]
+        assert firsts == ["`attention/naive`", "`attention/tiles`", "`collectives`"]
+
 
 class TestSettings:
     def test_lists_of_pairs_are_written_as_sides(self) -> None:
@@ -76,3 +82,14 @@ class TestSettings:
         lists = {"arms": [["naive", "compiled"], ["flash"]], "steps": [100, 10], "of": [{"a": 1}]}
         made = appendix([document(settings=lists)]).settings
         assert all(text in made for text in ("naive, compiled; flash", "100, 10", "a 1"))
+
+    def test_settings_of_topics_are_not_merged(self) -> None:
+        by_topic = {"naive": {"batch": [8]}, "tiles": {"batch": [1]}}
+        topical = document("attention", settings={"batch": [8, 1]}, settings_by_topic=by_topic)
+        made = appendix([topical, document(settings={"seed": [0]})]).settings
+        rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in made.splitlines()[2:]]
+        assert rows == [
+            ["`attention/naive`", "`batch`", "8"],
+            ["`attention/tiles`", "`batch`", "1"],
+            ["`collectives`", "`seed`", "0"],
+        ]

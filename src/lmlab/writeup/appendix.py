@@ -117,7 +117,7 @@ def _versions(documents: Sequence[Document]) -> Markdown:
 def _code(documents: Sequence[Document]) -> Markdown:
     rows = [
         [
-            code(document["chapter"], in_table=True),
+            _part(document, made.get("topic")),
             code(made["id"], in_table=True) if made["id"] else escape("not in a repository"),
             escape("yes" if made["dirty"] else "no"),
             code(made["fingerprint"], in_table=True),
@@ -131,17 +131,27 @@ def _code(documents: Sequence[Document]) -> Markdown:
 
 
 def _settings(documents: Sequence[Document]) -> Markdown:
-    """Settings that hold for a whole chapter; those behind a size's name have their own table."""
+    """Settings that hold for a whole chapter, or for a topic of it where it has any.
+
+    Those behind a size's name have their own table.
+    """
     rows = [
-        [
-            code(document["chapter"], in_table=True),
-            code(key, in_table=True),
-            escape(_values(values)),
-        ]
+        [_part(document, topic), code(key, in_table=True), escape(_values(values))]
         for document in documents
-        for key, values in document["settings"].items()
+        for topic, settings in _by_topic(document).items()
+        for key, values in settings.items()
     ]
     return _table(["Chapter", "Setting", "Value"], rows) if rows else Markdown("")
+
+
+def _by_topic(document: Document) -> Mapping[str | None, Mapping[str, Sequence[Any]]]:
+    """The settings of each topic, where the document tells them apart."""
+    return document.get("settings_by_topic") or {None: document["settings"]}
+
+
+def _part(document: Document, topic: str | None) -> Markdown:
+    """A chapter, or one topic of it: `attention/naive`, as its results lie in folders."""
+    return code("/".join(filter(None, [document["chapter"], topic])), in_table=True)
 
 
 def _sizes(documents: Sequence[Document]) -> Markdown:
