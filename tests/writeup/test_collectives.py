@@ -354,6 +354,14 @@ class TestFindings:
         assert told["bandwidth"].count(" GB/s)") == 5, "each set of ranks with its own range"
         assert words[2:] in told["more_ranks"]
 
+    def test_one_sample_has_no_range(self) -> None:
+        text = findings(changed(sampled(lambda median: [median])))["summary"]
+        assert "(1 GiB; n = 1) with 2 CPU ranks over gloo" in text
+
+    def test_one_rank_alone_is_no_exchange(self) -> None:
+        text = findings(only("own_gpu", worlds={1}))["summary"]
+        assert text == "No all-reduce between ranks was measured."
+
     def test_worlds_that_are_not_here(self) -> None:
         assert findings(SOUND)["not_here"].endswith("by their ranks: 2, 4, 6 and 8 (own GPU).")
         everywhere = changed(lambda point, data: None, gpus=8)

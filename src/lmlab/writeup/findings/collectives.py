@@ -59,7 +59,7 @@ def summary(data: pd.DataFrame) -> str:
     """The largest all-reduce of the smallest world in every place, for the abstract."""
     largest = _largest(frames.of(frames.between_ranks(data), operation=FIRST))
     if not len(largest):
-        return NOTHING_MEASURED
+        return "No all-reduce between ranks was measured." if len(data) else NOTHING_MEASURED
     chosen = largest.sort_values("world_size", kind="stable").drop_duplicates("placement")
     told = [
         f"{significant(row['median_ms'])} ms ({'; '.join([_size(row), *_scatter(row)])}) with "
@@ -462,6 +462,8 @@ def _scatter(row: pd.Series, ends: Sequence[float] | None = None, unit: str = "m
     """`n = 3, 611 to 1,160 ms` of a case that is noisy or has few samples; nothing of others."""
     if not (row["noisy"] or frames.has_few_samples(row)):
         return []
+    if row["n"] == 1:
+        return ["n = 1"]
     return [f"n = {row['n']:.0f}, {span(ends or (row['min_ms'], row['max_ms']))} {unit}"]
 
 
