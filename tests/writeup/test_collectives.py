@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from matplotlib import pyplot as plt
 
+from lmlab.measure.statistics import NOISY_ABOVE
 from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.checks.collectives import checks
@@ -19,9 +21,11 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.figures.collectives import figures
 from lmlab.writeup.findings.collectives import findings
 from lmlab.writeup.frames import collectives as frames
+from lmlab.writeup.numbers import span
 from lmlab.writeup.tables.collectives import tables
 from tests.writeup import factory, synthetic
 from tests.writeup.synthetic_ranks import collectives as make_result
+from tests.writeup.synthetic_ranks import milliseconds
 
 Change = Callable[[Point, dict[str, Any]], None]
 SOUND = synthetic.collected("collectives")
@@ -63,6 +67,65 @@ def scaled(factor: float, **where: Any) -> Change:
                 case.update(factory.measurement([factor * ms for ms in case["samples_ms"]]))
 
     return change
+
+
+Times = Callable[[float], list[float]]
+
+
+def sampled(times: Times, **where: Any) -> Change:
+    """Cases with these values have the samples that `times` makes of their median."""
+
+    def change(point: Point, data: dict[str, Any]) -> None:
+        for case in data["cases"]:
+            if "samples_ms" in case and where.items() <= case.items():
+                case.update(factory.measurement(times(case["median_ms"])))
+
+    return change
+
+
+def few(median: float) -> list[float]:
+    """Three samples close together."""
+    return [0.99 * median, median, 1.02 * median]
+
+
+def noisy(median: float) -> list[float]:
+    """Samples whose middle half is wide."""
+    return [0.8 * median, 0.9 * median, median, 1.1 * median, 1.5 * median]
+
+
+def cut_from(mib: int, reason: str = "the job's time was up") -> Change:
+    """Every case from a size on was not begun, in every format and operation."""
+
+    def change(point: Point, data: dict[str, Any]) -> None:
+        data["cases"] = [
+            {**{key: case[key] for key in ("operation", "dtype", "size_bytes")}, "reason": reason}
+            if frames.nominal_mib(case["size_bytes"]) >= mib
+            else case
+            for case in data["cases"]
+        ]
+
+    return change
+
+
+def whole(point: Point, data: dict[str, Any]) -> None:
+    """A job that had time for every case."""
+    placement, ranks = str(point.parameters["placement"]), int(point.parameters["world_size"])
+    data["cases"] = [
+        timed_case(placement, ranks, case["operation"], case["dtype"], case["size_bytes"])
+        for case in data["cases"]
+    ]
+
+
+def timed_case(placement: str, ranks: int, operation: str, dtype: str, size: int) -> dict[str, Any]:
+    """A case of the synthetic machine that no cap keeps from being timed."""
+    samples = [milliseconds(placement, ranks, operation, size) * (1 + i / 100) for i in range(5)]
+    return {
+        "operation": operation,
+        "dtype": dtype,
+        "size_bytes": size,
+        **factory.measurement(samples),
+        "rank_median_ms": [samples[2]] * ranks,
+    }
 
 
 class TestFrames:
@@ -139,6 +202,36 @@ class TestFrames:
 
         assert not len(frames.fits(frames.frame(changed(two_sizes).rows)))
 
+    def test_a_case_carries_how_far_its_samples_scatter_and_what_time_its_job_had(self) -> None:
+        data = frames.frame(changed(sampled(noisy, dtype="bf16")).rows)
+        timed = frames.measured(data)
+        assert timed["noisy"].equals(timed["dtype"] == "bf16")
+        assert (timed["n"] == 5).all()
+        assert (timed["min_ms"] < timed["max_ms"]).all()
+        assert frames.time_caps(data) == "16 s"
+
+    def test_only_what_was_not_begun_is_cut(self) -> None:
+        data = frames.frame(changed(cut_from(1024)).rows)
+        assert set(data[data["cut"]]["size_bytes"].map(frames.nominal_mib)) == {1024}
+        refused = frames.frame(changed(cut_from(1024, "no such operation")).rows)
+        assert not refused["cut"][refused["size_bytes"] == 1024 * frames.MIB].any()
+
+    def test_nothing_measured_can_still_be_asked(self) -> None:
+        nothing = frames.frame(EMPTY.rows)
+        assert len(nothing[nothing["cut"]].columns) == len(frames.COLUMNS)
+
+    def test_the_words_for_noisy_are_those_of_who_measured(self) -> None:
+        assert f" {100 * NOISY_ABOVE:.0f} %" in frames.NOISY_MEANS
+
+    def test_sizes_are_halved_by_their_number(self) -> None:
+        data = frames.frame(SOUND.rows)
+        assert frames.halves(data) == ([1, 4, 10, 16], [64, 100, 256, 1024])
+        assert frames.halves(data[data["size_bytes"] == frames.MIB]) == ([], [1])
+
+    @pytest.mark.parametrize(("counts", "margin"), [((3, 50), 0.05), ((4, 4), 0.0)])
+    def test_few_samples_must_lie_further_apart(self, counts: Any, margin: float) -> None:
+        assert frames.margin(*counts) == margin
+
 
 class TestTables:
     def test_every_operation_and_format_has_its_table(self) -> None:
@@ -174,7 +267,34 @@ class TestTables:
     def test_a_case_without_time_says_so_and_the_caption_explains(self) -> None:
         table = tables(SOUND)["times_all_reduce_bf16"]
         assert table.rows[-1][2] == "no time"
-        assert "“no time”" in table.caption
+        assert table.caption.endswith(
+            "“no time”: the fewest repetitions did not fit into what was left of the job's 16 s."
+        )
+        assert "no time" not in str(tables(changed(whole))["times_all_reduce_bf16"])
+
+    def test_times_that_scatter_are_marked_and_the_caption_counts_them(self) -> None:
+        table = tables(changed(sampled(noisy, operation="all_reduce", dtype="fp32")))
+        cells = [cell for row in table["times_all_reduce_fp32"].rows for cell in row[1:]]
+        assert all(cell.startswith("~") and "†" not in cell for cell in cells)
+        assert (
+            "~ noisy: the middle half of the samples spans more than 10 % of the median "
+            f"({len(cells)} of {len(cells)} times)." in table["times_all_reduce_fp32"].caption
+        )
+        assert "~" not in table["times_broadcast_fp32"].caption
+
+    def test_times_of_few_samples_are_marked_and_the_caption_says_of_how_many(self) -> None:
+        table = tables(changed(sampled(few, size_bytes=64 * frames.MIB)))["times_broadcast_fp32"]
+        cells = {row[0]: row[1:] for row in table.rows}
+        # Six ranks share a little less than was asked for, and keep their samples here.
+        assert sum("† (" in cell for cell in cells["64 MiB"]) == 5
+        assert not any("†" in cell for cell in cells["16 MiB"])
+        assert "† n = 3: too few samples to show how far they scatter (5 of 43 times)." in (
+            table.caption
+        )
+
+    def test_sound_times_have_no_mark(self) -> None:
+        table = tables(SOUND)["times_all_reduce_fp32"]
+        assert not any(mark in str([table.rows, table.caption]) for mark in "~†")
 
     def test_a_refused_operation_says_so_and_the_caption_quotes_the_backend(self) -> None:
         def refuse(point: Point, data: dict[str, Any]) -> None:
@@ -204,7 +324,8 @@ class TestFindings:
         assert told["operations"].startswith("No other operation")
         assert told["formats"].startswith("Number formats cannot be compared")
         assert told["fit"].startswith("No line could be fitted")
-        assert told["cut"] == "No collective was measured."
+        assert told["cut"] == told["gap"] == told["noisy_inside"] == ""
+        assert told["noise"] == "No case between ranks was timed."
         assert told["not_here"].endswith(" were not measured.")
 
     def test_the_summary_takes_the_smallest_world_of_every_place(self) -> None:
@@ -213,6 +334,33 @@ class TestFindings:
         assert "with 2 ranks on one GPU over gloo and " in text
         assert "with 2 CPU ranks over gloo." in text
         assert "8 CPU ranks" not in text
+        assert "n = " not in text, "samples that lie close together need no range"
+
+    @pytest.mark.parametrize(
+        ("times", "words"), [(few, "; n = 3, "), (noisy, "; n = 5, ")], ids=["few", "noisy"]
+    )
+    def test_a_headline_that_scatters_has_its_samples_beside_it(
+        self, times: Times, words: str
+    ) -> None:
+        told = findings(changed(sampled(times)))
+        data = frames.measured(frames.frame(changed(sampled(times)).rows))
+        largest = frames.of(
+            data, arm="2 CPU ranks over gloo", operation="all_reduce", dtype="fp32",
+            size_bytes=1024 * frames.MIB,
+        ).iloc[0]  # fmt: skip
+        ends = span([largest["min_ms"], largest["max_ms"]])
+        assert f"(1 GiB{words}{ends} ms) with 2 CPU ranks over gloo" in told["summary"]
+        assert words in told["bandwidth"]
+        assert told["bandwidth"].count(" GB/s)") == 5, "each set of ranks with its own range"
+        assert words[2:] in told["more_ranks"]
+
+    def test_one_sample_has_no_range(self) -> None:
+        text = findings(changed(sampled(lambda median: [median])))["summary"]
+        assert "(1 GiB; n = 1) with 2 CPU ranks over gloo" in text
+
+    def test_one_rank_alone_is_no_exchange(self) -> None:
+        text = findings(only("own_gpu", worlds={1}))["summary"]
+        assert text == "No all-reduce between ranks was measured."
 
     def test_worlds_that_are_not_here(self) -> None:
         assert findings(SOUND)["not_here"].endswith("by their ranks: 2, 4, 6 and 8 (own GPU).")
@@ -229,7 +377,7 @@ class TestFindings:
     def test_more_ranks_are_compared_at_a_size_that_both_have(self) -> None:
         text = findings(SOUND)["more_ranks"]
         assert "an all-reduce of 1 GiB takes" in text
-        assert "8 CPU ranks over gloo (1.75 times as long, in another process)" in text
+        assert text.endswith("8 CPU ranks over gloo, 1.75 times as long in another process.")
 
         def only_small_on_eight(point: Point, data: dict[str, Any]) -> None:
             if point.parameters["world_size"] == 8:
@@ -239,23 +387,99 @@ class TestFindings:
             "an all-reduce of 4 MiB takes" in findings(changed(only_small_on_eight))["more_ranks"]
         )
 
+    def test_worlds_that_are_as_fast_are_not_told_apart(self) -> None:
+        def alike(point: Point, data: dict[str, Any]) -> None:
+            for case in data["cases"]:
+                if "samples_ms" in case:
+                    case.update(factory.measurement(few(case["size_bytes"] / 2**20)))
+
+        text = findings(changed(alike))["more_ranks"]
+        assert text.endswith("1.00 times as long in another process: not told apart.")
+
     def test_operations_are_held_against_an_all_reduce(self) -> None:
         text = findings(SOUND)["operations"]
-        assert "all-gather takes 0.5" in text
+        assert "all-gather takes 0.634 times as long up to 16 MiB and 0.510 times from" in text
         assert text.endswith("what is measured is that.")
         nccl = findings(only("own_gpu", worlds={2, 4}))["operations"]
         assert "Gloo has no reduce-scatter" not in nccl
 
+    def test_small_and_large_sizes_are_told_apart_where_they_differ(self) -> None:
+        def slow_when_large(point: Point, data: dict[str, Any]) -> None:
+            for case in data["cases"]:
+                if "samples_ms" in case and case["operation"] == "all_gather":
+                    factor = 4 if case["size_bytes"] > 60 * frames.MIB else 1
+                    case.update(factory.measurement([factor * ms for ms in case["samples_ms"]]))
+
+        text = findings(changed(slow_when_large))["operations"]
+        assert re.search(
+            r"all-gather takes 0\.\d+ times as long up to 16 MiB and 2\.\d+ times from 64 MiB on",
+            text,
+        )
+
+    def test_ratios_of_one_size_are_not_split(self) -> None:
+        def one_size(point: Point, data: dict[str, Any]) -> None:
+            data["cases"] = [c for c in data["cases"] if c["size_bytes"] == 4 * frames.MIB]
+
+        assert "all-gather takes 0.6" in findings(changed(one_size))["operations"]
+        assert "up to" not in findings(changed(one_size))["operations"]
+
+    def test_ratios_that_do_not_differ_are_not_split(self) -> None:
+        def alike(point: Point, data: dict[str, Any]) -> None:
+            for case in data["cases"]:
+                if "samples_ms" in case:
+                    factor = 2 if case["operation"] == "broadcast" else 1
+                    case.update(factory.measurement([factor * case["size_bytes"]]))
+
+        text = findings(changed(alike))["operations"]
+        assert "broadcast takes 2.00 times as long (2.0): the median case" in text
+        assert "up to" not in text
+
     @pytest.mark.parametrize(
         ("factor", "words"),
         [
-            (1.0, "slower with"),
-            (0.5, "faster with"),
-            (1 / 1.3, "neither faster nor slower with"),
+            (1.0, "1.30 times as long with 2 CPU ranks over gloo (256 MiB, n = 5: slower)"),
+            (0.5, "0.650 times as long with 2 CPU ranks over gloo (256 MiB, n = 5: faster)"),
+            (
+                1 / 1.3,
+                "1.00 times as long with 2 CPU ranks over gloo (256 MiB, n = 5: not told apart)",
+            ),
         ],
     )
     def test_formats(self, factor: float, words: str) -> None:
-        assert words in findings(changed(scaled(factor, dtype="bf16")))["formats"]
+        text = findings(changed(scaled(factor, dtype="bf16")))["formats"]
+        assert words in text
+        assert "must lie more than" not in text
+
+    def test_each_set_of_ranks_says_at_which_size_its_formats_are_compared(self) -> None:
+        def short_of_time(point: Point, data: dict[str, Any]) -> None:
+            if point.parameters["world_size"] == 8:
+                cut_from(100)(point, data)
+
+        text = findings(changed(short_of_time))["formats"]
+        assert "with 4 CPU ranks over gloo (256 MiB, n = 5: slower)" in text
+        assert "with 8 CPU ranks over gloo (64 MiB, n = 5: slower)." in text
+
+    def test_formats_of_few_samples_must_lie_further_apart(self) -> None:
+        # 1.3 / 1.25 is 4 % more: beyond samples that hardly scatter, within what few may hide.
+        def close(median: float) -> list[float]:
+            return [0.999 * median, median, 1.001 * median]
+
+        def nearly_alike(times: Times) -> Change:
+            def change(point: Point, data: dict[str, Any]) -> None:
+                scaled(1 / 1.25, dtype="bf16")(point, data)
+                sampled(times)(point, data)
+
+            return change
+
+        three = findings(changed(nearly_alike(close)))["formats"]
+        assert "slower" not in three
+        assert "(256 MiB, n = 3: not told apart)" in three
+        assert three.endswith(
+            "With fewer than 4 samples, middle halves must lie more than 5 % apart to be told "
+            "apart."
+        )
+        many = findings(changed(nearly_alike(lambda median: 3 * close(median))))["formats"]
+        assert "(256 MiB, n = 9: slower)" in many
 
     def test_formats_of_ranks_whose_sizes_are_rounded(self) -> None:
         def rounded(point: Point, data: dict[str, Any]) -> None:
@@ -264,8 +488,7 @@ class TestFindings:
                     case["size_bytes"] -= 4 * (point.parameters["world_size"] == 6)
 
         text = findings(changed(rounded))["formats"]
-        assert text.startswith("At the largest size of both (n = 5), an all-reduce of the same")
-        assert "6 CPU ranks over gloo" in text
+        assert "6 CPU ranks over gloo (256 MiB, n = 5: slower)" in text
 
     def test_formats_without_a_common_size(self) -> None:
         def apart(point: Point, data: dict[str, Any]) -> None:
@@ -296,9 +519,84 @@ class TestFindings:
         assert "a latency below the noise and " in findings(changed(steep))["fit"]
 
     def test_what_was_cut(self) -> None:
-        assert findings(SOUND)["cut"].startswith("35 of 384 cases have no time, none of them below")
-        whole = findings(only("own_gpu"))["cut"]
-        assert whole == "All 320 cases were timed."
+        told = findings(SOUND)
+        assert told["cut"] == (
+            "A job has 16 s for all its cases, and one is begun only if its fewest repetitions fit "
+            "into what is left: 35 of 320 cases between ranks were not begun, none below 1 GiB; "
+            "their cells say “no time”. At the largest size (1 GiB) only all-reduce in fp32 was "
+            "timed between ranks: it is let ahead of the others on purpose."
+        )
+        assert told["gap"] == ("35 of 320 exchanges between ranks were not begun for want of time")
+
+    def test_where_every_case_had_its_time_nothing_is_said_of_it(self) -> None:
+        told = findings(changed(whole))
+        assert told["cut"] == told["gap"] == ""
+
+    def test_what_a_backend_refused_was_not_cut(self) -> None:
+        told = findings(changed(cut_from(256, "no such operation")))
+        assert told["cut"] == told["gap"] == ""
+
+    def test_nothing_of_the_largest_size_is_left(self) -> None:
+        told = findings(changed(cut_from(1)))
+        assert (
+            "320 of 320 cases between ranks and 64 of 64 cases of one rank were not begun, none "
+            "below 1 MiB" in told["cut"]
+        )
+        assert told["cut"].endswith("At the largest size (1 GiB) nothing was timed between ranks.")
+        assert told["noise"] == "No case between ranks was timed."
+        assert told["summary"] == "No collective was measured."
+
+    def test_several_kinds_are_left_of_the_largest_size(self) -> None:
+        def broadcast_of_two(point: Point, data: dict[str, Any]) -> None:
+            if point.parameters["world_size"] == 2:
+                before = deepcopy(data["cases"])
+                whole(point, data)
+                data["cases"] = [
+                    after if after["operation"] == "broadcast" else case
+                    for case, after in zip(before, data["cases"], strict=True)
+                ]
+
+        assert findings(changed(broadcast_of_two))["cut"].endswith(
+            "only all-reduce in fp32, broadcast in fp32 (2 of 5 sets of ranks) and broadcast in "
+            "bf16 (2 of 5 sets of ranks) were timed between ranks: all-reduce in fp32 is let ahead "
+            "of the others on purpose."
+        )
+
+    def test_one_case_was_cut(self) -> None:
+        def all_but_one(point: Point, data: dict[str, Any]) -> None:
+            whole(point, data)
+            if point.parameters == {"placement": "shared_gpu", "world_size": 2}:
+                last = data["cases"][-1]
+                kept = {key: last[key] for key in ("operation", "dtype", "size_bytes")}
+                data["cases"][-1] = {**kept, "reason": "the job's time was up"}
+
+        told = findings(changed(all_but_one))
+        assert "1 of 320 cases between ranks was not begun" in told["cut"]
+        assert told["gap"].startswith("1 of 320 exchanges between ranks was not begun")
+
+    def test_how_many_times_scatter_and_at_which_sizes(self) -> None:
+        def scatter(point: Point, data: dict[str, Any]) -> None:
+            sampled(noisy, size_bytes=4 * frames.MIB)(point, data)
+            sampled(few, size_bytes=64 * frames.MIB)(point, data)
+
+        told = findings(changed(scatter))
+        # Six ranks share a little less than was asked for, and keep their samples here.
+        assert told["noise"] == (
+            "Of 285 timed cases between ranks, 32 are noisy (~ in the tables: the middle half of "
+            "the samples spans more than 10 % of the median), 32 of 160 up to 16 MiB and 0 of 125 "
+            "from 64 MiB on; 32 have n = 3 (†), 0 of 160 up to 16 MiB and 32 of 125 from 64 MiB on."
+        )
+        assert told["noisy_inside"] == (
+            "A result of collectives raises the flag noisy for its largest all-reduce in fp32 "
+            "alone; of 285 timed cases between ranks, 32 are."
+        )
+
+    def test_times_that_do_not_scatter_are_said_to(self) -> None:
+        told = findings(SOUND)
+        assert told["noise"] == (
+            "None of the 285 timed cases between ranks is noisy or has fewer than 4 samples."
+        )
+        assert told["noisy_inside"] == ""
 
     def test_one_rank_costs_a_call(self) -> None:
         assert "(1 GPU over NCCL) sends nothing; its calls take 0.02" in findings(SOUND)["one_rank"]
@@ -362,6 +660,14 @@ class TestFigures:
             )
             plt.close(figure)
         assert looks[0].items() <= looks[1].items(), "a set of ranks looks the same everywhere"
+
+    def test_the_caption_says_why_a_line_ends_early_where_one_does(self) -> None:
+        words = "A line that ends before 1 GiB does so because its job's time (16 s) was up."
+        captions = {name: drawing.caption for name, drawing in figures(SOUND).items()}
+        assert all(caption.endswith(words) for caption in captions.values())
+        assert not any(
+            "ends before" in drawing.caption for drawing in figures(changed(whole)).values()
+        )
 
     def test_without_results_nothing_is_drawn(self) -> None:
         assert all(drawing.draw is None for drawing in figures(EMPTY).values())

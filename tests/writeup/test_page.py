@@ -156,8 +156,34 @@ def test_the_opening_counts_what_is_missing(page: str, root: Path) -> None:
     results = [json.loads(file.read_text()) for file in (root / "results").rglob("*.json")]
     without_number = sum(result["status"] != "ok" for result in results)
     assert without_number > 2
-    words = f"{without_number} points ended without a number and 2 points were not measured"
+    words = f"{without_number} points ended without a number, 2 points were not measured and "
     assert words in page.split("## Contents")[0]
+
+
+def test_a_mean_has_its_deviation_and_its_median_beside_it(page: str, root: Path) -> None:
+    documents = [json.loads(path.read_text()) for path in (root / "report/chapters").iterdir()]
+    rows = [row for d in documents for table in d["tables"].values() for row in table["rows"]]
+    deviating = [cell for row in rows for cell in row if " ± " in cell]
+    assert deviating
+    assert all(re.search(r" ± \S+ \(\S+\)", cell) for cell in deviating)
+    assert "A cell with ± is a mean and its sample standard deviation and, in brackets" in page
+    assert len(deviating) < sum(map(len, rows)), "so it cannot be said of every table"
+
+
+def test_cases_that_were_cut_are_counted_in_the_opening_and_explained(page: str) -> None:
+    opening, rest = page.split("## Contents")
+    assert "exchanges between ranks were not begun for want of time" in opening
+    assert "no time (not begun, since its job's time was up)" in rest.split("## The machine")[0]
+
+
+def test_where_no_case_was_cut_nothing_is_said_of_it(root: Path, tmp_path: Path) -> None:
+    document = json.loads((root / "report/chapters/collectives.json").read_text())
+    document["findings"].update(cut="", gap="")
+    changed = tmp_path / "collectives.json"
+    changed.write_text(json.dumps(document))
+    text = render([changed], templates=TEMPLATES, page_folder=tmp_path)
+    assert "want of time" not in text
+    assert "no time (" not in text
 
 
 def test_all_markdown_is_rendered(html: str) -> None:

@@ -24,6 +24,8 @@ FLAG_MEANINGS = {
     "power_capped": "the GPU ran into its power limit, normal under matrix products",
     "throttled": "the GPU lowered its clocks because of heat or supply",
 }
+GAP, NOISY_INSIDE = "gap", "noisy_inside"
+"""Findings by which a chapter tells of cases inside its results that no count of points shows."""
 Document = Mapping[str, Any]
 
 
@@ -51,14 +53,21 @@ def totals(documents: Sequence[Document]) -> dict[str, Any]:
     gaps = [f"{counted(not_ok, 'point')} ended without a number"] if not_ok else []
     verb = "was" if missing == 1 else "were"
     gaps += [f"{counted(missing, 'point')} {verb} not measured"] if missing else []
+    inside = _told(documents, GAP)
     return {
         "measured": ok,
         "not_ok": not_ok,
         "missing": missing,
-        "gaps": listed(gaps) or "no point failed and none is missing",
+        "gaps": listed([*gaps, *inside]) or "no point failed and none is missing",
+        "cut": bool(inside),
         "clocks": sorted({clock for document in documents for clock in document["clocks"]}),
         "own_models": sorted({*_models(documents)} - {OUR_MODEL}),
     }
+
+
+def _told(documents: Iterable[Document], name: str) -> list[str]:
+    """What chapters say under this name; those with nothing to say are left out."""
+    return [text for document in documents if (text := document["findings"].get(name))]
 
 
 def _models(documents: Iterable[Document]) -> Iterator[str]:
@@ -108,7 +117,7 @@ def _versions(documents: Sequence[Document]) -> Markdown:
 def _code(documents: Sequence[Document]) -> Markdown:
     rows = [
         [
-            code(document["chapter"], in_table=True),
+            _part(document, made.get("topic")),
             code(made["id"], in_table=True) if made["id"] else escape("not in a repository"),
             escape("yes" if made["dirty"] else "no"),
             code(made["fingerprint"], in_table=True),
@@ -117,22 +126,32 @@ def _code(documents: Sequence[Document]) -> Markdown:
         for document in documents
         for made in document["code"]
     ]
-    header = ["Chapter", "Commit", "Files edited since", "Code fingerprint", "Results"]
+    header = ["Chapter", "Commit", "Uncommitted edits when measured", "Code fingerprint", "Results"]
     return _table(header, rows, right=[4]) if rows else Markdown("")
 
 
 def _settings(documents: Sequence[Document]) -> Markdown:
-    """Settings that hold for a whole chapter; those behind a size's name have their own table."""
+    """Settings that hold for a whole chapter, or for a topic of it where it has any.
+
+    Those behind a size's name have their own table.
+    """
     rows = [
-        [
-            code(document["chapter"], in_table=True),
-            code(key, in_table=True),
-            escape(_values(values)),
-        ]
+        [_part(document, topic), code(key, in_table=True), escape(_values(values))]
         for document in documents
-        for key, values in document["settings"].items()
+        for topic, settings in _by_topic(document).items()
+        for key, values in settings.items()
     ]
     return _table(["Chapter", "Setting", "Value"], rows) if rows else Markdown("")
+
+
+def _by_topic(document: Document) -> Mapping[str | None, Mapping[str, Sequence[Any]]]:
+    """The settings of each topic, where the document tells them apart."""
+    return document.get("settings_by_topic") or {None: document["settings"]}
+
+
+def _part(document: Document, topic: str | None) -> Markdown:
+    """A chapter, or one topic of it: `attention/naive`, as its results lie in folders."""
+    return code("/".join(filter(None, [document["chapter"], topic])), in_table=True)
 
 
 def _sizes(documents: Sequence[Document]) -> Markdown:
@@ -158,8 +177,13 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_value(inner)}" for key, inner in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_value, value))
+        return ", ".join(_shape(inner) for inner in value)
     return str(value)
+
+
+def _shape(value: Any) -> str:
+    """An item of a list; one that is a list itself has sides: `32 × 64`."""
+    return " × ".join(map(_value, value)) if isinstance(value, list) else _value(value)
 
 
 def _flags(documents: Sequence[Document]) -> Markdown:
@@ -174,7 +198,11 @@ def _flags(documents: Sequence[Document]) -> Markdown:
         for raised in document["flags"]
     ]
     header = ["Flag", "Meaning", "Results", "Where"]
-    return _table(header, rows, right=[2]) if rows else Markdown("")
+    inside = [escape(text) for text in _told(documents, NOISY_INSIDE)]
+    if not rows and not inside:
+        return Markdown("")
+    table = _table(header, rows, right=[2]) if rows else escape("No result raised a flag.")
+    return Markdown("\n\n".join([table, *inside]))
 
 
 def _problems(documents: Sequence[Document]) -> Markdown:

@@ -12,6 +12,7 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.frames import collectives as frames
 from lmlab.writeup.frames.collectives import MIB, OPERATIONS
+from lmlab.writeup.numbers import binary_bytes
 from lmlab.writeup.tables.collectives import where_measured
 
 COLUMNS = 2
@@ -20,7 +21,9 @@ FITTED = "all_reduce"
 
 def figures(collected: Collected) -> dict[str, Drawing]:
     """All figures by name; bandwidths have one a format."""
-    data = frames.measured(frames.frame(collected.rows))
+    every = frames.frame(collected.rows)
+    data = frames.measured(every)
+    sent = frames.between_ranks(every)
     moved = data[data["bus_gb_per_s"].notna()]
     fitted = frames.of(data, operation=FITTED)
     lines = frames.of(frames.fits(data), operation=FITTED)
@@ -28,23 +31,38 @@ def figures(collected: Collected) -> dict[str, Drawing]:
     arms = frames.order(data, "arm")
     return {
         **{
-            f"bandwidth_{dtype}": _bandwidth(frames.of(moved, dtype=dtype), str(dtype), arms, where)
+            f"bandwidth_{dtype}": _bandwidth(frames.of(sent, dtype=dtype), str(dtype), arms, where)
             for dtype in frames.order(moved, "dtype") or ["fp32"]
         },
         "fit": Drawing(
             alt="Time of an all-reduce against its size, with the fitted line of each set of ranks",
             caption="Markers are medians of the slowest rank, lines are latency plus size over "
-            f"bandwidth; both axes are logarithmic. {where}",
+            f"bandwidth; both axes are logarithmic. {where}"
+            f"{_ends(frames.of(every, operation=FITTED))}",
             draw=(lambda: _draw_fits(fitted, lines, arms)) if len(lines) else None,
         ),
     }
 
 
-def _bandwidth(here: pd.DataFrame, dtype: str, arms: list[str], where: str) -> Drawing:
+def _bandwidth(sent: pd.DataFrame, dtype: str, arms: list[str], where: str) -> Drawing:
+    here = frames.measured(sent)
     return Drawing(
         alt=f"Bus bandwidth of each operation against size in {dtype}, a line per set of ranks",
-        caption=f"From medians of the slowest rank, {dtype}; both axes are logarithmic. {where}",
+        caption=f"From medians of the slowest rank, {dtype}; both axes are logarithmic. {where}"
+        f"{_ends(sent)}",
         draw=(lambda: _draw_bandwidths(here, arms)) if len(here) else None,
+    )
+
+
+def _ends(every: pd.DataFrame) -> str:
+    """Why some lines do not reach the largest size."""
+    cut = every[every["cut"]]
+    if not len(cut):
+        return ""
+    largest = binary_bytes(frames.nominal_mib(every["size_bytes"].max()) * MIB)
+    return (
+        f" A line that ends before {largest} does so because its job's time "
+        f"({frames.time_caps(cut)}) was up."
     )
 
 

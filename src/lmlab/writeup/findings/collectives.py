@@ -1,16 +1,19 @@
 """What the collectives say: how fast ranks exchange tensors, and what that depends on.
 
 All sentences compare cases of one job, or say that they do not: ranks of different worlds are
-different processes.
+different processes. A time that is noisy or of few samples stands with their number and range, so
+that nobody reads a difference into two medians that their samples do not carry.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pandas as pd
 
 from lmlab.writeup.checks.collectives import TIMES_APART
 from lmlab.writeup.collect import Collected
-from lmlab.writeup.comparison import Timed, Verdict, verdict
+from lmlab.writeup.comparison import ACROSS_POINTS, timed, verdict
 from lmlab.writeup.frames import collectives as frames
 from lmlab.writeup.frames.collectives import MIB, OPERATIONS
 from lmlab.writeup.numbers import (
@@ -24,10 +27,11 @@ from lmlab.writeup.numbers import (
 )
 from lmlab.writeup.places import extreme
 from lmlab.writeup.references import published_all_reduce
-from lmlab.writeup.tables.collectives import PLACEMENTS
+from lmlab.writeup.tables.collectives import FEW, NOISY, NOT_BEGUN, PLACEMENTS
 
 FIRST = "all_reduce"
 NOTHING_MEASURED = "No collective was measured."
+VERDICTS = {"faster": "faster", "slower": "slower", "same": "not told apart"}
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -44,18 +48,22 @@ def findings(collected: Collected) -> dict[str, str]:
         "formats": formats(data),
         "fit": fit(frames.fits(data)),
         "cut": cut(every),
+        "gap": gap(every),
+        "noise": noise(data),
+        "noisy_inside": noisy_inside(data),
         "published": published(collected),
     }
 
 
 def summary(data: pd.DataFrame) -> str:
     """The largest all-reduce of the smallest world in every place, for the abstract."""
-    largest = _largest(frames.of(data[data["world_size"] > 1], operation=FIRST))
+    largest = _largest(frames.of(frames.between_ranks(data), operation=FIRST))
     if not len(largest):
-        return NOTHING_MEASURED
+        return "No all-reduce between ranks was measured." if len(data) else NOTHING_MEASURED
     chosen = largest.sort_values("world_size", kind="stable").drop_duplicates("placement")
     told = [
-        f"{significant(row['median_ms'])} ms ({_size(row)}) with {row['arm']}"
+        f"{significant(row['median_ms'])} ms ({'; '.join([_size(row), *_scatter(row)])}) with "
+        f"{row['arm']}"
         for _, row in chosen.iterrows()
     ]
     return f"The largest all-reduce in {chosen.iloc[0]['dtype']} takes {listed(told)}."
@@ -87,13 +95,17 @@ def bandwidth(data: pd.DataFrame) -> str:
         for arm in frames.order(moved, "arm")
     ]
     first, *others = sorted(best, key=lambda row: -float(row["bus_gb_per_s"]))
-    told = [
-        f"{significant(row['bus_gb_per_s'])} GB/s with {row['arm']}" for row in [first, *others]
-    ]
-    rest = f" The others reach {listed(told[1:])}." if others else ""
+    rest = f" The others reach {listed(map(_bandwidth, others))}." if others else ""
+    return f"The highest bus bandwidth of an all-reduce is {_bandwidth(first)}.{rest}"
+
+
+def _bandwidth(row: pd.Series) -> str:
+    """The best median; where its samples scatter, from the slowest to the fastest of them."""
+    ends = [row["bus_gb_per_s"] * row["median_ms"] / row[key] for key in ("max_ms", "min_ms")]
+    case = f"{_size(row)}, {row['dtype']}"
     return (
-        f"The highest bus bandwidth of an all-reduce is {told[0]} ({_size(first)}, "
-        f"{first['dtype']}).{rest}"
+        f"{significant(row['bus_gb_per_s'])} GB/s with {row['arm']} "
+        f"({'; '.join([case, *_scatter(row, ends, 'GB/s')])})"
     )
 
 
@@ -112,20 +124,30 @@ def one_rank(data: pd.DataFrame) -> str:
 
 def more_ranks(data: pd.DataFrame) -> str:
     """How an all-reduce of one size changes from the fewest ranks to the most."""
-    here = frames.of(data[data["world_size"] > 1], operation=FIRST)
+    here = frames.of(frames.between_ranks(data), operation=FIRST)
     told = []
     for _, place in here.groupby(["placement", "backend"], sort=False):
         pair = _fewest_and_most(frames.of(place, dtype=frames.order(place, "dtype")[0]))
         if pair is not None:
-            few, most = pair
-            told.append(
-                f"an all-reduce of {_size(few)} takes {significant(few['median_ms'])} ms with "
-                f"{few['arm']} and {significant(most['median_ms'])} ms with {most['arm']} "
-                f"({times(most['median_ms'] / few['median_ms'])} as long, in another process)"
-            )
+            told.append(_grown(*pair))
     if not told:
         return "How the time grows with the number of ranks is not known: no two worlds compare."
     return f"More ranks: {'; '.join(told)}."
+
+
+def _grown(few: pd.Series, most: pd.Series) -> str:
+    margin = max(ACROSS_POINTS, frames.margin(few["n"], most["n"]))
+    doubt = (
+        f": {VERDICTS['same']}" if verdict(timed(most), timed(few), margin=margin) == "same" else ""
+    )
+    told = [
+        f"{significant(row['median_ms'])} ms with {row['arm']}{_in_brackets(_scatter(row))}"
+        for row in (few, most)
+    ]
+    return (
+        f"an all-reduce of {_size(few)} takes {listed(told)}, "
+        f"{times(most['median_ms'] / few['median_ms'])} as long in another process{doubt}"
+    )
 
 
 def _fewest_and_most(place: pd.DataFrame) -> tuple[pd.Series, pd.Series] | None:
@@ -145,16 +167,18 @@ def _fewest_and_most(place: pd.DataFrame) -> tuple[pd.Series, pd.Series] | None:
 
 def operations(data: pd.DataFrame) -> str:
     """How the other operations compare with an all-reduce of the same job, size and format."""
-    here = data[data["world_size"] > 1]
+    here = frames.between_ranks(data)
     base = frames.of(here, operation=FIRST)
+    halves = frames.halves(data)
     keys = ["arm", "dtype", "size_bytes"]
     told = []
     for operation in frames.order(here[here["operation"] != FIRST], "operation"):
         pairs = frames.of(here, operation=operation).merge(base, on=keys, suffixes=("", "_base"))
         if len(pairs):
             ratios = pairs["median_ms"] / pairs["median_ms_base"]
+            sizes = pairs["size_bytes"].map(frames.nominal_mib)
             told.append(
-                f"{OPERATIONS[operation].lower()} takes {times(ratios.median())} as long "
+                f"{OPERATIONS[operation].lower()} takes {_median_ratio(ratios, sizes, halves)} "
                 f"({span(ratios, 2)})"
             )
     if not told:
@@ -163,6 +187,27 @@ def operations(data: pd.DataFrame) -> str:
     return (
         f"Beside an all-reduce of the same job, size and format, {listed(told)}: the median case, "
         f"and from the least to the most.{scatter}"
+    )
+
+
+def _median_ratio(ratios: pd.Series, sizes: pd.Series, halves: tuple[list[int], list[int]]) -> str:
+    """The median of all sizes, or of the small and the large ones where these differ."""
+    small, large = (ratios[sizes.isin(half)] for half in halves)
+    if not _differ(small, large):
+        return f"{times(ratios.median())} as long"
+    return (
+        f"{times(small.median())} as long {_up_to(halves)} and {times(large.median())} "
+        f"{_from_on(halves)}"
+    )
+
+
+def _differ(one: pd.Series, other: pd.Series) -> bool:
+    """Whether the median of each lies outside of the other's middle half."""
+    if min(len(one), len(other)) < frames.FEWEST_SAMPLES:
+        return False
+    return not any(
+        base.quantile(0.25) <= each.median() <= base.quantile(0.75)
+        for each, base in ((one, other), (other, one))
     )
 
 
@@ -178,7 +223,7 @@ def _gloo_scatter(here: pd.DataFrame) -> str:
 
 def formats(data: pd.DataFrame) -> str:
     """Whether the same bytes take longer in one format than in another."""
-    here = frames.of(data[data["world_size"] > 1], operation=FIRST)
+    here = frames.of(frames.between_ranks(data), operation=FIRST)
     known = frames.order(here, "dtype")
     if len(known) < 2:
         return "Number formats cannot be compared: all-reduce was measured in fewer than two."
@@ -188,33 +233,38 @@ def formats(data: pd.DataFrame) -> str:
     pairs = frames.of(sized, dtype=other).merge(
         frames.of(sized, dtype=base), on=["arm", "mib"], suffixes=("_b", "_a")
     )
-    verdicts: dict[Verdict, list[pd.Series]] = {}
-    for _, part in pairs.groupby("arm", sort=False):
-        row = extreme(part, "mib", largest=True)
-        found = verdict(_timed(row, "_b"), _timed(row, "_a"), margin=0.0)
-        verdicts.setdefault(found, []).append(row)
-    if not verdicts:
+    largest = [extreme(part, "mib", largest=True) for _, part in pairs.groupby("arm", sort=False)]
+    if not largest:
         return "Number formats cannot be compared: no ranks exchanged one size in both."
-    told = [_format_line(found, rows) for found, rows in verdicts.items()]
-    counts = [row[key] for rows in verdicts.values() for row in rows for key in ("n_a", "n_b")]
-    samples = " to ".join(dict.fromkeys(f"{find(counts):.0f}" for find in (min, max)))
     return (
-        f"At the largest size of both (n = {samples}), an all-reduce of the same bytes in "
-        f"{other} is, against {base}, {'; '.join(told)}."
+        "At the largest size that a set of ranks has in both formats, an all-reduce of the same "
+        f"bytes takes in {other}, against {base}, {listed(map(_format_line, largest))}."
+        f"{_stricter(largest)}"
     )
 
 
-def _format_line(found: Verdict, rows: list[pd.Series]) -> str:
-    arms = listed(str(row["arm"]) for row in rows)
-    if found == "same":
-        return f"neither faster nor slower with {arms}"
-    ratios = span((row["median_ms_b"] / row["median_ms_a"] for row in rows), 3)
-    return f"{found} with {arms} ({ratios} times as long)"
+def _format_line(row: pd.Series) -> str:
+    counts = row["n_a"], row["n_b"]
+    found = verdict(timed(row, "_b"), timed(row, "_a"), margin=frames.margin(*counts))
+    return (
+        f"{times(row['median_ms_b'] / row['median_ms_a'])} as long with {row['arm']} "
+        f"({binary_bytes(row['mib'] * MIB)}, {frames.samples(counts)}: {VERDICTS[found]})"
+    )
+
+
+def _stricter(rows: list[pd.Series]) -> str:
+    """What it takes to differ where there are few samples."""
+    if not any(frames.margin(row["n_a"], row["n_b"]) for row in rows):
+        return ""
+    return (
+        f" With fewer than {frames.FEWEST_SAMPLES} samples, middle halves must lie more than "
+        f"{percent(frames.FEW_SAMPLES_APART, 1)} apart to be told apart."
+    )
 
 
 def fit(lines: pd.DataFrame) -> str:
     """Latency and bandwidth of an all-reduce, and how well the line holds."""
-    here = frames.of(lines[lines["world_size"] > 1], operation=FIRST)
+    here = frames.of(frames.between_ranks(lines), operation=FIRST)
     if not len(here):
         return "No line could be fitted: an all-reduce has too few measured sizes."
     first = frames.of(here, dtype=frames.order(here, "dtype")[0])
@@ -233,7 +283,7 @@ def fit(lines: pd.DataFrame) -> str:
 
 def _other_lines(lines: pd.DataFrame, told: pd.DataFrame) -> str:
     """How far off the lines are of which nothing else is said."""
-    others = lines[lines["world_size"] > 1].drop(told.index)
+    others = frames.between_ranks(lines).drop(told.index)
     if not len(others):
         return ""
     worst = extreme(others, "worst_error", largest=True)
@@ -248,17 +298,132 @@ def _latency(milliseconds: float) -> str:
 
 
 def cut(every: pd.DataFrame) -> str:
-    """How many cases had no time left."""
-    if not len(every):
-        return NOTHING_MEASURED
-    missing = every[every["median_ms"].isna()]
+    """What had no time left, and what there is of the largest size all the same."""
+    missing = every[every["cut"]]
     if not len(missing):
-        return f"All {counted(len(every), 'case')} were timed."
+        return ""
     smallest = binary_bytes(frames.nominal_mib(missing["size_bytes"].min()) * MIB)
     return (
-        f"{len(missing)} of {counted(len(every), 'case')} have no time, none of them below "
-        f"{smallest}; each says why in its result."
+        f"A job has {frames.time_caps(missing)} for all its cases, and one is begun only if its "
+        f"fewest repetitions fit into what is left: {_counts_of(every, 'case')} "
+        f"{_verb(len(missing), 'was', 'were')} not begun, none below {smallest}; their cells say "
+        f"“{NOT_BEGUN}”. {_left_at_the_largest(every)}"
+    ).rstrip()
+
+
+def _counts_of(every: pd.DataFrame, noun: str) -> str:
+    """Cases cut of all there are; those of one rank, which sends nothing, for themselves."""
+    kinds = {
+        "between ranks": frames.between_ranks(every),
+        "of one rank": frames.of(every, world_size=1),
+    }
+    return listed(
+        f"{cases['cut'].sum()} of {counted(len(cases), noun)} {words}"
+        for words, cases in kinds.items()
+        if cases["cut"].any()
     )
+
+
+def _left_at_the_largest(every: pd.DataFrame) -> str:
+    """Which exchanges of the largest size were timed; the first is let ahead of the others."""
+    sent = frames.between_ranks(every)
+    sizes = sent["size_bytes"].map(frames.nominal_mib)
+    largest = sent[sizes == sizes.max()]
+    if not largest["cut"].any():
+        return ""
+    where = f"At the largest size ({_size(largest.iloc[0])})"
+    kinds = [part for _, part in largest.groupby(["operation", "dtype"], sort=False)]
+    timed_kinds = [part for part in kinds if len(frames.measured(part))]
+    if not timed_kinds:
+        return f"{where} nothing was timed between ranks."
+    verb = _verb(len(timed_kinds), "was", "were")
+    told = f"{where} only {listed(map(_kind_timed, timed_kinds))} {verb} timed between ranks"
+    first = _kind(sent)
+    if first not in map(_kind, timed_kinds):
+        return f"{told}."
+    it = "it" if len(timed_kinds) == 1 else first
+    return f"{told}: {it} is let ahead of the others on purpose."
+
+
+def _kind(part: pd.DataFrame) -> str:
+    """The operation and format of the first case, and with it of all that are alike."""
+    return f"{OPERATIONS[part.iloc[0]['operation']].lower()} in {part.iloc[0]['dtype']}"
+
+
+def _kind_timed(part: pd.DataFrame) -> str:
+    there = len(frames.measured(part))
+    some = f" ({there} of {counted(len(part), 'set')} of ranks)" if there < len(part) else ""
+    return f"{_kind(part)}{some}"
+
+
+def _verb(count: float, one: str, several: str) -> str:
+    return one if count == 1 else several
+
+
+def gap(every: pd.DataFrame) -> str:
+    """The same for the abstract's count of what has no number; no sentence of its own."""
+    missing = every[every["cut"]]
+    if not len(missing):
+        return ""
+    verb = _verb(len(missing), "was", "were")
+    return f"{_counts_of(every, 'exchange')} {verb} not begun for want of time"
+
+
+def noise(data: pd.DataFrame) -> str:
+    """How many times scatter, or are too few to show whether they do, and at which sizes."""
+    sent, halves = frames.between_ranks(data), frames.halves(data)
+    if not len(sent):
+        return "No case between ranks was timed."
+    noisy, few = sent["noisy"], frames.has_few_samples(sent)
+    told = []
+    if noisy.any():
+        told.append(
+            f"{noisy.sum()} {_verb(noisy.sum(), 'is', 'are')} noisy ({NOISY} in the tables: "
+            f"{frames.NOISY_MEANS}), {_by_half(sent, noisy, halves)}"
+        )
+    if few.any():
+        told.append(
+            f"{few.sum()} {_verb(few.sum(), 'has', 'have')} {frames.samples(sent[few]['n'])} "
+            f"({FEW}), {_by_half(sent, few, halves)}"
+        )
+    if not told:
+        return (
+            f"None of the {counted(len(sent), 'timed case')} between ranks is noisy or has fewer "
+            f"than {frames.FEWEST_SAMPLES} samples."
+        )
+    return f"Of {counted(len(sent), 'timed case')} between ranks, {'; '.join(told)}."
+
+
+def noisy_inside(data: pd.DataFrame) -> str:
+    """What a result's own flag leaves out, for the appendix."""
+    sent = frames.between_ranks(data)
+    count = sent["noisy"].sum()
+    if not count:
+        return ""
+    return (
+        f"A result of collectives raises the flag noisy for its largest {_kind(data)} alone; of "
+        f"{counted(len(sent), 'timed case')} between ranks, {count} {_verb(count, 'is', 'are')}."
+    )
+
+
+def _by_half(sent: pd.DataFrame, marked: pd.Series, halves: tuple[list[int], list[int]]) -> str:
+    """`95 of 128 up to 16 MiB and 55 of 120 from 64 MiB on`."""
+    sizes = sent["size_bytes"].map(frames.nominal_mib)
+    inside = [sizes.isin(half) for half in halves]
+    words = [_up_to(halves), _from_on(halves)]
+    return listed(
+        f"{marked[half].sum()} of {half.sum()} {word}"
+        for half, word in zip(inside, words, strict=True)
+        if half.any()
+    )
+
+
+def _up_to(halves: tuple[list[int], list[int]]) -> str:
+    return f"up to {binary_bytes(halves[0][-1] * MIB)}" if halves[0] else ""
+
+
+def _from_on(halves: tuple[list[int], list[int]]) -> str:
+    return f"from {binary_bytes(halves[1][0] * MIB)} on"
 
 
 def published(collected: Collected) -> str:
@@ -293,8 +458,17 @@ def _largest(data: pd.DataFrame) -> pd.DataFrame:
     return here.loc[here.groupby("arm", sort=False)["size_bytes"].idxmax()]
 
 
-def _timed(row: pd.Series, suffix: str) -> Timed:
-    return Timed(*(float(row[f"{name}{suffix}"]) for name in ("median_ms", "q1_ms", "q3_ms")))
+def _scatter(row: pd.Series, ends: Sequence[float] | None = None, unit: str = "ms") -> list[str]:
+    """`n = 3, 611 to 1,160 ms` of a case that is noisy or has few samples; nothing of others."""
+    if not (row["noisy"] or frames.has_few_samples(row)):
+        return []
+    if row["n"] == 1:
+        return ["n = 1"]
+    return [f"n = {row['n']:.0f}, {span(ends or (row['min_ms'], row['max_ms']))} {unit}"]
+
+
+def _in_brackets(words: Sequence[str]) -> str:
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def _size(row: pd.Series) -> str:

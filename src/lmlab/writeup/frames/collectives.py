@@ -9,7 +9,8 @@ Times over sizes are a latency and a bandwidth, t = alpha + size / beta. The lin
 relative errors, since a size of 1 GiB would otherwise leave nothing to say to one of 1 MiB; where
 that gives a negative latency, it is below the noise and taken as zero.
 
-What ran where is what the process group said of itself, never what was asked for.
+What ran where is what the process group said of itself, never what was asked for. A case without a
+time was either refused by its backend or cut: not begun, since its job's time was up.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ import numpy as np
 import pandas as pd
 
 from lmlab.writeup.collect import Row
-from lmlab.writeup.numbers import counted
+from lmlab.writeup.numbers import counted, exact, listed
 
 MIB = 2**20
 FEWEST_SIZES = 3
 """A line through two points has no error to show."""
+FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
+"""Fewer samples have no middle half to speak of: such times must lie so far apart to differ."""
+NOISY_MEANS = "the middle half of the samples spans more than 10 % of the median"
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
 OPERATIONS = {
     "all_reduce": "All-reduce",
@@ -35,9 +39,10 @@ OPERATIONS = {
     "broadcast": "Broadcast",
 }
 KIND = ["arm", "operation", "dtype"]
+TIMES = ["median_ms", "q1_ms", "q3_ms", "min_ms", "max_ms"]
 COLUMNS = [
     "arm", "backend", "device", "gpus", "world_size", "placement", "operation", "dtype",
-    "size_bytes", "reason", "n", "median_ms", "q1_ms", "q3_ms", "rank_median_ms",
+    "size_bytes", "time_cap_s", "reason", "cut", "n", "noisy", *TIMES, "rank_median_ms",
     "algorithm_gb_per_s", "bus_gb_per_s",
 ]  # fmt: skip
 FIT_COLUMNS = [
@@ -47,12 +52,46 @@ FIT_COLUMNS = [
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """All cases of the points that were measured."""
-    return pd.DataFrame([record for row in rows for record in _records(row)], columns=COLUMNS)
+    data = pd.DataFrame([record for row in rows for record in _records(row)], columns=COLUMNS)
+    # Also of no case at all, that they can be asked which cases they hold for.
+    return data.astype({"cut": bool, "noisy": bool})
 
 
 def measured(data: pd.DataFrame) -> pd.DataFrame:
     """Cases that carry a time."""
     return data[data["median_ms"].notna()]
+
+
+def between_ranks(data: pd.DataFrame) -> pd.DataFrame:
+    """Cases in which something is sent."""
+    return data[data["world_size"] > 1]
+
+
+def has_few_samples(data: Any) -> Any:
+    """Whether a case, or each of several, rests on too few samples to show how far they scatter."""
+    return data["n"] < FEWEST_SAMPLES
+
+
+def samples(counts: Iterable[float]) -> str:
+    """`n = 3`, `n = 3 to 50`."""
+    ends = sorted({int(count) for count in counts})
+    return f"n = {ends[0]}" if len(ends) == 1 else f"n = {ends[0]} to {ends[-1]}"
+
+
+def margin(*counts: float) -> float:
+    """By how much times of so many samples must lie apart beyond their middle halves."""
+    return FEW_SAMPLES_APART if min(counts) < FEWEST_SAMPLES else 0.0
+
+
+def time_caps(data: pd.DataFrame) -> str:
+    """The time that the jobs had: `16 s`."""
+    return f"{listed(exact(cap) for cap in sorted(set(data['time_cap_s'])))} s"
+
+
+def halves(data: pd.DataFrame) -> tuple[list[int], list[int]]:
+    """The smaller and the larger half of all sizes, so that no result chooses where to cut them."""
+    sizes = sorted({nominal_mib(size) for size in data["size_bytes"]})
+    return sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
 
 
 def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
@@ -103,6 +142,7 @@ def _records(row: Row) -> list[dict[str, Any]]:
         "arm": arm_of(group),
         **{key: group[key] for key in ("backend", "device", "gpus", "world_size")},
         "placement": row.point.parameters["placement"],
+        "time_cap_s": row.result.settings["time_cap_s"],
     }
     return [{**shared, **_case(case, group["world_size"])} for case in row.result.data["cases"]]
 
@@ -110,14 +150,21 @@ def _records(row: Row) -> list[dict[str, Any]]:
 def _case(case: Any, ranks: int) -> dict[str, Any]:
     kept = {key: case[key] for key in ("operation", "dtype", "size_bytes")}
     if "samples_ms" not in case:
-        return {**kept, "reason": case["reason"]}
+        reason = str(case["reason"])
+        return {**kept, "reason": reason, "cut": _is_out_of_time(reason), "noisy": False}
     algorithm = case["size_bytes"] / case["median_ms"] / 1e6 if ranks > 1 else math.nan
     return {
         **kept,
-        **{key: case[key] for key in ("n", "median_ms", "q1_ms", "q3_ms", "rank_median_ms")},
+        "cut": False,
+        **{key: case[key] for key in ("n", "noisy", *TIMES, "rank_median_ms")},
         "algorithm_gb_per_s": algorithm,
         "bus_gb_per_s": algorithm * bus_factor(case["operation"], ranks),
     }
+
+
+def _is_out_of_time(reason: str) -> bool:
+    """Whether the words are the experiment's own; all others are a backend's."""
+    return reason.endswith(("were left", "time was up"))
 
 
 def fits(data: pd.DataFrame) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 
 NOT_BEGUN = "no time"
 REFUSED = "unsupported"
+NOISY, FEW = "~", "†"
 PLACEMENTS = {
     "own_gpu": "own GPU",
     "shared_gpu": "one GPU for all",
@@ -82,7 +83,12 @@ def times(collected: Collected, data: pd.DataFrame, operation: str, dtype: str) 
         "(algorithm / bus bandwidth in GB/s)",
         columns=[Column("Size"), *(Column(arm) for arm in arms)],
         rows=body,
-        caption=f"{where_measured(collected.rows)} {_statistics(here)} {_gaps(here)}",
+        caption=" ".join(
+            filter(
+                None,
+                [where_measured(collected.rows), _statistics(here), _marks(here), _gaps(here)],
+            )
+        ),
         sources=sources_of(_used(collected)),
     )
 
@@ -97,29 +103,44 @@ def _cell(case: pd.DataFrame) -> str:
         return NOTHING
     row = case.iloc[0]
     if math.isnan(row["median_ms"]):
-        return NOT_BEGUN if _out_of_time(str(row["reason"])) else REFUSED
+        return NOT_BEGUN if row["cut"] else REFUSED
     rates = [
         NOTHING if math.isnan(row[key]) else significant(row[key])
         for key in ("algorithm_gb_per_s", "bus_gb_per_s")
     ]
-    return f"{significant(row['median_ms'])} ({' / '.join(rates)})"
+    noisy, few = NOISY if row["noisy"] else "", FEW if frames.has_few_samples(row) else ""
+    return f"{noisy}{significant(row['median_ms'])}{few} ({' / '.join(rates)})"
 
 
-def _out_of_time(reason: str) -> bool:
-    return reason.endswith(("were left", "time was up"))
+def _marks(here: pd.DataFrame) -> str:
+    """What the marks at a time mean, and how many have them."""
+    timed = frames.measured(here)
+    noisy, few = timed[timed["noisy"]], timed[frames.has_few_samples(timed)]
+    told = []
+    if len(noisy):
+        told.append(f"{NOISY} noisy: {frames.NOISY_MEANS} ({len(noisy)} of {len(timed)} times).")
+    if len(few):
+        told.append(
+            f"{FEW} {frames.samples(few['n'])}: too few samples to show how far they scatter "
+            f"({len(few)} of {len(timed)} times)."
+        )
+    return " ".join(told)
 
 
 def _gaps(here: pd.DataFrame) -> str:
     """What stands in the cells without a number."""
     missing = here[here["median_ms"].isna()]
-    late = missing["reason"].map(lambda reason: _out_of_time(str(reason)))
+    cut, refused = missing[missing["cut"]], missing[~missing["cut"]]
     told = []
-    if late.any():
-        told.append(f"“{NOT_BEGUN}”: what was left of the job's time was too short for the case.")
+    if len(cut):
+        told.append(
+            f"“{NOT_BEGUN}”: the fewest repetitions did not fit into what was left of the job's "
+            f"{frames.time_caps(cut)}."
+        )
     told += [
         f"“{REFUSED}” on {arm}: {reason}."
         for arm, reason in dict.fromkeys(
-            missing[~late.astype(bool)][["arm", "reason"]].itertuples(index=False, name=None)
+            refused[["arm", "reason"]].itertuples(index=False, name=None)
         )
     ]
     return " ".join(told)
@@ -177,6 +198,8 @@ def _statistics(here: pd.DataFrame) -> str:
     counts = frames.measured(here)["n"]
     if not len(counts):
         return ""
-    low, high = int(counts.min()), int(counts.max())
-    several = f"n = {low}" if low == high else f"n = {low} to {high}, as time allowed"
-    return f"{CLOCKS['host'].capitalize()}, median over repetitions of the slowest rank, {several}."
+    allowed = ", as time allowed" if counts.nunique() > 1 else ""
+    return (
+        f"{CLOCKS['host'].capitalize()}, median over repetitions of the slowest rank, "
+        f"{frames.samples(counts)}{allowed}."
+    )
