@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected, Row
 
 SIZE_KEYS = ("d_model", "d_ff", "num_layers", "num_heads")
@@ -34,10 +35,13 @@ def provenance(collected: Collected) -> dict[str, Any]:
         "flags": _flags(rows),
         "measured_on": tally({"name": r.machine["name"]} for r in results),
         "versions": tally(r.versions for r in results),
-        "code": tally({**r.commit, "fingerprint": r.code_fingerprint} for r in results),
+        "code": tally(
+            {**r.commit, "fingerprint": r.code_fingerprint, **_topic(r)} for r in results
+        ),
         "clocks": sorted({m["clock"] for r in results for m in r.measurements.values()}),
         "sizes": _sizes(rows),
-        "settings": _settings(row.result.settings for row in rows if row.result is not None),
+        "settings": _settings(result.settings for result in results),
+        "settings_by_topic": _settings_by_topic(results),
     }
 
 
@@ -63,6 +67,20 @@ def _flags(rows: Iterable[Row]) -> list[dict[str, Any]]:
         for flag in row.result.flags if row.result is not None else ():
             raised.setdefault(flag, []).append(row.path)
     return [{"flag": flag, "paths": raised[flag]} for flag in sorted(raised)]
+
+
+def _topic(result: Result) -> dict[str, Any]:
+    """Which experiment of its chapter a result is of, where there are several."""
+    return {key: value for key, value in result.parameters.items() if key == "topic"}
+
+
+def _settings_by_topic(results: Iterable[Result]) -> dict[str, dict[str, list[Any]]]:
+    """The settings of every topic for themselves; nothing of a chapter that has no topics."""
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        for topic in _topic(result).values():
+            topics.setdefault(topic, []).append(result.settings)
+    return {topic: _settings(settings) for topic, settings in topics.items()}
 
 
 def _sizes(rows: Iterable[Row]) -> list[dict[str, Any]]:

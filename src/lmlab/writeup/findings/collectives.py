@@ -14,11 +14,19 @@ import pandas as pd
 from lmlab.writeup.checks.collectives import TIMES_APART
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.comparison import ACROSS_POINTS, timed, verdict
+from lmlab.writeup.findings.collectives_doubts import (
+    cut,
+    from_on,
+    gap,
+    noise,
+    noisy_inside,
+    size_of,
+    up_to,
+)
 from lmlab.writeup.frames import collectives as frames
 from lmlab.writeup.frames.collectives import MIB, OPERATIONS
 from lmlab.writeup.numbers import (
     binary_bytes,
-    counted,
     listed,
     percent,
     significant,
@@ -27,7 +35,7 @@ from lmlab.writeup.numbers import (
 )
 from lmlab.writeup.places import extreme
 from lmlab.writeup.references import published_all_reduce
-from lmlab.writeup.tables.collectives import FEW, NOISY, NOT_BEGUN, PLACEMENTS
+from lmlab.writeup.tables.collectives import PLACEMENTS
 
 FIRST = "all_reduce"
 NOTHING_MEASURED = "No collective was measured."
@@ -62,7 +70,7 @@ def summary(data: pd.DataFrame) -> str:
         return "No all-reduce between ranks was measured." if len(data) else NOTHING_MEASURED
     chosen = largest.sort_values("world_size", kind="stable").drop_duplicates("placement")
     told = [
-        f"{significant(row['median_ms'])} ms ({'; '.join([_size(row), *_scatter(row)])}) with "
+        f"{significant(row['median_ms'])} ms ({'; '.join([size_of(row), *_scatter(row)])}) with "
         f"{row['arm']}"
         for _, row in chosen.iterrows()
     ]
@@ -102,7 +110,7 @@ def bandwidth(data: pd.DataFrame) -> str:
 def _bandwidth(row: pd.Series) -> str:
     """The best median; where its samples scatter, from the slowest to the fastest of them."""
     ends = [row["bus_gb_per_s"] * row["median_ms"] / row[key] for key in ("max_ms", "min_ms")]
-    case = f"{_size(row)}, {row['dtype']}"
+    case = f"{size_of(row)}, {row['dtype']}"
     return (
         f"{significant(row['bus_gb_per_s'])} GB/s with {row['arm']} "
         f"({'; '.join([case, *_scatter(row, ends, 'GB/s')])})"
@@ -145,7 +153,7 @@ def _grown(few: pd.Series, most: pd.Series) -> str:
         for row in (few, most)
     ]
     return (
-        f"an all-reduce of {_size(few)} takes {listed(told)}, "
+        f"an all-reduce of {size_of(few)} takes {listed(told)}, "
         f"{times(most['median_ms'] / few['median_ms'])} as long in another process{doubt}"
     )
 
@@ -196,8 +204,8 @@ def _median_ratio(ratios: pd.Series, sizes: pd.Series, halves: tuple[list[int], 
     if not _differ(small, large):
         return f"{times(ratios.median())} as long"
     return (
-        f"{times(small.median())} as long {_up_to(halves)} and {times(large.median())} "
-        f"{_from_on(halves)}"
+        f"{times(small.median())} as long {up_to(halves)} and {times(large.median())} "
+        f"{from_on(halves)}"
     )
 
 
@@ -297,135 +305,6 @@ def _latency(milliseconds: float) -> str:
     return f"{significant(milliseconds)} ms" if milliseconds > 0 else "a latency below the noise"
 
 
-def cut(every: pd.DataFrame) -> str:
-    """What had no time left, and what there is of the largest size all the same."""
-    missing = every[every["cut"]]
-    if not len(missing):
-        return ""
-    smallest = binary_bytes(frames.nominal_mib(missing["size_bytes"].min()) * MIB)
-    return (
-        f"A job has {frames.time_caps(missing)} for all its cases, and one is begun only if its "
-        f"fewest repetitions fit into what is left: {_counts_of(every, 'case')} "
-        f"{_verb(len(missing), 'was', 'were')} not begun, none below {smallest}; their cells say "
-        f"“{NOT_BEGUN}”. {_left_at_the_largest(every)}"
-    ).rstrip()
-
-
-def _counts_of(every: pd.DataFrame, noun: str) -> str:
-    """Cases cut of all there are; those of one rank, which sends nothing, for themselves."""
-    kinds = {
-        "between ranks": frames.between_ranks(every),
-        "of one rank": frames.of(every, world_size=1),
-    }
-    return listed(
-        f"{cases['cut'].sum()} of {counted(len(cases), noun)} {words}"
-        for words, cases in kinds.items()
-        if cases["cut"].any()
-    )
-
-
-def _left_at_the_largest(every: pd.DataFrame) -> str:
-    """Which exchanges of the largest size were timed; the first is let ahead of the others."""
-    sent = frames.between_ranks(every)
-    sizes = sent["size_bytes"].map(frames.nominal_mib)
-    largest = sent[sizes == sizes.max()]
-    if not largest["cut"].any():
-        return ""
-    where = f"At the largest size ({_size(largest.iloc[0])})"
-    kinds = [part for _, part in largest.groupby(["operation", "dtype"], sort=False)]
-    timed_kinds = [part for part in kinds if len(frames.measured(part))]
-    if not timed_kinds:
-        return f"{where} nothing was timed between ranks."
-    verb = _verb(len(timed_kinds), "was", "were")
-    told = f"{where} only {listed(map(_kind_timed, timed_kinds))} {verb} timed between ranks"
-    first = _kind(sent)
-    if first not in map(_kind, timed_kinds):
-        return f"{told}."
-    it = "it" if len(timed_kinds) == 1 else first
-    return f"{told}: {it} is let ahead of the others on purpose."
-
-
-def _kind(part: pd.DataFrame) -> str:
-    """The operation and format of the first case, and with it of all that are alike."""
-    return f"{OPERATIONS[part.iloc[0]['operation']].lower()} in {part.iloc[0]['dtype']}"
-
-
-def _kind_timed(part: pd.DataFrame) -> str:
-    there = len(frames.measured(part))
-    some = f" ({there} of {counted(len(part), 'set')} of ranks)" if there < len(part) else ""
-    return f"{_kind(part)}{some}"
-
-
-def _verb(count: float, one: str, several: str) -> str:
-    return one if count == 1 else several
-
-
-def gap(every: pd.DataFrame) -> str:
-    """The same for the abstract's count of what has no number; no sentence of its own."""
-    missing = every[every["cut"]]
-    if not len(missing):
-        return ""
-    verb = _verb(len(missing), "was", "were")
-    return f"{_counts_of(every, 'exchange')} {verb} not begun for want of time"
-
-
-def noise(data: pd.DataFrame) -> str:
-    """How many times scatter, or are too few to show whether they do, and at which sizes."""
-    sent, halves = frames.between_ranks(data), frames.halves(data)
-    if not len(sent):
-        return "No case between ranks was timed."
-    noisy, few = sent["noisy"], frames.has_few_samples(sent)
-    told = []
-    if noisy.any():
-        told.append(
-            f"{noisy.sum()} {_verb(noisy.sum(), 'is', 'are')} noisy ({NOISY} in the tables: "
-            f"{frames.NOISY_MEANS}), {_by_half(sent, noisy, halves)}"
-        )
-    if few.any():
-        told.append(
-            f"{few.sum()} {_verb(few.sum(), 'has', 'have')} {frames.samples(sent[few]['n'])} "
-            f"({FEW}), {_by_half(sent, few, halves)}"
-        )
-    if not told:
-        return (
-            f"None of the {counted(len(sent), 'timed case')} between ranks is noisy or has fewer "
-            f"than {frames.FEWEST_SAMPLES} samples."
-        )
-    return f"Of {counted(len(sent), 'timed case')} between ranks, {'; '.join(told)}."
-
-
-def noisy_inside(data: pd.DataFrame) -> str:
-    """What a result's own flag leaves out, for the appendix."""
-    sent = frames.between_ranks(data)
-    count = sent["noisy"].sum()
-    if not count:
-        return ""
-    return (
-        f"A result of collectives raises the flag noisy for its largest {_kind(data)} alone; of "
-        f"{counted(len(sent), 'timed case')} between ranks, {count} {_verb(count, 'is', 'are')}."
-    )
-
-
-def _by_half(sent: pd.DataFrame, marked: pd.Series, halves: tuple[list[int], list[int]]) -> str:
-    """`95 of 128 up to 16 MiB and 55 of 120 from 64 MiB on`."""
-    sizes = sent["size_bytes"].map(frames.nominal_mib)
-    inside = [sizes.isin(half) for half in halves]
-    words = [_up_to(halves), _from_on(halves)]
-    return listed(
-        f"{marked[half].sum()} of {half.sum()} {word}"
-        for half, word in zip(inside, words, strict=True)
-        if half.any()
-    )
-
-
-def _up_to(halves: tuple[list[int], list[int]]) -> str:
-    return f"up to {binary_bytes(halves[0][-1] * MIB)}" if halves[0] else ""
-
-
-def _from_on(halves: tuple[list[int], list[int]]) -> str:
-    return f"from {binary_bytes(halves[1][0] * MIB)} on"
-
-
 def published(collected: Collected) -> str:
     """What publications say, and why it cannot be held against the times here."""
     theirs = published_all_reduce(collected.references)
@@ -469,7 +348,3 @@ def _scatter(row: pd.Series, ends: Sequence[float] | None = None, unit: str = "m
 
 def _in_brackets(words: Sequence[str]) -> str:
     return f" ({'; '.join(words)})" if words else ""
-
-
-def _size(row: pd.Series) -> str:
-    return binary_bytes(frames.nominal_mib(row["size_bytes"]) * MIB)
