@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -81,6 +81,21 @@ def scaled(factors: Mapping[str, float], **where: Any) -> Change:
             factor = factors.get(name, factors.get(name.partition(".")[0], 1.0))
             samples = [factor * ms for ms in old["samples_ms"]]
             values["measurements"][name] = factory.measurement(samples, clock=old["clock"])
+
+    return change
+
+
+def sampled_once(arms: Collection[str], **where: Any) -> Change:
+    """Arms of which one sample was taken, at points with these parameters."""
+
+    def change(point: Point, values: dict[str, Any]) -> None:
+        if not where.items() <= point.parameters.items():
+            return
+        for name, old in values["measurements"].items():
+            if name.partition(".")[0] in arms:
+                values["measurements"][name] = factory.measurement(
+                    [old["median_ms"]], clock=old["clock"]
+                )
 
     return change
 
