@@ -297,6 +297,8 @@ class TestCompiling:
         assert "medium" not in text
         assert text.endswith(words or "steps, by size.")
         assert "beside another" not in text, "no such step at this context"
+        rest = [row for row in made.rows if row.point.parameters["topic"] != "model"]
+        assert findings(replace(made, rows=rest))["compiling_cost"] == text
 
     def test_what_another_process_took_counts_where_compiling_gave_nothing_too(self) -> None:
         alike = scaled({"compiled": 1.36}, topic="model_compile")
@@ -358,16 +360,16 @@ class TestModel:
         flat = scaled({"naive": 1 / 16, "flash": 1 / 8}, topic="model", context=1024)
         text = told("model_attention", flat)
         assert text.endswith(
-            " From context 128 to 1,024, 8 times the tokens, steps take hardly longer, whatever "
-            "their attention: something other than arithmetic sets their pace there, each context "
-            "in a process of its own, and the attention shows little."
+            " From context 128 to 1,024, 8 times the tokens, steps grow far less, whatever their "
+            "attention: something other than arithmetic sets their pace there, each context in a "
+            "process of its own, and the attention shows little."
         )
 
     def test_the_pace_is_that_of_the_slowest_on_the_way(self) -> None:
         times = {128: 10.0, 256: 12.2, 512: 11.0, 1024: 40.0}
         rows = [("small", "naive", context, ms) for context, ms in times.items()]
         text = _pace(pd.DataFrame(rows, columns=["size", "arm", "context", "median_ms"]))
-        assert text.startswith(" From context 128 to 512, 4 times the tokens, steps take hardly ")
+        assert text.startswith(" From context 128 to 512, 4 times the tokens, steps grow far less")
         assert "×" not in text, "a factor between processes would say more than is known"
 
     def test_the_pace_is_told_once_however_many_attentions_there_are(self) -> None:

@@ -149,7 +149,7 @@ def within_noise(rows: pd.DataFrame, base: str) -> pd.DataFrame:
     if base != BEST:
         found = found[found["other"] == base]
     if not len(found):
-        return grid.notna() & False
+        return pd.DataFrame(False, index=grid.index, columns=grid.columns)
     best = found.loc[found.groupby(["head_dim", "sequence"], sort=False)["median_ms_a"].idxmin()]
     return (_grid(best, "verdict") == "same").reindex_like(grid).eq(True)
 

@@ -67,7 +67,7 @@ def _elsewhere(collected: Collected, data: pd.DataFrame, ratios: pd.DataFrame) -
     both = ratios.merge(eager_elsewhere(collected, data), on=KEYS)
     told = [
         _one_step_in_several_processes(part)
-        for _, part in both.groupby("size", sort=False)
+        for _, part in both.groupby(KEYS, sort=False)
         if _is_apart(part)
     ]
     if not told:
@@ -212,8 +212,8 @@ def _pace(rows: pd.DataFrame) -> str:
         return ""
     last = max(flat)
     return (
-        f" From context {first:,} to {last:,}, {last / first:g} times the tokens, steps take "
-        "hardly longer, whatever their attention: something other than arithmetic sets their pace "
+        f" From context {first:,} to {last:,}, {last / first:g} times the tokens, steps grow "
+        "far less, whatever their attention: something other than arithmetic sets their pace "
         "there, each context in a process of its own, and the attention shows little."
     )
 
