@@ -19,6 +19,7 @@ from tests.writeup.small_attention import (
     STUDY,
     both,
     collected,
+    noisy,
     noted,
     nothing,
     sampled_once,
@@ -68,6 +69,14 @@ class TestSummary:
         others = {"sdpa_efficient", "sdpa_flash", "flex", "sdpa_cudnn"}
         text = told("summary", sampled_once(others, topic="benchmark", sequence=4096))
         assert "the best other variant, 1.47× (one sample) in bf16" in text
+
+    def test_one_shape_and_noise(self) -> None:
+        one = told("summary", only(topic="benchmark", sequence=4096))
+        assert one.count("5.91×") == 1
+        assert (
+            "5.91× (head dim 64, sequence 4,096, bf16) as fast as the naive formula (within noise "
+            "at 2 of 2 shapes) and, beside"
+        ) in told("summary", noisy)
 
     def test_the_published_shape_a_head_dim_at_a_time(self) -> None:
         two = {"head_dims": [64, 128]}

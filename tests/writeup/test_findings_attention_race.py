@@ -13,6 +13,7 @@ from tests.writeup.attention_told import told
 from tests.writeup.small_attention import (
     both,
     collected,
+    noisy,
     noted,
     sampled_once,
     scaled,
@@ -220,6 +221,12 @@ class TestRace:
             " Their rate falls beyond noise: forward by 56 % (bf16, head dim 32, sequence 8,192 to "
             "16,384). In bf16, head dim 32"
         ) in text
+
+    def test_in_noise_nothing_rises_or_falls_and_few_ties_are_named(self) -> None:
+        shapes = {"sequences": [4096, 8192, 16384], "head_dims": [16]}
+        text = told("growth_flash", noisy, benchmark=shapes)
+        assert "rate" not in text
+        assert told("flash_wins", noisy).endswith("as fast); 4 more.")
 
     def test_a_fall_within_noise_is_neither_told_nor_a_rise(self) -> None:
         shapes = {"sequences": [4096, 8192, 16384], "head_dims": [16]}

@@ -86,12 +86,15 @@ def _race_summary(race: pd.DataFrame) -> str:
             f"{significant(last['median_ms'])} ms forward and backward (head dim "
             f"{last['head_dim']}, {last['precision']}); our kernels were not timed beside it."
         )
-    worst, best = (extreme(ratios, "speedup", largest=largest) for largest in (False, True))
+    ends = [_ratio(extreme(ratios, "speedup", largest=largest)) for largest in (False, True)]
+    same = int((ratios["verdict"] == "same").sum())
+    noise = f" (within noise at {same} of {counted(len(ratios), 'shape')})" if same else ""
     failed = len(frames.of(both, arm=frames.OURS, status="failed"))
     note = f" At {counted(failed, 'shape')} they failed and have no time." if failed else ""
     return (
-        f"Forward and backward of one head of attention, our Triton kernels are {_ratio(worst)} to "
-        f"{_ratio(best)} as fast as the naive formula{_beside_the_best(both)}.{note}"
+        f"Forward and backward of one head of attention, our Triton kernels are "
+        f"{' to '.join(dict.fromkeys(ends))} as fast as the naive formula{noise}"
+        f"{_beside_the_best(both)}.{note}"
     )
 
 

@@ -115,7 +115,7 @@ def _undecided(every: pd.DataFrame) -> str:
         f"{factors(part['speedup'])} as fast{_how_many_once(part)})"
         for other, part in every[every["verdict"] == "same"].groupby("other", sort=False)
     ]
-    return _sentence(f"not told apart from ours: {'; '.join(told)}" if told else "")
+    return _sentence(f"not told apart from ours: {'; '.join(few(told))}" if told else "")
 
 
 def _how_many_once(ratios: pd.DataFrame) -> str:
@@ -242,13 +242,17 @@ def _lines(race: pd.DataFrame) -> int:
 
 
 def _still_rising(taken: pd.DataFrame, last: Mapping[tuple[Any, Any], float]) -> str:
-    """A rate that fell on the way and came back rises at the end too, but fills nothing."""
-    fell = taken[~(taken["rise"] > 0)]
-    on_the_way = set(zip(fell["precision"], fell["head_dim"], strict=True))
+    """Where the rate rose all the way and still does, beyond noise.
+
+    One that fell and came back rises at the end too, but it is not a GPU that fills.
+    """
+    fell = _cases(taken[~(taken["rise"] > 0)])
+    longest = taken.groupby(["precision", "head_dim"])["sequence_b"].transform("max")
+    at_the_end = frames.of(taken[taken["sequence_b"] == longest], pass_="both", verdict="faster")
     rising = [
         case
-        for case, power in last.items()
-        if power < STILL_FILLING_BELOW and case not in on_the_way
+        for case in _cases(at_the_end) - fell
+        if last.get(case, STILL_FILLING_BELOW) < STILL_FILLING_BELOW
     ]
     if not rising:
         return ""
@@ -257,6 +261,10 @@ def _still_rising(taken: pd.DataFrame, last: Mapping[tuple[Any, Any], float]) ->
         f" {where} their rate rises at every step from there on, in each pass, and over the last "
         f"two by more than {percent(RISE, 1)}: one head alone fills the GPU only when it is long."
     )
+
+
+def _cases(rows: pd.DataFrame) -> set[tuple[Any, Any]]:
+    return set(zip(rows["precision"], rows["head_dim"], strict=True))
 
 
 def _falls(taken: pd.DataFrame) -> str:
