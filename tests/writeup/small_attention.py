@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -83,6 +83,28 @@ def scaled(factors: Mapping[str, float], **where: Any) -> Change:
             values["measurements"][name] = factory.measurement(samples, clock=old["clock"])
 
     return change
+
+
+def sampled_once(arms: Collection[str], **where: Any) -> Change:
+    """Arms of which one sample was taken, at points with these parameters."""
+
+    def change(point: Point, values: dict[str, Any]) -> None:
+        if not where.items() <= point.parameters.items():
+            return
+        for name, old in values["measurements"].items():
+            if name.partition(".")[0] in arms:
+                values["measurements"][name] = factory.measurement(
+                    [old["median_ms"]], clock=old["clock"]
+                )
+
+    return change
+
+
+def noisy(point: Point, values: dict[str, Any]) -> None:
+    """Samples so far apart that nothing can be told from them."""
+    for name, old in values["measurements"].items():
+        samples = [old["median_ms"] * factor for factor in (0.2, 0.5, 1, 4, 9)]
+        values["measurements"][name] = factory.measurement(samples, clock=old["clock"])
 
 
 def without(arms: Mapping[str, tuple[str, str]], **where: Any) -> Change:

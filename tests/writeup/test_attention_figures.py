@@ -11,7 +11,7 @@ from lmlab.study.points import Point
 from lmlab.writeup import style
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.figures.attention import figures
-from lmlab.writeup.figures.attention_race import BEST, ratios
+from lmlab.writeup.figures.attention_race import BEST, NEITHER, ratios, within_noise
 from lmlab.writeup.frames import attention as frames
 from tests.writeup import synthetic
 from tests.writeup.small_attention import both, collected, noted, nothing, scaled, study, without
@@ -73,6 +73,27 @@ def test_the_map_holds_ratios() -> None:
     naive, best = ratios(rows, frames.NAIVE), ratios(rows, BEST)
     assert naive.loc[64, 128] == pytest.approx(4.0, rel=0.01)
     assert (best <= naive).all().all()
+
+
+def test_a_cell_within_noise_is_marked_and_has_no_colour() -> None:
+    alike = scaled({"flash": 1.47}, topic="benchmark", sequence=4096)
+    drawing = figures(collected(alike))["race_map"]
+    assert "≈ and without colour where the two are not told apart" in drawing.caption
+    assert drawing.draw is not None
+    figure = drawing.draw()
+    naive, best = figure.axes
+    assert [text.get_text() for text in naive.texts] == ["4.00", "4.02"]
+    assert [text.get_text() for text in best.texts] == ["1.47", "≈ 1.00"]
+    shades = best.images[0].get_array()
+    assert shades is not None
+    assert shades[0, 1] == NEITHER != shades[0, 0]
+    plt.close(figure)
+
+
+def test_without_the_base_no_cell_is_within_noise() -> None:
+    rows = frames.of(frames.frame(collected()), topic="benchmark", pass_="both", arm="flash")
+    assert not within_noise(rows, BEST).any().any()
+    assert within_noise(rows, BEST).shape == ratios(rows, BEST).shape
 
 
 def test_the_map_says_what_happened_to_ours() -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from lmlab.study.points import Point
+from lmlab.writeup.comparison import ACROSS_POINTS
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import beside, fastest, losses, wins_from
 from tests.writeup.small_attention import collected, nothing, scaled, without
@@ -73,6 +74,17 @@ def test_a_comparison_allows_for_doubt(factor: float, verdict: str) -> None:
     ratios = frames.against(pd.concat([rows, copy]), "copy", "naive")
     assert set(ratios["verdict"]) == {verdict}
     assert ratios["speedup"].iloc[0] == pytest.approx(1 / factor)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(0.985, "same"), (0.97, "faster")])
+def test_many_samples_however_narrow_must_be_apart_by_a_floor(factor: float, verdict: str) -> None:
+    rows = frames.of(data(), topic="benchmark", arm={"naive"})
+    narrow = rows.assign(**dict.fromkeys(("q1_ms", "q3_ms"), rows["median_ms"]))
+    copy = narrow.assign(arm="copy")
+    for column in ("median_ms", "q1_ms", "q3_ms"):
+        copy[column] *= factor
+    assert set(frames.against(pd.concat([narrow, copy]), "copy", "naive")["verdict"]) == {verdict}
+    assert frames.LEAST_APART == ACROSS_POINTS, "the page has one limit"
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(0.97, "same"), (0.9, "faster"), (1.1, "slower")])

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from lmlab.study.files import TEMPLATES
 from lmlab.study.points import Point
 from lmlab.writeup.findings.attention import findings
 from tests.writeup.attention_told import told
 from tests.writeup.small_attention import (
     both,
     collected,
+    noisy,
     noted,
+    sampled_once,
     scaled,
     without,
 )
@@ -99,6 +102,18 @@ class TestRace:
         slow = scaled({"flash": 50.0}, topic="benchmark", sequence=4096)
         assert "than every other variant up to sequence 128." in told("flash_wins", slow)
 
+    def test_what_is_not_won_need_not_be_lost(self) -> None:
+        alike = scaled({"flash": 1.47}, topic="benchmark", sequence=4096)
+        once = sampled_once({"flash"}, topic="benchmark", sequence=4096)
+        assert told("flash_wins", both(alike, once)).endswith(
+            "than every other variant up to sequence 128. Not told apart from ours: SDPA cuDNN at "
+            "head dim 64, sequence 4,096 (ours 1.00× as fast; one sample)."
+        )
+        assert told("flash_wins", alike).endswith("sequence 4,096 (ours 1.00× as fast).")
+        pair = {"arms": ["sdpa_cudnn", "flash"], "sequences": [65536, 131072]}
+        tie = sampled_once({"flash"}, sequence=131072)
+        assert told("flash_wins", tie, benchmark=pair).endswith("; 1 of 2 from one sample).")
+
     def test_ours_wins_all_but_some_and_head_dims_differ(self) -> None:
         slow = scaled({"flash": 50.0}, topic="benchmark", sequence=256, head_dim=64)
         shapes = {"head_dims": [32, 64], "sequences": [128, 256, 512]}
@@ -138,22 +153,48 @@ class TestRace:
     def test_nowhere_slower(self) -> None:
         assert told("not_slower") == (
             "Nowhere are they slower than naive, compiled naive or SDPA flash beyond noise, in 18 "
-            "comparisons."
+            "comparisons. Against all other variants, pass by pass, they lose none of 48 "
+            "comparisons beyond noise."
+        )
+
+    def test_losses_to_variants_that_are_no_rivals_are_told_too(self) -> None:
+        slow = scaled({"flash.backward": 1.7, "flex.backward": 0.3}, sequence=128)
+        assert told("not_slower", slow).endswith(
+            "in 18 comparisons. Against all other variants, pass by pass, they lose 2 of 48 "
+            "comparisons beyond noise: 2 backward in bf16 (to SDPA efficient and FlexAttention, "
+            "down to 0.412× against FlexAttention, head dim 64, sequence 128). The first folded "
+            "table of this section lists them."
+        )
+
+    def test_that_folded_table_is_the_first(self) -> None:
+        template = (TEMPLATES / "attention.md.j2").read_text()
+        assert 'tables_named("lost") + chapter.tables_named("race_")' in template
+        assert template.count("<details>") == 1
+
+    def test_beside_rivals_alone_there_is_no_more_to_tell(self) -> None:
+        few = {"arms": ["naive", "sdpa_flash", "flash"]}
+        assert told("not_slower", benchmark=few).endswith(
+            "SDPA flash beyond noise, in 12 comparisons."
+        )
+        others = {"arms": ["flex", "flash"]}
+        assert told("not_slower", benchmark=others) == (
+            "They were not timed beside naive, compiled naive or SDPA flash. Against all other "
+            "variants, pass by pass, they lose none of 6 comparisons beyond noise."
         )
 
     def test_somewhere_slower(self) -> None:
         slow = scaled({"flash.forward": 1.8}, topic="benchmark", sequence=128)
-        assert told("not_slower", slow) == (
+        assert told("not_slower", slow).startswith(
             "In 1 of 18 comparisons, pass by pass, they are slower than naive, compiled naive or "
             "SDPA flash beyond noise: 0.926× against SDPA flash (forward, head dim 64, sequence "
-            "128, bf16)."
+            "128, bf16). Against all other variants, pass by pass, they lose 2 of 48 comparisons"
         )
 
     def test_slower_in_many_places_names_the_worst_first(self) -> None:
         text = told("not_slower", scaled({"flash": 50.0}, topic="benchmark"))
         assert text.startswith("In 18 of 18 comparisons")
         assert "beyond noise: 0.0313× against SDPA flash" in text
-        assert text.endswith("and 12 more.")
+        assert "and 12 more. Against all other variants, pass by pass, they lose 42 of " in text
 
     def test_growth_of_ours(self) -> None:
         shapes = {"sequences": [4096, 8192, 16384], "head_dims": [32, 64]}
@@ -167,6 +208,32 @@ class TestRace:
             "In bf16, head dim 64 takes 1.90× as long as 32 (sequence 16,384), with 2.0× the "
             "arithmetic."
         )
+
+    def test_a_rate_that_fell_on_the_way_is_not_called_filling(self) -> None:
+        shapes = {"sequences": [4096, 8192, 16384, 32768], "head_dims": [16, 32]}
+        rising = told("growth_flash", benchmark=shapes)
+        assert " In all cases their rate rises at every step from there on, in each pass" in rising
+        assert "falls" not in rising
+        dip = scaled({"flash.forward": 3.0}, topic="benchmark", sequence=16384, head_dim=32)
+        text = told("growth_flash", dip, benchmark=shapes)
+        assert " In 1 of 2 cases their rate rises at every step from there on, in each" in text
+        assert (
+            " Their rate falls beyond noise: forward by 56 % (bf16, head dim 32, sequence 8,192 to "
+            "16,384). In bf16, head dim 32"
+        ) in text
+
+    def test_in_noise_nothing_rises_or_falls_and_few_ties_are_named(self) -> None:
+        shapes = {"sequences": [4096, 8192, 16384], "head_dims": [16]}
+        text = told("growth_flash", noisy, benchmark=shapes)
+        assert "rate" not in text
+        assert told("flash_wins", noisy).endswith("as fast); 4 more.")
+
+    def test_a_fall_within_noise_is_neither_told_nor_a_rise(self) -> None:
+        shapes = {"sequences": [4096, 8192, 16384], "head_dims": [16]}
+        dip = scaled({"flash.forward": 2.475}, topic="benchmark", sequence=8192)
+        text = told("growth_flash", dip, benchmark=shapes)
+        assert "rises" not in text
+        assert "falls" not in text
 
     def test_growth_with_the_square(self) -> None:
         text = told("growth_flash", benchmark={"sequences": [65536, 131072, 262144]})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
@@ -17,14 +18,17 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.figures import attention_lines as lines
 from lmlab.writeup.frames import attention as frames
-from lmlab.writeup.frames.race import fastest
+from lmlab.writeup.frames.race import beside, fastest
 from lmlab.writeup.numbers import fixed, significant
+from lmlab.writeup.tables.cells import WITHIN_NOISE
 
 PASSES = {"forward": "Forward", "backward": "Backward", "both": "Both"}
 TILED = "tiled"
 BEST = "the best other variant"
 SLOWEST, FASTEST = 1 / 8, 8.0
 """Where the colours of the map end; numbers stand in every cell."""
+NEITHER = 1.0
+"""What is as fast as ours has the colour of the middle."""
 EMPTY = {"failed": "failed", "oom": "OOM"}
 
 
@@ -60,8 +64,9 @@ def race_figures(collected: Collected, data: pd.DataFrame) -> dict[str, Drawing]
                     alt="Speed-up of our attention over others by head dim and sequence",
                     caption="How many times as fast ours is, forward and backward together: "
                     f"purple where it is faster, orange where it is slower, as dark as it gets "
-                    f"from {FASTEST:g} times on; – where one of the two was not measured or has no "
-                    f"time. {note}",
+                    f"from {FASTEST:g} times on; {WITHIN_NOISE} and without colour where the two "
+                    "are not told apart, – where one of the two was not measured or has no time. "
+                    f"{note}",
                     draw=lambda: _draw_map(rows),
                 )
             }
@@ -137,22 +142,38 @@ def _grid(rows: pd.DataFrame, values: str) -> pd.DataFrame:
     return rows.pivot(index="head_dim", columns="sequence", values=values)
 
 
-def _cell_text(ratio: float, ours: str) -> str:
+def within_noise(rows: pd.DataFrame, base: str) -> pd.DataFrame:
+    """Whether ours and the base are not told apart, cell by cell of their ratios."""
+    grid = ratios(rows, base)
+    found = beside(rows, frames.OURS)
+    if base != BEST:
+        found = found[found["other"] == base]
+    if not len(found):
+        return pd.DataFrame(False, index=grid.index, columns=grid.columns)
+    best = found.loc[found.groupby(["head_dim", "sequence"], sort=False)["median_ms_a"].idxmin()]
+    return (_grid(best, "verdict") == "same").reindex_like(grid).eq(True)
+
+
+def _cell_text(ratio: float, ours: str, *, noise: bool) -> str:
     """The ratio; without one, what happened to ours, or that the other has no time."""
-    if not math.isnan(ratio):
-        return fixed(ratio, 2) if ratio < 10 else significant(ratio)
-    return EMPTY.get(ours, "–")
+    if math.isnan(ratio):
+        return EMPTY.get(ours, "–")
+    text = fixed(ratio, 2) if ratio < 10 else significant(ratio)
+    return f"{WITHIN_NOISE} {text}" if noise else text
 
 
 def _map(axis: Axes, rows: pd.DataFrame, base: str) -> None:
     table = ratios(rows, base)
     happened = _grid(frames.of(rows, arm=frames.OURS), "status").to_numpy()
     values = table.to_numpy(dtype=float)
+    noise = within_noise(rows, base).to_numpy(dtype=bool)
+    shades = np.where(noise, NEITHER, values)
     # Orange to purple: told apart by every eye, and light in the middle where nothing is won.
-    axis.imshow(values, cmap="PuOr", norm=LogNorm(vmin=SLOWEST, vmax=FASTEST), aspect="auto")
+    axis.imshow(shades, cmap="PuOr", norm=LogNorm(vmin=SLOWEST, vmax=FASTEST), aspect="auto")
     for (row, column), value in _cells(values):
-        text = _cell_text(value, str(happened[row, column]))
-        strong = not math.isnan(value) and not 1 / 3.4 < value < 3.4
+        text = _cell_text(value, str(happened[row, column]), noise=noise[row, column])
+        shade = shades[row, column]
+        strong = not math.isnan(shade) and not 1 / 3.4 < shade < 3.4
         axis.text(
             column, row, text, ha="center", va="center", fontsize=6.5,
             color="white" if strong else "black",

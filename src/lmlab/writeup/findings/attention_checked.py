@@ -87,15 +87,14 @@ def shapes(rows: pd.DataFrame) -> str:
         places = [f"{row['size']} at context {row['context']}" for _, row in rows.iterrows()]
         return f"in {listed(few(places))}"
     told = [
-        f"in {precision} at {'; '.join(_head_dims(part))}"
-        + (f" ({topic})" if topic != RACE else "")
+        f"in {precision} at {'; '.join(head_dims(part))}" + (f" ({topic})" if topic != RACE else "")
         for (topic, precision), part in rows.groupby(["topic", "precision"], sort=False)
     ]
     return "; ".join(told)
 
 
-def _head_dims(rows: pd.DataFrame) -> list[str]:
-    """Head dimensions that share their sequences are told together."""
+def head_dims(rows: pd.DataFrame) -> list[str]:
+    """`head dim 16 and 32, sequence 128`: those that share their sequences are told together."""
     groups: dict[str, list[str]] = {}
     for head_dim, part in rows.groupby("head_dim", sort=False):
         sequences = listed(few(list(dict.fromkeys(f"{value:,}" for value in part["sequence"]))))

@@ -21,6 +21,7 @@ from lmlab.writeup.tables.attention_account import (
 SAME_EXPONENT_WITHIN = 0.15
 HARDLY = 2.0
 """Times of sequences that differ many times in arithmetic and less than this do not follow it."""
+EACH_ITS_OWN = "; each shape has a process of its own, and head dims do not compare there"
 AS_ACCOUNTED_WITHIN = 0.01
 """Of what the formula asks for; the allocator rounds tensors up."""
 
@@ -144,9 +145,10 @@ def _below(short: pd.DataFrame) -> str:
     times = short.pivot(index=["head_dim", "pass"], columns="sequence", values="median_ms")
     if len(times.columns) < 2 or not (times.max(axis=1) < HARDLY * times.min(axis=1)).all():
         return ""
+    alone = len(set(short["head_dim"])) == 1
     return (
-        " Below that it hardly grows: something other than arithmetic sets it, and what differs "
-        "between head dims is noise."
+        " Below that it hardly grows: such short passes are set not by arithmetic but by the pace "
+        f"of the host, which differs from process to process{'' if alone else EACH_ITS_OWN}."
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from lmlab.writeup.collect import Collected
-from lmlab.writeup.findings.attention_checked import few
+from lmlab.writeup.findings.attention_checked import few, head_dims
 from lmlab.writeup.frames import attention as frames
+from lmlab.writeup.frames.attention_rates import steps
 from lmlab.writeup.frames.race import beside, losses
-from lmlab.writeup.numbers import counted, factor, listed, percent, significant, span
+from lmlab.writeup.numbers import counted, factor, factors, listed, percent, significant, span
 from lmlab.writeup.places import extreme
 from lmlab.writeup.tables.attention_race import TITLES
 
@@ -55,7 +56,8 @@ def _wins(rows: pd.DataFrame, precision: str) -> str:
     against_naive = f"naive {_where(naive, asked)}, and " if len(naive) else ""
     return (
         f"In {precision}, forward and backward together, our kernels are faster than "
-        f"{against_naive}than every other variant {_where(every, asked)}.{_ahead(every)}{gaps}"
+        f"{against_naive}than every other variant {_where(every, asked)}.{_ahead(every)}"
+        f"{_undecided(every)}{gaps}"
     )
 
 
@@ -106,6 +108,28 @@ def _ahead(every: pd.DataFrame) -> str:
     return _sentence("; ".join(told))
 
 
+def _undecided(every: pd.DataFrame) -> str:
+    """Who is neither ahead of ours nor behind: what is not won need not be lost."""
+    told = [
+        f"{frames.label(str(other))} at {', '.join(head_dims(part))} (ours "
+        f"{factors(part['speedup'])} as fast{_how_many_once(part)})"
+        for other, part in every[every["verdict"] == "same"].groupby("other", sort=False)
+    ]
+    return _sentence(f"not told apart from ours: {'; '.join(few(told))}" if told else "")
+
+
+def _how_many_once(ratios: pd.DataFrame) -> str:
+    notes = [note for _, row in ratios.iterrows() if (note := once(row))]
+    if not notes or len(notes) == len(ratios):
+        return "".join(notes[:1])
+    return f"; {len(notes)} of {len(ratios)} from one sample"
+
+
+def once(ratio: pd.Series) -> str:
+    """What is said of a ratio that rests on a single sample of either side."""
+    return "; one sample" if min(ratio["n_a"], ratio["n_b"]) == 1 else ""
+
+
 def _sentence(text: str) -> str:
     """Set behind what was said before it; nothing stays nothing."""
     return f" {text[0].upper()}{text[1:]}." if text else ""
@@ -131,12 +155,49 @@ def _gaps(ours: pd.DataFrame) -> str:
 
 
 def not_slower(race: pd.DataFrame) -> str:
-    """Whether our kernels lose anywhere against the three that they must not lose against."""
+    """Whether our kernels lose anywhere: to the three that they must not lose to, and to any."""
+    return f"{_not_slower_than_rivals(race)}{_lost_to_any(race)}"
+
+
+def _lost_to_any(race: pd.DataFrame) -> str:
+    """All comparisons there are, since three rivals that were picked are not all."""
+    every = beside(race, frames.OURS)
+    if not set(every["other"]) - set(RIVALS):
+        return ""
+    lost = every[every["verdict"] == "slower"]
+    count = f"{len(lost):,}" if len(lost) else "none"
+    told = [
+        f"{len(part):,} {TITLES[str(name)].lower()} in {precision} ({_to_whom(part)})"
+        for (precision, name), part in lost.groupby(["precision", "pass"], sort=False)
+    ]
+    listing = f": {listed(told)}. The first folded table of this section lists them"
+    return (
+        f" Against all other variants, pass by pass, they lose {count} of "
+        f"{counted(len(every), 'comparison')} beyond noise"
+        f"{listing if told else ''}."
+    )
+
+
+def _to_whom(lost: pd.DataFrame) -> str:
+    """`to SDPA cuDNN and FlexAttention, down to 0.813× against FlexAttention, head dim 32`."""
+    worst = extreme(lost, "speedup", largest=False)
+    names = [frames.label(str(other)) for other in dict.fromkeys(lost["other"])]
+    least = "" if len(lost) == 1 else "down to "
+    whom = f" against {frames.label(worst['other'])}" if len(names) > 1 else ""
+    return (
+        f"to {listed(names)}, {least}{factor(worst['speedup'])}{whom}, head dim "
+        f"{worst['head_dim']}, sequence {worst['sequence']:,}"
+    )
+
+
+def _not_slower_than_rivals(race: pd.DataFrame) -> str:
+    if not len(beside(race, frames.OURS)):
+        return "Our kernels were timed beside no other variant."
     rivals = [arm for arm in RIVALS if arm in set(race["arm"])]
     pairs = sum(len(frames.against(race, frames.OURS, rival)) for rival in rivals)
-    names = listed([frames.label(rival) for rival in rivals], "or")
     if not pairs:
-        return "Our kernels were timed beside no other variant."
+        return f"They were not timed beside {listed(map(frames.label, RIVALS), 'or')}."
+    names = listed([frames.label(rival) for rival in rivals], "or")
     lost = losses(race, frames.OURS, rivals)
     if not len(lost):
         return f"Nowhere are they slower than {names} beyond noise, in {pairs:,} comparisons."
@@ -164,10 +225,15 @@ def growth(race: pd.DataFrame) -> str:
         f"From sequence {min(long['sequence']):,} on their time grows with the sequence to the "
         f"power of {span(powers)}{few}"
     )
-    last = _powers(frames.last_two(long, frames.order(race, "sequence")), fewest=2)
+    last = _last_powers(frames.last_two(long, frames.order(race, "sequence")))
     if last:
-        text += f", over the last two sequences alone {span(last)}"
-    return f"{text}; the arithmetic grows with its square.{_still_rising(last)}{_wider(ours)}"
+        text += f", over the last two sequences alone {span(last.values())}"
+    every_pass = frames.measured(frames.of(race, arm=frames.OURS, sequence=set(long["sequence"])))
+    taken = steps(every_pass)
+    return (
+        f"{text}; the arithmetic grows with its square.{_still_rising(taken, last)}"
+        f"{_falls(taken)}{_wider(ours)}"
+    )
 
 
 def _lines(race: pd.DataFrame) -> int:
@@ -175,22 +241,57 @@ def _lines(race: pd.DataFrame) -> int:
     return len(race[["precision", "head_dim"]].drop_duplicates())
 
 
-def _still_rising(last: Sequence[float]) -> str:
-    rising = [power for power in last if power < STILL_FILLING_BELOW]
+def _still_rising(taken: pd.DataFrame, last: Mapping[tuple[Any, Any], float]) -> str:
+    """Where the rate rose all the way and still does, beyond noise.
+
+    One that fell and came back rises at the end too, but it is not a GPU that fills.
+    """
+    fell = _cases(taken[~(taken["rise"] > 0)])
+    longest = taken.groupby(["precision", "head_dim"])["sequence_b"].transform("max")
+    at_the_end = frames.of(taken[taken["sequence_b"] == longest], pass_="both", verdict="faster")
+    rising = [
+        case
+        for case in _cases(at_the_end) - fell
+        if last.get(case, STILL_FILLING_BELOW) < STILL_FILLING_BELOW
+    ]
     if not rising:
         return ""
-    where = "in all cases" if len(rising) == len(last) else f"in {len(rising)} of {len(last)} cases"
+    where = "In all cases" if len(rising) == len(last) else f"In {len(rising)} of {len(last)} cases"
     return (
-        f" So their rate rises over these two by more than {percent(RISE, 1)} {where}: one head "
-        "alone fills the GPU only when it is long."
+        f" {where} their rate rises at every step from there on, in each pass, and over the last "
+        f"two by more than {percent(RISE, 1)}: one head alone fills the GPU only when it is long."
     )
 
 
-def _powers(rows: pd.DataFrame, fewest: int = frames.FEWEST_TO_FIT) -> list[float]:
+def _cases(rows: pd.DataFrame) -> set[tuple[Any, Any]]:
+    return set(zip(rows["precision"], rows["head_dim"], strict=True))
+
+
+def _falls(taken: pd.DataFrame) -> str:
+    """Longer sequences at which the rate is lower beyond noise, the deepest fall first."""
+    fell = taken[taken["verdict"] == "slower"].sort_values("rise")
+    told = [
+        f"{TITLES[row['pass']].lower()} by {percent(-row['rise'], 2)} ({row['precision']}, head "
+        f"dim {row['head_dim']}, sequence {row['sequence_a']:,} to {row['sequence_b']:,})"
+        for _, row in fell.iterrows()
+    ]
+    return f" Their rate falls beyond noise: {listed(few(told, MOST_NAMED))}." if told else ""
+
+
+def _last_powers(rows: pd.DataFrame) -> dict[tuple[Any, Any], float]:
+    """The power over the last two sequences, by precision and head dimension."""
+    return {
+        (precision, head_dim): frames.exponent(list(part["sequence"]), list(part["median_ms"]))
+        for (precision, head_dim), part in rows.groupby(["precision", "head_dim"], sort=False)
+        if part["sequence"].nunique() == 2
+    }
+
+
+def _powers(rows: pd.DataFrame) -> list[float]:
     return [
         power
         for precision in frames.order(rows, "precision")
-        for power in frames.exponents(frames.of(rows, precision=precision), "median_ms", fewest)
+        for power in frames.exponents(frames.of(rows, precision=precision), "median_ms")
     ]
 
 

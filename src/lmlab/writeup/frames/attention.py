@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.writeup.collect import Collected, Row
-from lmlab.writeup.comparison import timed, verdict
+from lmlab.writeup.comparison import ACROSS_POINTS, timed, verdict
 from lmlab.writeup.numbers import counted
 from lmlab.writeup.table import STATUS_CELLS
 
@@ -42,6 +42,8 @@ COLUMNS = [
 NOT_THERE = ("missing", "unreadable")
 FEWEST_TO_FIT = 3
 FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
+LEAST_APART = ACROSS_POINTS
+"""Arms that took turns share their process, but a page with two limits would contradict itself."""
 LOWER_BELOW = 0.98
 """Of a peak of memory; who saves less saves nothing."""
 LARGE_FROM = 4096
@@ -126,15 +128,16 @@ def label(arm: str) -> str:
 def against(data: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
     """An arm beside a base of the same process: `speedup` (base / arm) and its `verdict`.
 
-    Both took turns in one process, so no margin is added: middle halves that do not touch differ.
-    A few samples have no middle half to speak of; they must be apart by `FEW_SAMPLES_APART`.
+    Middle halves that stay apart by `LEAST_APART` differ: with many samples they come so narrow
+    that any gap would do. A few samples have no middle half to speak of; they must be apart by
+    `FEW_SAMPLES_APART`.
     """
     # Columns that a topic does not have would not match: nothing is not equal to nothing.
     where = ["topic", "pass", *(c for c in PLACE[1:] if data[c].notna().any())]
     left, right = (measured(of(data, arm=name)) for name in (base, arm))
     both = left.merge(right, on=where, suffixes=("_a", "_b"))
     verdicts = [
-        verdict(timed(row, "_b"), timed(row, "_a"), margin=_margin(row))
+        verdict(timed(row, "_b"), timed(row, "_a"), margin=margin(row))
         for _, row in both.iterrows()
     ]
     return both.assign(
@@ -150,8 +153,9 @@ def peak_shares(ratios: pd.DataFrame) -> list[float]:
     return shares if max(shares, default=1.0) < LOWER_BELOW else []
 
 
-def _margin(row: pd.Series) -> float:
-    return FEW_SAMPLES_APART if min(row["n_a"], row["n_b"]) < FEWEST_SAMPLES else 0.0
+def margin(row: pd.Series) -> float:
+    """By how much the middle halves of a pair must stay apart to differ."""
+    return FEW_SAMPLES_APART if min(row["n_a"], row["n_b"]) < FEWEST_SAMPLES else LEAST_APART
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
