@@ -39,6 +39,7 @@ GRIDS: dict[str, Grid] = {
 # Chapters whose pages also read the results of others; every page reads the machine card.
 READS: dict[str, tuple[str, ...]] = {
     "profile": ("end_to_end",),
+    "attention": ("end_to_end",),
     "calculations": ("collectives",),
 }
 

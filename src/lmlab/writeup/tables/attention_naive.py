@@ -55,7 +55,8 @@ def compiled_naive(collected: Collected, data: pd.DataFrame) -> Table | None:
         ],
         rows=[_compiled(here, ratios) for here in _shapes(rows)],
         caption=f"{caption(used)} {setup(used)} Speed-up over eager, in turns in one process. The "
-        "first pass compiles forward and backward with empty caches."
+        "first pass compiles forward and backward with empty caches, and loads the compiler where "
+        "the process had not loaded it yet."
         f"{left_out(rows, 'shape')}",
         sources=sources_of(used),
     )
