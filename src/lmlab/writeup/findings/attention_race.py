@@ -11,7 +11,7 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.findings.attention_checked import few, head_dims
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.attention_rates import steps
-from lmlab.writeup.frames.race import beside, losses
+from lmlab.writeup.frames.race import beside
 from lmlab.writeup.numbers import counted, factor, factors, listed, percent, significant, span
 from lmlab.writeup.places import extreme
 from lmlab.writeup.tables.attention_race import TITLES
@@ -156,12 +156,12 @@ def _gaps(ours: pd.DataFrame) -> str:
 
 def not_slower(race: pd.DataFrame) -> str:
     """Whether our kernels lose anywhere: to the three that they must not lose to, and to any."""
-    return f"{_not_slower_than_rivals(race)}{_lost_to_any(race)}"
-
-
-def _lost_to_any(race: pd.DataFrame) -> str:
-    """All comparisons there are, since three rivals that were picked are not all."""
     every = beside(race, frames.OURS)
+    return f"{_not_slower_than_rivals(race, every)}{_lost_to_any(every)}"
+
+
+def _lost_to_any(every: pd.DataFrame) -> str:
+    """All comparisons there are, since three rivals that were picked are not all."""
     if not set(every["other"]) - set(RIVALS):
         return ""
     lost = every[every["verdict"] == "slower"]
@@ -190,17 +190,17 @@ def _to_whom(lost: pd.DataFrame) -> str:
     )
 
 
-def _not_slower_than_rivals(race: pd.DataFrame) -> str:
-    if not len(beside(race, frames.OURS)):
+def _not_slower_than_rivals(race: pd.DataFrame, every: pd.DataFrame) -> str:
+    if not len(every):
         return "Our kernels were timed beside no other variant."
-    rivals = [arm for arm in RIVALS if arm in set(race["arm"])]
-    pairs = sum(len(frames.against(race, frames.OURS, rival)) for rival in rivals)
-    if not pairs:
+    pairs = every[every["other"].isin(RIVALS)]
+    if not len(pairs):
         return f"They were not timed beside {listed(map(frames.label, RIVALS), 'or')}."
+    rivals = [arm for arm in RIVALS if arm in set(race["arm"])]
     names = listed([frames.label(rival) for rival in rivals], "or")
-    lost = losses(race, frames.OURS, rivals)
+    lost = pairs[pairs["verdict"] == "slower"]
     if not len(lost):
-        return f"Nowhere are they slower than {names} beyond noise, in {pairs:,} comparisons."
+        return f"Nowhere are they slower than {names} beyond noise, in {len(pairs):,} comparisons."
     told = [
         f"{factor(row['speedup'])} against {frames.label(row['other'])} "
         f"({TITLES[row['pass']].lower()}, head dim {row['head_dim']}, sequence "
@@ -208,8 +208,8 @@ def _not_slower_than_rivals(race: pd.DataFrame) -> str:
         for _, row in lost.sort_values("speedup").iterrows()
     ]
     return (
-        f"In {len(lost):,} of {pairs:,} comparisons, pass by pass, they are slower than {names} "
-        f"beyond noise: {listed(few(told, MOST_NAMED))}."
+        f"In {len(lost):,} of {len(pairs):,} comparisons, pass by pass, they are slower than "
+        f"{names} beyond noise: {listed(few(told, MOST_NAMED))}."
     )
 
 

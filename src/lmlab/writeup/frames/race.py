@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from lmlab.writeup.frames.attention import against, measured, order
+from lmlab.writeup.frames.attention import against_each, measured, order
 
 
 def fastest(rows: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
@@ -30,14 +30,12 @@ def wins_from(ratios: pd.DataFrame) -> int | None:
 
 def losses(rows: pd.DataFrame, arm: str, others: Collection[str]) -> pd.DataFrame:
     """Every shape and pass at which the arm is slower than one of the others beyond noise."""
-    parts = [against(rows, arm, other).assign(other=other) for other in others]
-    slower = [part[part["verdict"] == "slower"] for part in parts if len(part)]
-    return pd.concat(slower, ignore_index=True) if slower else pd.DataFrame(columns=["other"])
+    every = beside(rows, arm, others)
+    return every[every["verdict"] == "slower"].reset_index(drop=True)
 
 
-def beside(rows: pd.DataFrame, arm: str) -> pd.DataFrame:
+def beside(rows: pd.DataFrame, arm: str, others: Collection[str] | None = None) -> pd.DataFrame:
     """The arm against each of the others at every shape and pass that both have, named `other`."""
-    others = [other for other in order(rows, "arm") if other != arm]
-    parts = [against(rows, arm, other).assign(other=other) for other in others]
-    found = [part for part in parts if len(part)]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["other"])
+    names = order(rows, "arm") if others is None else others
+    found = against_each(rows, arm, [name for name in names if name != arm])
+    return found.assign(other=found["arm_a"])
