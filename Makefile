@@ -35,8 +35,8 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 
 # These tests look at the clock, so nothing runs beside them.
 QUIET := tests/workflow/test_study_times.py tests/measure/warm_start tests/measure/test_ceilings.py
-# The longest first; many wait for other processes, so three of them fill two cores.
-BESIDE := -n 3 --dist loadfile tests/workflow tests $(QUIET:%=--ignore=%)
+# The longest first; many wait for other processes, so four of them fill two cores.
+BESIDE := -n 4 --dist loadfile tests/workflow tests $(QUIET:%=--ignore=%)
 
 test: setup lint ## every check and every test
 	pytest $(BESIDE)
