@@ -194,6 +194,19 @@ def test_a_delta_of_its_own_is_counted_rightly(row: Row) -> None:
     assert kernel.metadata.shared <= shared_bytes(case, row.tiles)
 
 
+@pytest.mark.parametrize(("head_dim", "kept"), [(64, 64), (128, 32)])
+def test_a_delta_of_its_own_spills_nothing_where_one_program_does_keys_and_queries(
+    head_dim: int, kept: int, tmp_path: Path
+) -> None:
+    case = case_of("backward", "hopper", 16, head_dim)
+    tiles = Tiles(kept=kept, walked=64, warps=4, stages=3, own_delta=True)
+
+    kernel = compiled(case, tiles)
+
+    assert kernel.metadata.shared <= shared_bytes(case, tiles)
+    assert spilled_bytes(kernel, tmp_path) == 0
+
+
 def test_hopper_multiplies_by_warp_groups_and_copies_by_engine() -> None:
     case = case_of("forward", "hopper", 16, 128)
     tiles = Tiles(kept=128, walked=64, warps=8, stages=3, descriptors=True)

@@ -12,7 +12,6 @@ from lmlab.writeup.collect import Collected
 from lmlab.writeup.figure import Drawing
 from lmlab.writeup.frames import collectives as frames
 from lmlab.writeup.frames.collectives import MIB, OPERATIONS
-from lmlab.writeup.numbers import binary_bytes
 from lmlab.writeup.tables.collectives import where_measured
 
 COLUMNS = 2
@@ -59,7 +58,7 @@ def _ends(every: pd.DataFrame) -> str:
     cut = every[every["cut"]]
     if not len(cut):
         return ""
-    largest = binary_bytes(frames.nominal_mib(every["size_bytes"].max()) * MIB)
+    largest = frames.asked_for(every["size_bytes"].max())
     return (
         f" A line that ends before {largest} does so because its job's time "
         f"({frames.time_caps(cut)}) was up."

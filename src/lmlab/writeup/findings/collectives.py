@@ -20,7 +20,6 @@ from lmlab.writeup.findings.collectives_doubts import (
     gap,
     noise,
     noisy_inside,
-    size_of,
     up_to,
 )
 from lmlab.writeup.frames import collectives as frames
@@ -69,12 +68,13 @@ def summary(data: pd.DataFrame) -> str:
     if not len(largest):
         return "No all-reduce between ranks was measured." if len(data) else NOTHING_MEASURED
     chosen = largest.sort_values("world_size", kind="stable").drop_duplicates("placement")
-    told = [
-        f"{significant(row['median_ms'])} ms ({'; '.join([size_of(row), *_scatter(row)])}) with "
-        f"{row['arm']}"
-        for _, row in chosen.iterrows()
-    ]
+    told = [f"{_headline(row)} with {row['arm']}" for _, row in chosen.iterrows()]
     return f"The largest all-reduce in {chosen.iloc[0]['dtype']} takes {listed(told)}."
+
+
+def _headline(row: pd.Series) -> str:
+    case = "; ".join([frames.asked_for(row["size_bytes"]), *_scatter(row)])
+    return f"{significant(row['median_ms'])} ms ({case})"
 
 
 def not_here(collected: Collected) -> str:
@@ -110,7 +110,7 @@ def bandwidth(data: pd.DataFrame) -> str:
 def _bandwidth(row: pd.Series) -> str:
     """The best median; where its samples scatter, from the slowest to the fastest of them."""
     ends = [row["bus_gb_per_s"] * row["median_ms"] / row[key] for key in ("max_ms", "min_ms")]
-    case = f"{size_of(row)}, {row['dtype']}"
+    case = f"{frames.asked_for(row['size_bytes'])}, {row['dtype']}"
     return (
         f"{significant(row['bus_gb_per_s'])} GB/s with {row['arm']} "
         f"({'; '.join([case, *_scatter(row, ends, 'GB/s')])})"
@@ -153,7 +153,7 @@ def _grown(few: pd.Series, most: pd.Series) -> str:
         for row in (few, most)
     ]
     return (
-        f"an all-reduce of {size_of(few)} takes {listed(told)}, "
+        f"an all-reduce of {frames.asked_for(few['size_bytes'])} takes {listed(told)}, "
         f"{times(most['median_ms'] / few['median_ms'])} as long in another process{doubt}"
     )
 

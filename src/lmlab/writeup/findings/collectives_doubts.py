@@ -15,7 +15,7 @@ def cut(every: pd.DataFrame) -> str:
     missing = every[every["cut"]]
     if not len(missing):
         return ""
-    smallest = binary_bytes(frames.nominal_mib(missing["size_bytes"].min()) * MIB)
+    smallest = frames.asked_for(missing["size_bytes"].min())
     return (
         f"A job has {frames.time_caps(missing)} for all its cases, and one is begun only if its "
         f"fewest repetitions fit into what is left: {_counts_of(every, 'case')} "
@@ -90,7 +90,7 @@ def _left_at_the_largest(every: pd.DataFrame) -> str:
     largest = sent[sizes == sizes.max()]
     if not largest["cut"].any():
         return ""
-    where = f"At the largest size ({size_of(largest.iloc[0])})"
+    where = f"At the largest size ({frames.asked_for(largest.iloc[0]['size_bytes'])})"
     kinds = [part for _, part in largest.groupby(["operation", "dtype"], sort=False)]
     timed_kinds = [part for part in kinds if len(frames.measured(part))]
     if not timed_kinds:
@@ -139,8 +139,3 @@ def up_to(halves: tuple[list[int], list[int]]) -> str:
 def from_on(halves: tuple[list[int], list[int]]) -> str:
     """The large sizes in words."""
     return f"from {binary_bytes(halves[1][0] * MIB)} on"
-
-
-def size_of(row: pd.Series) -> str:
-    """The size that was asked for, as the page prints it."""
-    return binary_bytes(frames.nominal_mib(row["size_bytes"]) * MIB)

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from lmlab.writeup.collect import Row
-from lmlab.writeup.numbers import counted, exact, listed
+from lmlab.writeup.numbers import binary_bytes, counted, exact, listed
 
 MIB = 2**20
 FEWEST_SIZES = 3
@@ -104,6 +104,11 @@ def of(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 def order(data: pd.DataFrame, column: str) -> list[Any]:
     """A column's values in order of appearance."""
     return list(dict.fromkeys(data[column]))
+
+
+def asked_for(size_bytes: float) -> str:
+    """The size that the study asked for, as the page prints it."""
+    return binary_bytes(nominal_mib(size_bytes) * MIB)
 
 
 def nominal_mib(size_bytes: float) -> int:

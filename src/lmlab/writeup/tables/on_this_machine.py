@@ -10,7 +10,7 @@ from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import calculations as frames
 from lmlab.writeup.frames.calculations import RING_SIZE_BYTES, Link
-from lmlab.writeup.frames.collectives import MIB, nominal_mib
+from lmlab.writeup.frames.collectives import asked_for
 from lmlab.writeup.numbers import binary_bytes, significant
 from lmlab.writeup.table import NOTHING, Column, Table
 
@@ -64,7 +64,7 @@ def _link_caption(link: Link | None) -> str:
 
 
 def _exchange(case: Any, name: str) -> str:
-    return f"{name} of {binary_bytes(nominal_mib(case['size_bytes']) * MIB)}, {case['dtype']}"
+    return f"{name} of {asked_for(case['size_bytes'])}, {case['dtype']}"
 
 
 def rings_here(collected: Collected) -> Table:
