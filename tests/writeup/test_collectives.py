@@ -11,6 +11,7 @@ from matplotlib import pyplot as plt
 from lmlab.measure.statistics import NOISY_ABOVE
 from lmlab.study.points import Point
 from lmlab.writeup.checks.collectives import checks
+from lmlab.writeup.comparison import margin_of
 from lmlab.writeup.figures.collectives import figures
 from lmlab.writeup.frames import collectives as frames
 from lmlab.writeup.tables.collectives import tables
@@ -130,7 +131,7 @@ class TestFrames:
 
     @pytest.mark.parametrize(("counts", "margin"), [((3, 50), 0.05), ((4, 4), 0.0)])
     def test_few_samples_must_lie_further_apart(self, counts: Any, margin: float) -> None:
-        assert frames.margin(*counts) == margin
+        assert margin_of(*counts) == margin
 
 
 class TestTables:

@@ -20,6 +20,8 @@ Verdict = Literal["faster", "slower", "same"]
 
 # Between two processes on one machine, with nothing changed, at the very least.
 ACROSS_POINTS = 0.02
+FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
+"""Fewer samples have no middle half to speak of: such times must lie so far apart to differ."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ def verdict(arm: Timed, base: Timed, *, margin: float = ACROSS_POINTS) -> Verdic
     if base.q3 * (1 + margin) < arm.q1:
         return "slower"
     return "same"
+
+
+def margin_of(*counts: float, enough: float = 0.0) -> float:
+    """By how much middle halves of so many samples must stay apart, `enough` if they are many."""
+    return FEW_SAMPLES_APART if min(counts) < FEWEST_SAMPLES else enough
 
 
 def agree(one: Timed, other: Timed, *, margin: float) -> bool:

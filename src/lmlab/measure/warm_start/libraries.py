@@ -6,9 +6,9 @@ which the constructor of every torch optimizer imports and which takes as long a
 The compiler's modules are a second and more of every point that compiles. Where there is a GPU,
 and points compile a lot, they are imported ahead too, though some versions of them ask CUDA for its
 devices while they are imported: a fork that is thrown away asks first, and its answer stands in for
-the question; a job that hides the GPUs from itself then has a compiler that thinks of them, which
-compiles for the CPU all the same. Should another version open the GPU in another way, a second fork
-finds out, and the points go on importing the compiler by themselves.
+the question. In torch 2.11 it chooses how kernels are timed on a GPU and nothing else, which a job
+that hides the GPUs from itself does not meet. Should another version open the GPU in another way, a
+second fork finds out, and the points go on importing the compiler by themselves.
 
 cuInit opens the driver's device files and keeps them open. That is how the check can tell without
 asking CUDA, since asking is the very thing that must not be done.

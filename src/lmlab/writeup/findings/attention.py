@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from lmlab.writeup.collect import Collected
+from lmlab.writeup.comparison import FEW_SAMPLES_APART, FEWEST_SAMPLES
 from lmlab.writeup.findings.attention_board import leaderboard, tiles
 from lmlab.writeup.findings.attention_checked import correctness
 from lmlab.writeup.findings.attention_model import compiled_model, compiling_cost, model_attention
@@ -58,8 +59,8 @@ def told_apart() -> str:
     """What it takes to be called faster, or slower, in this chapter."""
     return (
         "One is called faster than another where the middle halves of their samples stay apart by "
-        f"{percent(frames.LEAST_APART, 1)} at least, of fewer than {frames.FEWEST_SAMPLES} samples "
-        f"by {percent(frames.FEW_SAMPLES_APART, 1)}; {WITHIN_NOISE} marks what is not told apart."
+        f"{percent(frames.LEAST_APART, 1)} at least, of fewer than {FEWEST_SAMPLES} samples "
+        f"by {percent(FEW_SAMPLES_APART, 1)}; {WITHIN_NOISE} marks what is not told apart."
     )
 
 

@@ -13,7 +13,14 @@ import pandas as pd
 
 from lmlab.writeup.checks.collectives import TIMES_APART
 from lmlab.writeup.collect import Collected
-from lmlab.writeup.comparison import ACROSS_POINTS, timed, verdict
+from lmlab.writeup.comparison import (
+    ACROSS_POINTS,
+    FEW_SAMPLES_APART,
+    FEWEST_SAMPLES,
+    margin_of,
+    timed,
+    verdict,
+)
 from lmlab.writeup.findings.collectives_doubts import (
     cut,
     from_on,
@@ -144,7 +151,7 @@ def more_ranks(data: pd.DataFrame) -> str:
 
 
 def _grown(few: pd.Series, most: pd.Series) -> str:
-    margin = max(ACROSS_POINTS, frames.margin(few["n"], most["n"]))
+    margin = max(ACROSS_POINTS, margin_of(few["n"], most["n"]))
     doubt = (
         f": {VERDICTS['same']}" if verdict(timed(most), timed(few), margin=margin) == "same" else ""
     )
@@ -211,7 +218,7 @@ def _median_ratio(ratios: pd.Series, sizes: pd.Series, halves: tuple[list[int], 
 
 def _differ(one: pd.Series, other: pd.Series) -> bool:
     """Whether the median of each lies outside of the other's middle half."""
-    if min(len(one), len(other)) < frames.FEWEST_SAMPLES:
+    if min(len(one), len(other)) < FEWEST_SAMPLES:
         return False
     return not any(
         base.quantile(0.25) <= each.median() <= base.quantile(0.75)
@@ -253,7 +260,7 @@ def formats(data: pd.DataFrame) -> str:
 
 def _format_line(row: pd.Series) -> str:
     counts = row["n_a"], row["n_b"]
-    found = verdict(timed(row, "_b"), timed(row, "_a"), margin=frames.margin(*counts))
+    found = verdict(timed(row, "_b"), timed(row, "_a"), margin=margin_of(*counts))
     return (
         f"{times(row['median_ms_b'] / row['median_ms_a'])} as long with {row['arm']} "
         f"({binary_bytes(row['mib'] * MIB)}, {frames.samples(counts)}: {VERDICTS[found]})"
@@ -262,11 +269,11 @@ def _format_line(row: pd.Series) -> str:
 
 def _stricter(rows: list[pd.Series]) -> str:
     """What it takes to differ where there are few samples."""
-    if not any(frames.margin(row["n_a"], row["n_b"]) for row in rows):
+    if not any(margin_of(row["n_a"], row["n_b"]) for row in rows):
         return ""
     return (
-        f" With fewer than {frames.FEWEST_SAMPLES} samples, middle halves must lie more than "
-        f"{percent(frames.FEW_SAMPLES_APART, 1)} apart to be told apart."
+        f" With fewer than {FEWEST_SAMPLES} samples, middle halves must lie more than "
+        f"{percent(FEW_SAMPLES_APART, 1)} apart to be told apart."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lmlab.writeup.comparison import FEWEST_SAMPLES
 from lmlab.writeup.frames import collectives as frames
 from lmlab.writeup.frames.collectives import MIB, OPERATIONS
 from lmlab.writeup.numbers import binary_bytes, counted, listed
@@ -53,7 +54,7 @@ def noise(data: pd.DataFrame) -> str:
     if not told:
         return (
             f"None of the {counted(len(sent), 'timed case')} between ranks is noisy or has fewer "
-            f"than {frames.FEWEST_SAMPLES} samples."
+            f"than {FEWEST_SAMPLES} samples."
         )
     return f"Of {counted(len(sent), 'timed case')} between ranks, {'; '.join(told)}."
 

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.writeup.collect import Collected, Row
-from lmlab.writeup.comparison import ACROSS_POINTS, timed, verdict
+from lmlab.writeup.comparison import ACROSS_POINTS, margin_of, with_verdicts
 from lmlab.writeup.numbers import counted
 from lmlab.writeup.table import STATUS_CELLS
 
@@ -41,7 +41,6 @@ COLUMNS = [
 ]  # fmt: skip
 NOT_THERE = ("missing", "unreadable")
 FEWEST_TO_FIT = 3
-FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
 LEAST_APART = ACROSS_POINTS
 """Arms that took turns share their process, but a page with two limits would contradict itself."""
 LOWER_BELOW = 0.98
@@ -134,8 +133,7 @@ def against_each(data: pd.DataFrame, arm: str, bases: Sequence[str]) -> pd.DataF
     """An arm beside several bases, one after the other; `arm_a` says which.
 
     Middle halves that stay apart by `LEAST_APART` differ: with many samples they come so narrow
-    that any gap would do. A few samples have no middle half to speak of; they must be apart by
-    `FEW_SAMPLES_APART`.
+    that any gap would do. Those of a few samples must stay apart further.
     """
     # Columns that a topic does not have would not match: nothing is not equal to nothing.
     where = ["topic", "pass", *(c for c in PLACE[1:] if data[c].notna().any())]
@@ -143,14 +141,7 @@ def against_each(data: pd.DataFrame, arm: str, bases: Sequence[str]) -> pd.DataF
     left = measured(data[data["arm"].isin(list(bases))])
     left = left.sort_values("arm", key=lambda names: names.map(list(bases).index), kind="stable")
     both = left.merge(measured(of(data, arm=arm)), on=where, suffixes=("_a", "_b"))
-    verdicts = [
-        verdict(timed(row, "_b"), timed(row, "_a"), margin=margin(row))
-        for _, row in both.iterrows()
-    ]
-    return both.assign(
-        speedup=both["median_ms_a"] / both["median_ms_b"],
-        verdict=pd.Series(verdicts, index=both.index, dtype=object),
-    )
+    return with_verdicts(both, [margin(row) for _, row in both.iterrows()])
 
 
 def peak_shares(ratios: pd.DataFrame) -> list[float]:
@@ -162,7 +153,7 @@ def peak_shares(ratios: pd.DataFrame) -> list[float]:
 
 def margin(row: pd.Series) -> float:
     """By how much the middle halves of a pair must stay apart to differ."""
-    return FEW_SAMPLES_APART if min(row["n_a"], row["n_b"]) < FEWEST_SAMPLES else LEAST_APART
+    return margin_of(row["n_a"], row["n_b"], enough=LEAST_APART)
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:

@@ -23,13 +23,12 @@ import numpy as np
 import pandas as pd
 
 from lmlab.writeup.collect import Row
+from lmlab.writeup.comparison import FEWEST_SAMPLES
 from lmlab.writeup.numbers import binary_bytes, counted, exact, listed
 
 MIB = 2**20
 FEWEST_SIZES = 3
 """A line through two points has no error to show."""
-FEWEST_SAMPLES, FEW_SAMPLES_APART = 4, 0.05
-"""Fewer samples have no middle half to speak of: such times must lie so far apart to differ."""
 NOISY_MEANS = "the middle half of the samples spans more than 10 % of the median"
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
 OPERATIONS = {
@@ -76,11 +75,6 @@ def samples(counts: Iterable[float]) -> str:
     """`n = 3`, `n = 3 to 50`."""
     ends = sorted({int(count) for count in counts})
     return f"n = {ends[0]}" if len(ends) == 1 else f"n = {ends[0]} to {ends[-1]}"
-
-
-def margin(*counts: float) -> float:
-    """By how much times of so many samples must lie apart beyond their middle halves."""
-    return FEW_SAMPLES_APART if min(counts) < FEWEST_SAMPLES else 0.0
 
 
 def time_caps(data: pd.DataFrame) -> str:

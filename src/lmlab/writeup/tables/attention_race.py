@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lmlab.writeup.collect import Collected, Row, sources_of
+from lmlab.writeup.comparison import FEW_SAMPLES_APART, FEWEST_SAMPLES
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.frames.race import fastest, losses
 from lmlab.writeup.numbers import listed, percent, significant
@@ -113,8 +114,8 @@ def lost(collected: Collected, data: pd.DataFrame) -> Table | None:
             for index, row in slower.sort_values("speedup").iterrows()
         ],
         caption=f"{caption(used)} Medians of variants that took turns in one process. Of fewer "
-        f"than {frames.FEWEST_SAMPLES} samples, a difference counts from "
-        f"{percent(frames.FEW_SAMPLES_APART, 1)} on.",
+        f"than {FEWEST_SAMPLES} samples, a difference counts from "
+        f"{percent(FEW_SAMPLES_APART, 1)} on.",
         sources=sources_of(used),
     )
 
