@@ -130,6 +130,7 @@ def test_a_case_too_long_for_what_is_left_is_not_begun(alone: None, cpu: torch.d
     assert row["reason"].startswith("3 repetitions take about ")
     assert "samples_ms" not in row
     assert no_time(2.5, 1.0) == "3 repetitions take about 3 s, 2.5 s were left"
+    assert no_time(2.0, 0.5) == "5 repetitions take about 2.5 s, 2 s were left"
 
 
 def test_the_headline_is_the_largest_case_of_the_first_operation() -> None:

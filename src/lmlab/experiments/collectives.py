@@ -43,12 +43,13 @@ from lmlab.study.points import Point
 MIB = 2**20
 AHEAD = 32
 """The first operation takes sizes up to so many times larger before the others' turn."""
-MIN_SAMPLES, MAX_SAMPLES = 3, 50
-CASE_CAP_S = 0.08
+MIN_SAMPLES, MAX_SAMPLES = 5, 50
+FEWEST_OF_SLOW = 3
+SLOW_S = 1.0
+"""A repetition that takes so long is expensive, and scatters little: it gets fewer, no warm-up."""
+CASE_CAP_S = 0.3
 """A case that takes longer gets its fewest repetitions and no more."""
 TARGET_RELATIVE_DEVIATION = 0.02
-WARM_UP_BELOW_S = 0.25
-"""A slower operation, known from its smaller sizes, has nothing left to warm."""
 PATTERN_ELEMENTS = 2**20
 """Random numbers that repeat: drawing a GiB of them takes longer than sending it."""
 _CHECKED_ELEMENTS = 24  # divides among 1, 2, 3, 4, 6 and 8 ranks
@@ -142,13 +143,13 @@ class Job:
             return case.row(reason=self._refused[kind])
         left_s = self._cap_s - largest(time.perf_counter() - self._began_s, self._device)
         each_s = self._per_byte_s.get(kind, 0.0) * case.size_bytes
-        if left_s < MIN_SAMPLES * each_s or left_s <= 0:
+        if left_s < fewest(each_s) * each_s or left_s <= 0:
             return case.row(reason=no_time(left_s, each_s))
         times = time_on_all_ranks(
             OPERATIONS[case.operation](*self.buffers(case)),
             device=self._device,
-            warmup=1 if each_s < WARM_UP_BELOW_S else 0,
-            min_samples=MIN_SAMPLES,
+            warmup=1 if each_s < SLOW_S else 0,
+            min_samples=fewest(each_s),
             max_samples=MAX_SAMPLES,
             target_relative_deviation=TARGET_RELATIVE_DEVIATION,
             time_cap_s=min(CASE_CAP_S, left_s / cases_left),
@@ -165,12 +166,17 @@ class Job:
         return whole, whole[: elements // dist.get_world_size()].clone()
 
 
+def fewest(each_s: float) -> int:
+    """Repetitions that a case gets whatever they take."""
+    return MIN_SAMPLES if each_s < SLOW_S else FEWEST_OF_SLOW
+
+
 def no_time(left_s: float, each_s: float) -> str:
     """Why a case was not begun."""
     if left_s <= 0:
         return "the job's time was up"
-    needed_s = MIN_SAMPLES * each_s
-    return f"{MIN_SAMPLES} repetitions take about {needed_s:.2g} s, {left_s:.2g} s were left"
+    count = fewest(each_s)
+    return f"{count} repetitions take about {count * each_s:.2g} s, {left_s:.2g} s were left"
 
 
 def numbers(times: RankTimes) -> dict[str, Any]:
