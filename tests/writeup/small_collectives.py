@@ -17,6 +17,7 @@ from tests.writeup.synthetic_ranks import milliseconds
 Change = Callable[[Point, dict[str, Any]], None]
 Times = Callable[[float], list[float]]
 SOUND = synthetic.collected("collectives")
+JOB_TIME = f"{SOUND.rows[0].point.settings['time_cap_s']:g} s"
 EMPTY = factory.collected("collectives", lambda point, device: None)
 
 

@@ -18,6 +18,7 @@ from lmlab.writeup.tables.collectives import tables
 from tests.writeup import factory, synthetic
 from tests.writeup.small_collectives import (
     EMPTY,
+    JOB_TIME,
     SOUND,
     changed,
     cut_from,
@@ -109,7 +110,7 @@ class TestFrames:
         assert timed["noisy"].equals(timed["dtype"] == "bf16")
         assert (timed["n"] == 5).all()
         assert (timed["min_ms"] < timed["max_ms"]).all()
-        assert frames.time_caps(data) == "16 s"
+        assert frames.time_caps(data) == JOB_TIME
 
     def test_only_what_was_not_begun_is_cut(self) -> None:
         data = frames.frame(changed(cut_from(1024)).rows)
@@ -169,7 +170,8 @@ class TestTables:
         table = tables(SOUND)["times_all_reduce_bf16"]
         assert table.rows[-1][2] == "no time"
         assert table.caption.endswith(
-            "“no time”: the fewest repetitions did not fit into what was left of the job's 16 s."
+            "“no time”: the fewest repetitions did not fit into what was left of the job's "
+            f"{JOB_TIME}."
         )
         assert "no time" not in str(tables(changed(whole))["times_all_reduce_bf16"])
 
@@ -264,7 +266,7 @@ class TestFigures:
         assert looks[0].items() <= looks[1].items(), "a set of ranks looks the same everywhere"
 
     def test_the_caption_says_why_a_line_ends_early_where_one_does(self) -> None:
-        words = "A line that ends before 1 GiB does so because its job's time (16 s) was up."
+        words = f"A line that ends before 1 GiB does so because its job's time ({JOB_TIME}) was up."
         captions = {name: drawing.caption for name, drawing in figures(SOUND).items()}
         assert all(caption.endswith(words) for caption in captions.values())
         assert not any(

@@ -102,6 +102,20 @@ class TestFindings:
             "an all-reduce of 4 MiB takes" in findings(changed(only_small_on_eight))["more_ranks"]
         )
 
+    def test_a_larger_world_that_is_faster_is_told(self) -> None:
+        def slow_fours(point: Point, data: dict[str, Any]) -> None:
+            if point.parameters["world_size"] == 4:
+                scaled(10.0, operation="all_reduce", size_bytes=frames.MIB)(point, data)
+                scaled(2.0, operation="all_reduce", size_bytes=4 * frames.MIB)(point, data)
+
+        assert "Not every step up" not in findings(SOUND)["more_ranks"]
+        text = findings(changed(slow_fours))["more_ranks"]
+        assert re.search(
+            r" Not every step up costs time: 6 CPU ranks over gloo take less than 4 CPU ranks over "
+            r"gloo at 2 of 8 sizes \(most so at 1 MiB: [\d.]+ against [\d.]+ ms\)\.$",
+            text,
+        )
+
     def test_worlds_that_are_as_fast_are_not_told_apart(self) -> None:
         def alike(point: Point, data: dict[str, Any]) -> None:
             for case in data["cases"]:

@@ -9,6 +9,7 @@ from lmlab.study.points import Point
 from lmlab.writeup.findings.collectives import findings
 from lmlab.writeup.frames import collectives as frames
 from tests.writeup.small_collectives import (
+    JOB_TIME,
     SOUND,
     changed,
     cut_from,
@@ -23,10 +24,10 @@ class TestDoubts:
     def test_what_was_cut(self) -> None:
         told = findings(SOUND)
         assert told["cut"] == (
-            "A job has 16 s for all its cases, and one is begun only if its fewest repetitions fit "
-            "into what is left: 35 of 320 cases between ranks were not begun, none below 1 GiB; "
-            "their cells say “no time”. At the largest size (1 GiB) only all-reduce in fp32 was "
-            "timed between ranks: it is let ahead of the others on purpose."
+            f"A job has {JOB_TIME} for all its cases, and one is begun only if its fewest "
+            "repetitions fit into what is left: 35 of 320 cases between ranks were not begun, none "
+            "below 1 GiB; their cells say “no time”. At the largest size (1 GiB) only all-reduce "
+            "in fp32 was timed between ranks: it is let ahead of the others on purpose."
         )
         assert told["gap"] == ("35 of 320 exchanges between ranks were not begun for want of time")
 
@@ -85,8 +86,9 @@ class TestDoubts:
         # Six ranks share a little less than was asked for, and keep their samples here.
         assert told["noise"] == (
             "Of 285 timed cases between ranks, 32 are noisy (~ in the tables: the middle half of "
-            "the samples spans more than 10 % of the median), 32 of 160 up to 16 MiB and 0 of 125 "
-            "from 64 MiB on; 32 have n = 3 (†), 0 of 160 up to 16 MiB and 32 of 125 from 64 MiB on."
+            "the samples spans more than 10 % of the median), 32 of 160 up to 16 MiB and none of "
+            "125 from 64 MiB on; 32 have n = 3 (†), none of 160 up to 16 MiB and 32 of 125 from 64 "
+            "MiB on."
         )
         assert told["noisy_inside"] == (
             "A result of collectives raises the flag noisy for its largest all-reduce in fp32 "

@@ -8,6 +8,7 @@ that nobody reads a difference into two medians that their samples do not carry.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pandas as pd
 
@@ -17,6 +18,7 @@ from lmlab.writeup.comparison import (
     ACROSS_POINTS,
     FEW_SAMPLES_APART,
     FEWEST_SAMPLES,
+    Verdict,
     margin_of,
     timed,
     verdict,
@@ -33,6 +35,7 @@ from lmlab.writeup.frames import collectives as frames
 from lmlab.writeup.frames.collectives import MIB, OPERATIONS
 from lmlab.writeup.numbers import (
     binary_bytes,
+    counted,
     listed,
     percent,
     significant,
@@ -140,21 +143,42 @@ def one_rank(data: pd.DataFrame) -> str:
 def more_ranks(data: pd.DataFrame) -> str:
     """How an all-reduce of one size changes from the fewest ranks to the most."""
     here = frames.of(frames.between_ranks(data), operation=FIRST)
-    told = []
-    for _, place in here.groupby(["placement", "backend"], sort=False):
-        pair = _fewest_and_most(frames.of(place, dtype=frames.order(place, "dtype")[0]))
-        if pair is not None:
-            told.append(_grown(*pair))
+    told, faster = [], []
+    for _, every in here.groupby(["placement", "backend"], sort=False):
+        place = frames.of(every, dtype=frames.order(every, "dtype")[0])
+        worlds = sorted(set(place["world_size"]))
+        pairs = _same_sizes(place, worlds[0], worlds[-1])
+        if pairs:
+            told.append(_grown(*pairs[-1]))
+        for few, more in pairwise(worlds):
+            faster += _faster_with_more(_same_sizes(place, few, more))
     if not told:
         return "How the time grows with the number of ranks is not known: no two worlds compare."
-    return f"More ranks: {'; '.join(told)}."
+    exceptions = f" Not every step up costs time: {'; '.join(faster)}." if faster else ""
+    return f"More ranks: {'; '.join(told)}.{exceptions}"
+
+
+def _worlds_apart(few: pd.Series, more: pd.Series) -> Verdict:
+    """How a case of the larger world compares: another process, and maybe few samples."""
+    margin = max(ACROSS_POINTS, margin_of(few["n"], more["n"]))
+    return verdict(timed(more), timed(few), margin=margin)
+
+
+def _faster_with_more(pairs: list[tuple[pd.Series, pd.Series]]) -> list[str]:
+    """At how many sizes the larger of two worlds takes less time, and where most so."""
+    faster = [pair for pair in pairs if _worlds_apart(*pair) == "faster"]
+    if not faster:
+        return []
+    few, more = max(faster, key=lambda pair: float(pair[0]["median_ms"] / pair[1]["median_ms"]))
+    return [
+        f"{more['arm']} take less than {few['arm']} at {len(faster)} of "
+        f"{counted(len(pairs), 'size')} (most so at {frames.asked_for(few['size_bytes'])}: "
+        f"{significant(more['median_ms'])} against {significant(few['median_ms'])} ms)"
+    ]
 
 
 def _grown(few: pd.Series, most: pd.Series) -> str:
-    margin = max(ACROSS_POINTS, margin_of(few["n"], most["n"]))
-    doubt = (
-        f": {VERDICTS['same']}" if verdict(timed(most), timed(few), margin=margin) == "same" else ""
-    )
+    doubt = f": {VERDICTS['same']}" if _worlds_apart(few, most) == "same" else ""
     told = [
         f"{significant(row['median_ms'])} ms with {row['arm']}{_in_brackets(_scatter(row))}"
         for row in (few, most)
@@ -165,19 +189,16 @@ def _grown(few: pd.Series, most: pd.Series) -> str:
     )
 
 
-def _fewest_and_most(place: pd.DataFrame) -> tuple[pd.Series, pd.Series] | None:
-    """The largest size that the smallest and the largest world have both exchanged."""
-    worlds = sorted(set(place["world_size"]))
-    if len(worlds) < 2:
-        return None
-    few, most = (
-        frames.of(place, world_size=world).set_index(
-            frames.of(place, world_size=world)["size_bytes"].map(frames.nominal_mib)
-        )
-        for world in (worlds[0], worlds[-1])
+def _same_sizes(place: pd.DataFrame, few: int, most: int) -> list[tuple[pd.Series, pd.Series]]:
+    """The cases of two worlds by the sizes that both have exchanged, the smallest first."""
+    if few == most:
+        return []
+    # By the size asked for: ranks that do not divide it share a few bytes less.
+    one, other = (
+        {frames.nominal_mib(row["size_bytes"]): row for _, row in cases.iterrows()}
+        for cases in (frames.of(place, world_size=world) for world in (few, most))
     )
-    common = few.index.intersection(most.index)
-    return (few.loc[common.max()], most.loc[common.max()]) if len(common) else None
+    return [(one[mib], other[mib]) for mib in sorted(one.keys() & other.keys())]
 
 
 def operations(data: pd.DataFrame) -> str:

@@ -126,7 +126,7 @@ def _by_half(sent: pd.DataFrame, marked: pd.Series, halves: tuple[list[int], lis
     inside = [sizes.isin(half) for half in halves]
     words = [up_to(halves), from_on(halves)]
     return listed(
-        f"{marked[half].sum()} of {half.sum()} {word}"
+        f"{marked[half].sum() or 'none'} of {half.sum()} {word}"
         for half, word in zip(inside, words, strict=True)
         if half.any()
     )
