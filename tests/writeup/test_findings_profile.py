@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -119,19 +120,42 @@ class TestHost:
     def test_it_waits_at_the_end(self) -> None:
         step = {"wait": (20.0, "cudaDeviceSynchronize", "optimizer"), "late_ms": 0.1}
         text = profile_timeline.host(collected(all_alike(step=step)))
-        assert "In 4 of 4 train steps the host launches everything ahead of the GPU" in text
+        assert "In 4 of 4 train steps the host is done before the GPU and waits in" in text
         assert "waits in cudaDeviceSynchronize after optimizer: for 59 % of the step" in text
         assert "make up less than 1 % of every step." in text
 
     def test_a_wait_before_any_range_closed(self) -> None:
         step = {"wait": (20.0, "cudaStreamSynchronize", None)}
         text = profile_timeline.host(collected(all_alike(step=step)))
-        assert "then waits in cudaStreamSynchronize: for" in text
+        assert "and waits in cudaStreamSynchronize: for" in text
+
+    @staticmethod
+    def launching(*means_us: float) -> Callable[[Point], Result]:
+        """Launches of two kinds, of the first mean for the first size and the last for others."""
+
+        def make(point: Point) -> Result:
+            result = recording(point)
+            mean = means_us[0 if point.parameters["size"] == "small" else -1]
+            result.data["modes"]["train_step"]["host"]["calls"] = [
+                {"name": "cudaLaunchKernel", "calls": 3, "total_ns": round(3e3 * mean)},
+                {"name": "cuLaunchKernel", "calls": 1, "total_ns": round(1e3 * mean)},
+                {"name": "cudaDeviceSynchronize", "calls": 1, "total_ns": 10**9},
+            ]
+            return result
+
+        return make
+
+    def test_a_host_far_ahead_waits_within_its_launches(self) -> None:
+        text = profile_timeline.host(collected(self.launching(6.0, 240.0)))
+        assert "one takes 6.0 µs on average in small at context 128 and 240 µs in medium" in text
+        assert "where a kernel starts 0.00500 ms after its launch in the median." in text
+        alike = profile_timeline.host(collected(self.launching(6.0, 9.0)))
+        assert "within its launches" not in alike
 
     def test_it_is_late(self) -> None:
         late = {"span_ms": 68.0, "late_ms": 34.0}
         text = profile_timeline.host(collected(by_size({"step": late}, {})))
-        assert text.startswith("In no train step does the host get ahead of the GPU")
+        assert text.startswith("In no train step is the host done early enough to wait")
         assert "make up 50 % of the step of small at context 128 and 0 % of that of medium" in text
 
     GAP: ClassVar[dict[str, Any]] = {

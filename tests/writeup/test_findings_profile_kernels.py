@@ -13,6 +13,7 @@ from lmlab.writeup.findings import (
     profile_cores,
     profile_kernels,
 )
+from lmlab.writeup.tables.profile import tables
 from tests.writeup import factory, small_profile
 from tests.writeup.profile_told import all_alike, by_size
 from tests.writeup.small_profile import (
@@ -32,14 +33,16 @@ class TestTop:
     def test_one_kernel_everywhere(self) -> None:
         assert profile_kernels.top(collected()) == (
             f"In forward the kernel with the most cumulative time is {SIMT} in all 4 points "
-            "(80.0 % of forward, 85 calls a pass)."
+            "(80.0 % of the kernels' time, 85 calls a pass)."
         )
 
     def test_other_kernels_in_other_points(self) -> None:
         other = [(ADD, 9.0, 1), (SIMT, 1.0, 1)]
         text = profile_kernels.top(collected(by_size({}, {"forward": other})))
-        assert f"{SIMT} in 2 points (80.0 % of forward, 85 calls a pass) and {ADD} in 2 " in text
-        assert "(90.0 % of forward, 1 call a pass)" in text
+        assert (
+            f"{SIMT} in 2 points (80.0 % of the kernels' time, 85 calls a pass) and {ADD}" in text
+        )
+        assert "in 2 points (90.0 % of the kernels' time, 1 call a pass)" in text
 
     def test_only_the_first_few_of_many_are_named(self) -> None:
         def make(point: Point) -> Result:
@@ -87,6 +90,24 @@ class TestOthers:
             "Outside its matrix products forward spends 20.0 % of its time. Of small at context "
             f"128 those that matter are {SOFTMAX} (10 %), {ADD} (7.0 %) and {NORM} (3.0 %)."
         )
+
+    def test_copies_are_no_kernels_and_yet_no_products(self) -> None:
+        def make(point: Point) -> Result:
+            result = recording(point)
+            run = result.data["modes"]["forward"]
+            copied = {"instances": 24, "total_ns": run["total_ns"] // 4}
+            run["copies"], run["families"]["copy"] = copied, copied
+            run["total_ns"] += copied["total_ns"]
+            return result
+
+        assert profile_kernels.others(collected(make)) == (
+            "Outside its matrix products forward spends 36.0 % of its time. Of small at context "
+            f"128 those that matter are copies and fills (20 %), {SOFTMAX} (8.0 %), {ADD} (5.6 %) "
+            f"and {NORM} (2.4 %)."
+        )
+        rows = tables(collected(make))["others"].rows
+        assert rows[0][2:] == ["copies and fills", "copy", "20.0 %", "24", "–"]
+        assert len({row[0] for row in rows}) == 2, "each size has its own"
 
     def test_none_of_them_matters(self) -> None:
         little = [(SIMT, 98.5, 1), (ADD, 0.8, 1), (NORM, 0.7, 1)]
@@ -213,7 +234,7 @@ class TestAttention:
         text = profile_attention.attention(collected())
         assert text.startswith(
             "Against the two products softmax has 0.0195 times their FLOPs (5 a score against 4 "
-            "times the head dimension) and takes 0.500 times their time: 26 times more time than "
+            "times the head dimension) and takes 0.500 times their time: 26 times the time that "
             "its arithmetic would take at their rate. It runs at 0.156 TFLOP/s, the products at "
             "4.00."
         )
@@ -257,9 +278,19 @@ class TestAttention:
 
     BANDWIDTHS: ClassVar[dict[float, str]] = {
         25.0: "80 % of the measured copy rate: memory is its limit.",
-        100.0: "20 % of the measured copy rate: memory is not its limit here.",
+        100.0: "20 % of the measured copy rate: memory is not its limit.",
         10.0: "200 % of the measured copy rate: part of it stays in a cache.",
     }
+
+    def test_in_how_many_points_memory_is_the_limit(self) -> None:
+        rate = {"copy_gb_per_s": {"gb_per_s": 25.0}, "matmul_tflops": {}}
+        card = factory.result(Point("machine"), data={"ceilings": rate})
+        slower = {"parts": {**small_profile.PARTS, "softmax": 4 * small_profile.PARTS["softmax"]}}
+        text = profile_attention.attention(collected(by_size({}, slower), card=card))
+        assert (
+            "80 % of the measured copy rate, and at 50 % of it or more in 2 of 4 points: there "
+            "memory is its limit." in text
+        )
 
     @pytest.mark.parametrize("copy", BANDWIDTHS)
     def test_what_it_moves_is_held_against_a_copy(self, copy: float) -> None:

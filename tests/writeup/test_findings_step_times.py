@@ -89,6 +89,13 @@ class TestBackwardAgainstForward:
         text = backward_ratio(data_of(lambda p: {**STEP, "backward": 10.0}))
         assert "longer than forward in 0 of 8 training steps and the same within noise in 8" in text
 
+    def test_a_single_step_within_noise_is_named(self) -> None:
+        def times(point: Point) -> dict[str, float]:
+            only = {"size": "small", "context": 128, "precision": "bf16"}
+            return {**STEP, "backward": 10.0 if only.items() <= point.parameters.items() else 20.0}
+
+        assert "within noise in 1 (small at context 128, bf16): " in backward_ratio(data_of(times))
+
     def test_no_data_is_said(self) -> None:
         assert "no training step was measured" in backward_ratio(data_of(nothing))
 

@@ -116,7 +116,7 @@ def test_what_was_checked_stands_on_the_page() -> None:
         "In all 12 runs the kernels of the phases add up to the device's time within 0.1 %. "
         "Kernels of backward take 1.90 times as long as those of forward; 1.5 to 3 times is what "
         "twice the arithmetic lets one expect. In all 4 points the kernel table of forward differs "
-        "from that of forward and backward."
+        "from that of forward and backward: each run has its own."
     )
     assert consistency(collected(nothing)) == (
         "Nothing was recorded, so nothing can contradict itself."

@@ -67,9 +67,12 @@ def test_without_the_other_chapter_the_ratio_says_so() -> None:
 def test_the_host_table_says_where_it_waits() -> None:
     step = {"wait": (20.0, "cudaDeviceSynchronize", "optimizer"), "late_ms": 3.4}
     table = tables(collected(lambda p: recording(p, step=step)))["host"]
-    assert cell(table, "Host waits (ms)") == "20.0 in cudaDeviceSynchronize after optimizer"
+    assert (
+        cell(table, "Host waits at the end (ms)") == "20.0 in cudaDeviceSynchronize after optimizer"
+    )
     assert cell(table, "Host-bound share") == "10 %"
-    assert cell(tables(collected())["host"], "Host waits (ms)") == "nowhere"
+    assert cell(tables(collected())["host"], "Host waits at the end (ms)") == "nowhere"
+    assert cell(table, "Launch, mean (µs)") == "–"
 
 
 def test_slow_ranges_have_a_table_only_where_there_are_some() -> None:

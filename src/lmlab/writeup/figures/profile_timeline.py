@@ -59,12 +59,17 @@ def _timeline(collected: Collected, result: Result, looks: Looks) -> Drawing:
     one = kernel_word(collected)
     some = "a kernel" if collected.device == "cuda" else "an operator"
     note = recorded([result], collected)
+    waiting = (
+        " The host is in a phase while it waits within the phase's launches, too."
+        if collected.device == "cuda"
+        else ""
+    )
     return Drawing(
         alt=f"Timeline of one train step of {size} at context {context}: phases over {one} "
         "families, and one layer of its forward pass",
         caption=f"One train step of {size} at context {context}. A lane is as high as the share of "
-        f"the moment in which {some} of the family ran. Below, one layer of the forward pass, "
-        f"{one} by {one}. {note}",
+        f"the moment in which {some} of the family ran.{waiting} Below, one layer of the forward "
+        f"pass, {one} by {one}. {note}",
         draw=lambda: _draw(result.data, looks, str(size), int(context), collected.device),
     )
 

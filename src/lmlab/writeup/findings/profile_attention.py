@@ -19,6 +19,8 @@ PRODUCTS = {"scores", "output"}
 MORE_THAN = 1.1
 MOST_OF_ATTENTION = 0.5
 WORTH_SAYING = 0.01
+# Of the copy rate: from here on moving its bytes takes most of a part's time.
+MEMORY_LIMITED_FROM = 0.5
 
 
 def attention(collected: Collected) -> str:
@@ -69,7 +71,7 @@ def ratios(collected: Collected) -> pd.DataFrame:
 def _verdict(both: pd.DataFrame) -> str:
     excess = both["time_ratio"] / both["flops_ratio"]
     if excess.min() > MORE_THAN:
-        return f"{span(excess, 2)} times more time than its arithmetic would take at their rate."
+        return f"{span(excess, 2)} times the time that its arithmetic would take at their rate."
     if excess.max() < 1 / MORE_THAN:
         return "less time than its arithmetic would take at their rate."
     if excess.min() >= 1 / MORE_THAN and excess.max() <= MORE_THAN:
@@ -80,6 +82,7 @@ def _verdict(both: pd.DataFrame) -> str:
 def _copies(parts: pd.DataFrame) -> str:
     """How much of the products' time is not multiplying but bringing operands into shape."""
     rows = frames.of(parts, part=PRODUCTS)
+    rows = rows.groupby(frames.PLACE, sort=False)[["product_ms", "total_ms"]].sum()
     rows = rows[rows["product_ms"] > 0]
     share = 1 - rows["product_ms"] / rows["total_ms"]
     if rows.empty or share.max() < WORTH_SAYING:
@@ -99,13 +102,20 @@ def _bandwidth(collected: Collected, parts: pd.DataFrame) -> str:
     if not copy:
         return f"{moved}; no copy rate was measured to hold it against."
     share = best["gb_per_s"] / copy
+    moving = int((rows["gb_per_s"] >= MEMORY_LIMITED_FROM * copy).sum())
     if share > 1:
         return (
             f"{moved}, {percent(share, 2)} of the measured copy rate: part of it stays in a cache."
         )
-    if share >= MOST_OF_ATTENTION:
+    if not moving:
+        return f"{moved}, {percent(share, 2)} of the measured copy rate: memory is not its limit."
+    if moving == len(rows):
         return f"{moved}, {percent(share, 2)} of the measured copy rate: memory is its limit."
-    return f"{moved}, {percent(share, 2)} of the measured copy rate: memory is not its limit here."
+    return (
+        f"{moved}, {percent(share, 2)} of the measured copy rate, and at "
+        f"{percent(MEMORY_LIMITED_FROM, 2)} of it or more in {moving} of "
+        f"{counted(len(rows), 'point')}: there memory is its limit."
+    )
 
 
 def consequence(collected: Collected) -> str:

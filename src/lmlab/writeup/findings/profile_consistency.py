@@ -60,5 +60,5 @@ def _tables(compared: pd.DataFrame) -> str:
     differ = int(compared["differ"].sum())
     what = "the kernel table of forward differs from that of forward and backward"
     if differ == len(compared):
-        return f"In {every(len(compared), 'point')} {what}."
+        return f"In {every(len(compared), 'point')} {what}: each run has its own."
     return f"In {differ} of {counted(len(compared), 'point')} only {what}."

@@ -24,14 +24,14 @@ def top(collected: Collected) -> str:
     if first.empty:
         return NOTHING
     counts = first["short_name"].value_counts()  # most points first
-    parts = [_leader(name, frames.of(first, short_name=name), first) for name in counts.index]
     word = "kernel" if collected.device == "cuda" else "operator"
+    parts = [_leader(name, frames.of(first, short_name=name), first, word) for name in counts.index]
     return f"In forward the {word} with the most cumulative time is {_shortened(parts)}."
 
 
-def _leader(name: str, rows: pd.DataFrame, every_: pd.DataFrame) -> str:
+def _leader(name: str, rows: pd.DataFrame, every_: pd.DataFrame, word: str) -> str:
     return (
-        f"{name} {_in_points(rows, every_)} ({span(100 * rows['share'])} % of forward, "
+        f"{name} {_in_points(rows, every_)} ({span(100 * rows['share'])} % of the {word}s' time, "
         f"{_calls(rows)} a pass)"
     )
 
@@ -89,17 +89,17 @@ def _first(kernels: pd.DataFrame, mode: str) -> pd.DataFrame:
 
 
 def others(collected: Collected) -> str:
-    """What forward spends outside its products, and on which kernels."""
-    kernels = frames.of(frames.kernels(collected), mode="forward")
-    if kernels.empty:
+    """What forward spends outside its products, and on what."""
+    families_ = frames.of(frames.families(collected), mode="forward")
+    if families_.empty:
         return NOTHING
-    rest = kernels[~kernels["family"].isin(words.MATMULS)]
+    rest = families_[~families_["family"].isin(words.MATMULS)]
     totals = rest.groupby(frames.PLACE, sort=False)["share"].sum().reset_index()
     if totals.empty:
         return "Forward consists of matrix products alone."
     high = extreme(totals, "share", largest=True)
     text = f"Outside its matrix products forward spends {shares(totals, 'share', 3)} of its time."
-    here = frames.of(rest, size=high["size"], context=high["context"])
+    here = frames.of(frames.outside_products(collected), size=high["size"], context=high["context"])
     named = here[here["share"] >= MATTERS_FROM].head(NAMES_LISTED)
     if named.empty:
         return f"{text} No single one of what else runs reaches {percent(MATTERS_FROM, 1)}."

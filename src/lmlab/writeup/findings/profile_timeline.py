@@ -22,6 +22,8 @@ NOTHING = "Nothing was recorded, so timeline and clock cannot be compared."
 SAME_WITHIN = 0.05
 # A wait shorter than this share of the step is the call itself and no waiting.
 WAITS_FROM = 0.01
+# A launch that takes so many times as long as elsewhere does more than launch.
+LAUNCH_WAITS_FROM = 2.0
 
 
 def clock(collected: Collected) -> str:
@@ -131,13 +133,13 @@ def host(collected: Collected) -> str:
         return "Nothing was recorded of the host."
     if collected.device == "cpu":
         return "On a CPU the host is the device: there is nobody to wait for."
-    return f"{_waits(steps)} {_late(steps)}"
+    return " ".join(part for part in (_waits(steps), _launches(steps), _late(steps)) if part)
 
 
 def _waits(steps: pd.DataFrame) -> str:
     waiting = steps[steps["wait_ms"] > WAITS_FROM * steps["span_ms"]]
     if waiting.empty:
-        return "In no train step does the host get ahead of the GPU far enough to wait for it."
+        return "In no train step is the host done early enough to wait for the GPU at the end."
     places = [
         f"in {call} after {after}" if after else f"in {call}"
         for call, after in dict.fromkeys(
@@ -148,10 +150,25 @@ def _waits(steps: pd.DataFrame) -> str:
         waiting.assign(part=waiting["wait_ms"] / waiting["span_ms"]), "part", largest=True
     )
     return (
-        f"In {len(waiting)} of {counted(len(steps), 'train step')} the host launches everything "
-        f"ahead of the GPU and then waits {listed(places)}: for {percent(most['part'], 2)} of the "
-        f"step at most ({significant(most['wait_ms'])} ms of {significant(most['span_ms'])} ms, "
-        f"{place(most)})."
+        f"In {len(waiting)} of {counted(len(steps), 'train step')} the host is done before the GPU "
+        f"and waits {listed(places)}: for {percent(most['part'], 2)} of the step at most "
+        f"({significant(most['wait_ms'])} ms of {significant(most['span_ms'])} ms, {place(most)})."
+    )
+
+
+def _launches(steps: pd.DataFrame) -> str:
+    """A host far ahead is held up in the launches themselves, which no wait at the end shows."""
+    known = steps[steps["launch_us"].notna()]
+    if known.empty:
+        return ""
+    least, most = (extreme(known, "launch_us", largest=largest) for largest in (False, True))
+    if most["launch_us"] < LAUNCH_WAITS_FROM * least["launch_us"]:
+        return ""
+    return (
+        f"Far ahead it waits within its launches, since only so many can be queued: one takes "
+        f"{significant(least['launch_us'], 2)} µs on average in {place(least)} and "
+        f"{significant(most['launch_us'], 2)} µs in {place(most)}, where a kernel starts "
+        f"{significant(most['delay_ms'])} ms after its launch in the median."
     )
 
 

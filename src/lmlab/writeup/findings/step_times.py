@@ -77,6 +77,7 @@ def backward_ratio(data: pd.DataFrame) -> str:
         verdict(timed(row, "_b"), timed(row, "_a"), margin=0.0) for _, row in ratios.iterrows()
     ]
     longer, shorter = verdicts.count("slower"), verdicts.count("faster")
+    alike = ratios[[each == "same" for each in verdicts]]
     total = len(verdicts)
     steps, all_steps = counted(total, "training step"), every(total, "training step")
     low, high = (extreme(ratios, "ratio", largest=largest) for largest in (False, True))
@@ -92,6 +93,14 @@ def backward_ratio(data: pd.DataFrame) -> str:
     parts = {
         f"longer than forward in {longer} of {steps}": True,
         f"less time in {shorter}": shorter,
-        f"the same within noise in {total - longer - shorter}": longer + shorter < total,
+        f"the same within noise in {len(alike)}{_named_if_one(alike)}": len(alike),
     }
     return f"Backward takes {listed(text for text, told in parts.items() if told)}: {span}."
+
+
+def _named_if_one(rows: pd.DataFrame) -> str:
+    """Which one it is: other sentences of the chapter speak of other single steps."""
+    if len(rows) != 1:
+        return ""
+    only = rows.iloc[0]
+    return f" ({place(only)}, {only['precision']})"

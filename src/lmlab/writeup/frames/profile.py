@@ -15,14 +15,15 @@ import pandas as pd
 
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected, Row
+from lmlab.writeup.profile_words import MATMULS
 
 PLACE = ["size", "context", "batch", "precision"]
 CLOCK = ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
 POINT_COLUMNS = [*PLACE, "attention", "status", "tool", "tool_note", "tf32", *CLOCK]
 MODE_COLUMNS = [
-    *PLACE, "mode", "kernels", "total_ms", "busy_ms", "span_ms", "table_ms", "copies_ms",
-    "wait_ms", "wait_call", "wait_after", "delay_ms", "gap_ms", "late_gap_ms", "gaps", "host_ms",
-    "longest_gap_ms", "gap_before", "gap_phase",
+    *PLACE, "mode", "kernels", "total_ms", "busy_ms", "span_ms", "table_ms", "copies_ms", "copies",
+    "wait_ms", "wait_call", "wait_after", "launch_us", "delay_ms", "gap_ms", "late_gap_ms", "gaps",
+    "host_ms", "longest_gap_ms", "gap_before", "gap_phase",
 ]  # fmt: skip
 PHASE_COLUMNS = [*PLACE, "mode", "phase", "kernels", "total_ms", "busy_ms", "span_ms", "host_ms"]
 FAMILY_COLUMNS = [*PLACE, "mode", "family", "total_ms", "instances", "share"]
@@ -34,6 +35,7 @@ PART_COLUMNS = [
     *PLACE, "part", "kernels", "total_ms", "product_ms", "share",
     "flops", "bytes", "tflops", "gb_per_s",
 ]  # fmt: skip
+COPIES = "copies and fills"
 SLOW_COLUMNS = [*PLACE, "run", "range", "duration_ms", "times", "instances", "kernel", "call"]
 
 
@@ -90,6 +92,23 @@ def kernels(collected: Collected) -> pd.DataFrame:
         for row in _kernels(run, data["names"])
     ]
     return pd.DataFrame(rows, columns=KERNEL_COLUMNS)
+
+
+def outside_products(collected: Collected) -> pd.DataFrame:
+    """What forward runs that is no product, largest first; shares are of its work on the device.
+
+    Copies and fills are no kernels and have no row in a kernel table; here they are one.
+    """
+    runs = of(modes(collected), mode="forward")
+    runs = runs.assign(row=range(len(runs)), whole_ms=runs["total_ms"])
+    copies = runs[runs["copies"] > 0].assign(
+        short_name=COPIES, family="copy", total_ms=runs["copies_ms"], instances=runs["copies"]
+    )
+    table = of(kernels(collected), mode="forward")
+    table = table[~table["family"].isin(MATMULS)].merge(runs[[*PLACE, "row", "whole_ms"]], on=PLACE)
+    rows = pd.concat([table, copies.reindex(columns=table.columns)]) if len(copies) else table
+    rows = rows.assign(share=rows["total_ms"] / rows["whole_ms"])
+    return rows.sort_values(["row", "share"], ascending=[True, False], kind="stable")
 
 
 def parts(collected: Collected) -> pd.DataFrame:
@@ -203,9 +222,11 @@ def _run(run: Mapping[str, Any]) -> dict[str, Any]:
         **_in_ms(run),
         "table_ms": in_tables / 1e6,
         "copies_ms": run["copies"]["total_ns"] / 1e6,
+        "copies": run["copies"]["instances"],
         "wait_ms": host["wait_ns"] / 1e6,
         "wait_call": longest["name"],
         "wait_after": longest["after"],
+        "launch_us": _mean_launch_us(host["calls"]),
         "delay_ms": _number(host["delay_median_ns"]) / 1e6,
         "gap_ms": host["gap_ns"] / 1e6,
         "late_gap_ms": host["host_late_gap_ns"] / 1e6,
@@ -213,6 +234,13 @@ def _run(run: Mapping[str, Any]) -> dict[str, Any]:
         "host_ms": sum(phase["host_ns"] for phase in run["phases"]) / 1e6,
         **_longest_gap(host["longest_gaps"], names),
     }
+
+
+def _mean_launch_us(calls: list[dict[str, Any]]) -> float:
+    """What a launch of a kernel takes on the host, over all ways to ask for one."""
+    launches = [call for call in calls if "Launch" in call["name"]]
+    count = sum(call["calls"] for call in launches)
+    return sum(call["total_ns"] for call in launches) / count / 1e3 if count else math.nan
 
 
 def _longest_gap(gaps: list[dict[str, Any]], phases: list[str]) -> dict[str, Any]:

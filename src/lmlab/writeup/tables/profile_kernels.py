@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from lmlab.writeup import profile_words as words
@@ -117,14 +119,13 @@ def _kernel_row(row: pd.Series) -> list[str]:
 
 
 def others(collected: Collected) -> Table:
-    """The kernels of forward that are no matrix product, at the largest context of each size."""
-    largest = frames.first_kind(frames.largest_context(frames.kernels(collected)))
-    kernels = frames.of(largest, mode="forward")
-    chosen = kernels[~kernels["family"].isin(words.MATMULS)]
+    """What forward runs that is no matrix product, at the largest context of each size."""
+    rest = frames.outside_products(collected)
+    chosen = frames.first_kind(frames.largest_context(rest))
     shown = chosen.groupby("size", sort=False).head(OTHERS_SHOWN)
     word = kernel_word(collected).capitalize()
     return Table(
-        title=f"{word}s of forward that are no matrix product, the {OTHERS_SHOWN} largest a size",
+        title=f"What forward runs that is no matrix product, the {OTHERS_SHOWN} largest a size",
         columns=[
             Column("Size", "left"),
             Column("Context"),
@@ -142,11 +143,12 @@ def others(collected: Collected) -> Table:
                 family_name(row["family"]),
                 percent(row["share"]),
                 f"{row['instances']:,}",
-                significant(row["med_us"]),
+                NOTHING if math.isnan(row["med_us"]) else significant(row["med_us"]),
             ]
             for _, row in shown.iterrows()
         ],
-        caption=recorded(collected.results, collected),
+        caption=f"{recorded(collected.results, collected)} Shares of the pass's work on the "
+        "device.",
         sources=sources_of(_at_largest(collected)),
     )
 

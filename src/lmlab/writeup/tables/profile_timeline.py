@@ -107,7 +107,10 @@ def host(collected: Collected) -> dict[str, Table]:
             significant(run["span_ms"]),
             significant(run["host_ms"]),
             _wait(run["wait_ms"], run["wait_call"], run["wait_after"]),
-            NOTHING if math.isnan(run["delay_ms"]) else significant(run["delay_ms"]),
+            *(
+                NOTHING if math.isnan(run[key]) else significant(run[key])
+                for key in ("launch_us", "delay_ms")
+            ),
             f"{run['gaps']:,}",
             significant(run["gap_ms"]),
             percent(run["late_gap_ms"] / run["span_ms"], 2) if run["span_ms"] else NOTHING,
@@ -116,7 +119,8 @@ def host(collected: Collected) -> dict[str, Table]:
     titles = [
         "Device, first to last kernel (ms)",
         "Host, all phases (ms)",
-        "Host waits (ms)",
+        "Host waits at the end (ms)",
+        "Launch, mean (µs)",
         "Launch to start, median (ms)",
         "Gaps",
         "Gaps in all (ms)",
@@ -126,9 +130,11 @@ def host(collected: Collected) -> dict[str, Table]:
         title="Host and device in one train step",
         columns=[*place_columns(points), *(Column(title) for title in titles)],
         rows=by_point(points, len(titles), cells),
-        caption=f"{recorded(collected.results, collected)} A gap is time in which nothing ran; the "
-        "host-bound share is that of gaps before a kernel that was launched only after the device "
-        "had run dry. A profiler slows the host and not the kernels, so it is an upper bound.",
+        caption=f"{recorded(collected.results, collected)} A launch takes longer where the queue "
+        "of launches is full and the host waits for room in it. A gap is time in which nothing "
+        "ran; the host-bound share is that of gaps before a kernel that was launched only after "
+        "the device had run dry. A profiler slows the host and not the kernels, so it is an upper "
+        "bound.",
         sources=sources_of(collected.rows),
     )
     return {"host": table}
