@@ -112,7 +112,7 @@ class TestNaive:
             "Naive attention runs out of memory at head dim 64, sequence 65,536 (asked for 128.00"
         )
         assert "; the largest measured below it, head dim 64, sequence 8,192, fits. It" in text
-        assert "It does so because every score is written to memory" in text
+        assert "It runs out because every score is written to memory" in text
         assert "not measured" not in text
 
     def test_where_all_fits(self) -> None:

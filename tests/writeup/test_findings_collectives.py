@@ -87,7 +87,7 @@ class TestFindings:
             "The highest bus bandwidth of an all-reduce is 18"
         )
         alone = findings(only("shared_gpu"))["bandwidth"]
-        assert "The others reach" not in alone
+        assert "The others" not in alone
 
     def test_more_ranks_are_compared_at_a_size_that_both_have(self) -> None:
         text = findings(SOUND)["more_ranks"]
@@ -245,7 +245,23 @@ class TestFindings:
                 if "samples_ms" in case:
                     case.update(factory.measurement([(case["size_bytes"] / 2**20) ** 1.2]))
 
-        assert "a latency below the noise and " in findings(changed(steep))["fit"]
+        text = findings(changed(steep))["fit"]
+        assert "no latency and " in text
+        assert re.search(
+            r": [\d. to]+ GB/s up to 16 MiB and [\d. to]+ from 64 MiB on, which no", text
+        )
+        assert "which no one line fits" not in findings(SOUND)["fit"]
+
+    def test_latencies_of_noisy_times_are_not_compared(self) -> None:
+        words = (
+            " Each line is of one process, and 4 of 20 times up to 16 MiB, which decide a latency, "
+            "are noisy: do not compare the latencies of different numbers of ranks."
+        )
+        one_size = changed(sampled(noisy, operation="all_reduce", dtype="fp32", size_bytes=2**20))
+        assert findings(one_size)["fit"].endswith(words)
+        large = changed(sampled(noisy, operation="all_reduce", dtype="fp32", size_bytes=2**26))
+        assert "do not compare" not in findings(large)["fit"]
+        assert "do not compare" not in findings(SOUND)["fit"]
 
     def test_one_rank_costs_a_call(self) -> None:
         assert "(1 GPU over NCCL) sends nothing; its calls take 0.02" in findings(SOUND)["one_rank"]

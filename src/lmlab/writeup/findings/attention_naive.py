@@ -37,7 +37,7 @@ def out_of_memory(data: pd.DataFrame) -> str:
         return "Where naive attention runs out of memory is not known: no shape was measured."
     gone = _gone(rows)
     text = _first_that_is_full(full, ran) if len(full) else _all_fit(ran.iloc[-1])
-    why = "It does so because every" if len(full) else "Every"
+    why = "It runs out because every" if len(full) else "Every"
     return (
         f"{text}{f' ({gone})' if gone else ''}. {why} score is written to memory, a tensor of "
         "batch × sequence × sequence whatever the head dimension: twice the sequence, four times "

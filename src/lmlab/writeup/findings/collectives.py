@@ -31,8 +31,9 @@ from lmlab.writeup.findings.collectives_doubts import (
     noisy_inside,
     up_to,
 )
+from lmlab.writeup.findings.collectives_lines import fit
 from lmlab.writeup.frames import collectives as frames
-from lmlab.writeup.frames.collectives import MIB, OPERATIONS
+from lmlab.writeup.frames.collectives import FIRST, MIB, OPERATIONS
 from lmlab.writeup.numbers import (
     binary_bytes,
     counted,
@@ -46,7 +47,6 @@ from lmlab.writeup.places import extreme
 from lmlab.writeup.references import published_all_reduce
 from lmlab.writeup.tables.collectives import PLACEMENTS
 
-FIRST = "all_reduce"
 NOTHING_MEASURED = "No collective was measured."
 VERDICTS = {"faster": "faster", "slower": "slower", "same": "not told apart"}
 
@@ -63,7 +63,7 @@ def findings(collected: Collected) -> dict[str, str]:
         "more_ranks": more_ranks(data),
         "operations": operations(data),
         "formats": formats(data),
-        "fit": fit(frames.fits(data)),
+        "fit": fit(data),
         "cut": cut(every),
         "gap": gap(every),
         "noise": noise(data),
@@ -113,7 +113,11 @@ def bandwidth(data: pd.DataFrame) -> str:
         for arm in frames.order(moved, "arm")
     ]
     first, *others = sorted(best, key=lambda row: -float(row["bus_gb_per_s"]))
-    rest = f" The others reach {listed(map(_bandwidth, others))}." if others else ""
+    rest = (
+        f" The others, each a process of its own, reach {listed(map(_bandwidth, others))}."
+        if others
+        else ""
+    )
     return f"The highest bus bandwidth of an all-reduce is {_bandwidth(first)}.{rest}"
 
 
@@ -296,41 +300,6 @@ def _stricter(rows: list[pd.Series]) -> str:
         f" With fewer than {FEWEST_SAMPLES} samples, middle halves must lie more than "
         f"{percent(FEW_SAMPLES_APART, 1)} apart to be told apart."
     )
-
-
-def fit(lines: pd.DataFrame) -> str:
-    """Latency and bandwidth of an all-reduce, and how well the line holds."""
-    here = frames.of(frames.between_ranks(lines), operation=FIRST)
-    if not len(here):
-        return "No line could be fitted: an all-reduce has too few measured sizes."
-    first = frames.of(here, dtype=frames.order(here, "dtype")[0])
-    told = [
-        f"{_latency(row['latency_ms'])} and {significant(row['bus_gb_per_s'])} GB/s with "
-        f"{row['arm']}"
-        for _, row in first.iterrows()
-    ]
-    worst = extreme(first, "worst_error", largest=True)
-    return (
-        f"As latency and bus bandwidth, all-reduce in {first.iloc[0]['dtype']}: {'; '.join(told)}. "
-        f"These lines are off by at most {percent(worst['worst_error'], 2)} ({worst['arm']})"
-        f"{_other_lines(lines, first)}."
-    )
-
-
-def _other_lines(lines: pd.DataFrame, told: pd.DataFrame) -> str:
-    """How far off the lines are of which nothing else is said."""
-    others = frames.between_ranks(lines).drop(told.index)
-    if not len(others):
-        return ""
-    worst = extreme(others, "worst_error", largest=True)
-    return (
-        f", those of other operations and formats by up to {percent(worst['worst_error'], 2)} "
-        f"({OPERATIONS[worst['operation']].lower()}, {worst['dtype']}, {worst['arm']})"
-    )
-
-
-def _latency(milliseconds: float) -> str:
-    return f"{significant(milliseconds)} ms" if milliseconds > 0 else "a latency below the noise"
 
 
 def published(collected: Collected) -> str:

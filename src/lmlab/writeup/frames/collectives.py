@@ -7,7 +7,7 @@ held against hardware, or against another number of ranks. One rank sends nothin
 
 Times over sizes are a latency and a bandwidth, t = alpha + size / beta. The line is fitted to
 relative errors, since a size of 1 GiB would otherwise leave nothing to say to one of 1 MiB; where
-that gives a negative latency, it is below the noise and taken as zero.
+that gives a negative latency, since large sizes take longer a byte, it is taken as zero.
 
 What ran where is what the process group said of itself, never what was asked for. A case without a
 time was either refused by its backend or cut: not begun, since its job's time was up.
@@ -31,6 +31,7 @@ FEWEST_SIZES = 3
 """A line through two points has no error to show."""
 NOISY_MEANS = "the middle half of the samples spans more than 10 % of the median"
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
+FIRST = "all_reduce"
 OPERATIONS = {
     "all_reduce": "All-reduce",
     "all_gather": "All-gather",

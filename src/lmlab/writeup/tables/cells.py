@@ -91,7 +91,7 @@ def busy_cell(part: pd.DataFrame) -> str:
     row = part.iloc[0]
     if row["status"] != "ok":
         return STATUS_CELLS[row["status"]]
-    return "not recorded" if math.isnan(row["busy_share"]) else percent(row["busy_share"], 2)
+    return "not recorded" if math.isnan(row["busy_share"]) else percent(row["busy_share"])
 
 
 def speedup_cell(

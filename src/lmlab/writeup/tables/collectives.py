@@ -174,8 +174,9 @@ def fits(collected: Collected, data: pd.DataFrame) -> Table:
         ],
         rows=body or [["No line", *[NOTHING] * 6]],
         caption=f"{where_measured(collected.rows)} Fitted to relative errors of the medians; a "
-        f"line needs {frames.FEWEST_SIZES} sizes, and a latency of 0 is below their noise. One "
-        "rank sends nothing: its line is what a call costs.",
+        f"line needs {frames.FEWEST_SIZES} sizes. A latency of 0 stands where the line would need "
+        "a negative one, since large sizes take longer a byte than small ones. One rank sends "
+        "nothing: its line is what a call costs.",
         sources=sources_of(_used(collected)),
     )
 
@@ -198,7 +199,7 @@ def _statistics(here: pd.DataFrame) -> str:
     counts = frames.measured(here)["n"]
     if not len(counts):
         return ""
-    allowed = ", as time allowed" if counts.nunique() > 1 else ""
+    allowed = ", as time and scatter allowed" if counts.nunique() > 1 else ""
     return (
         f"{CLOCKS['host'].capitalize()}, median over repetitions of the slowest rank, "
         f"{frames.samples(counts)}{allowed}."
