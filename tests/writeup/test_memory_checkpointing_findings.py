@@ -5,6 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import pytest
+
 from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
@@ -60,7 +62,52 @@ def test_the_best_segment_by_measurement_and_by_the_model() -> None:
     found = collected()
     text = memory_checkpointing.best(found, frames.arms(found))
     assert "is that of 1 block, 35.1 GiB, as the cost model predicts (34.7 GiB)." in text
-    assert "not near √48 = 6.9." in text
+    assert text.endswith(
+        "The cost model puts this peak into the last segment of backward, when 99 % of the "
+        "gradients are there: the inputs of the other segments are gone and one segment's "
+        "activations remain, so the shortest segment is best, not one near √48 = 6.9."
+    )
+
+
+def predicted(phase: str, gradient_share: float) -> dict[str, Any]:
+    """What the cost model says of an arm's peak: with all gradients there, no activation is."""
+    parts = {
+        **dict.fromkeys(frames.CATEGORIES, 0),
+        "parameters": GIB,
+        "gradients": int(gradient_share * GIB),
+        "activations": 0 if gradient_share == 1 else GIB,
+    }
+    moment = {"bytes": 30 * GIB, "phase": phase, "moment": "", "categories_bytes": parts}
+    return {"predicted": moment}
+
+
+@pytest.mark.parametrize(
+    ("phase", "share", "told"),
+    [
+        ("backward", 0.97, "into the last segment of backward, when 97 % of the gradients"),
+        ("backward", 0.02, "about 64 times its input, so the sum of 48 / k inputs and k blocks'"),
+        ("optimizer", 1.0, "into the optimizer phase, when no activation is left: no other"),
+        ("backward", 1.0, "into the backward phase, when no activation is left: no other"),
+    ],
+    ids=["last segment", "first segment", "optimizer", "end of backward"],
+)
+def test_the_reason_for_the_best_segment_is_where_its_peak_is(
+    phase: str, share: float, told: str
+) -> None:
+    found = arms_with(every_1=predicted(phase, share))
+    assert told in memory_checkpointing.best(found, frames.arms(found))
+
+
+def test_a_peak_in_forward_has_no_rule() -> None:
+    found = arms_with(every_1=predicted("forward", 0.0))
+    assert memory_checkpointing.best(found, frames.arms(found)).endswith(" GiB).")
+
+
+def test_a_longer_segment_that_is_best_is_not_called_the_shortest() -> None:
+    late = {"peak_bytes": 20 * GIB, **predicted("backward", 0.9)}
+    found = arms_with(every_4=late)
+    text = memory_checkpointing.best(found, frames.arms(found))
+    assert text.endswith("one segment's activations remain.")
 
 
 def test_a_best_segment_that_is_as_good_to_the_model_as_its_own() -> None:
@@ -142,6 +189,27 @@ def test_nesting_leaves_less_and_peaks_as_high() -> None:
     text = memory_checkpointing.nesting(found, frames.arms(found))
     assert text.startswith("Nested, 48 blocks are halved 6 times: forward leaves 100 MiB")
     assert "leaves 2.34 GiB, that is the same peak within 1 %, in a step 2.25× as long" in text
+    assert text.endswith(
+        "The cost model puts both peaks into the last block of backward, when 99 % of the "
+        "gradients are there: the 2.25 GiB that nesting keeps less would be freed by then anyway."
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"every_1": predicted("backward", 0.02)},
+        {"nested": predicted("optimizer", 1.0)},
+        {"nested": predicted("backward", 1.0)},
+        {"nested": {"predicted": None}},
+        {"nested": {"kept_bytes": 5 * GIB}},
+        {"nested": {"peak_bytes": 20 * GIB}},
+    ],
+    ids=["early", "optimizer", "no activation", "not predicted", "keeps more", "lower"],
+)
+def test_no_reason_for_the_same_peak_where_the_data_have_none(changes: Any) -> None:
+    found = arms_with(**changes)
+    assert "freed by then" not in memory_checkpointing.nesting(found, frames.arms(found))
 
 
 def test_nesting_that_lowers_the_peak() -> None:

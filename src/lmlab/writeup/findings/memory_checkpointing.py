@@ -16,6 +16,9 @@ from lmlab.writeup.places import extreme
 NOT_MEASURED = "Activation checkpointing was not measured."
 # Peaks this near to the lowest are as good as it.
 AS_LOW_WITHIN = 0.01
+# The cost model looks at the first and the last segment that backward comes to. In the first no
+# block has its gradients yet; only in the last can more than this share of them be there.
+LATE_IN_BACKWARD = 0.5
 
 
 def fits(arms: pd.DataFrame) -> str:
@@ -56,25 +59,60 @@ def best(collected: Collected, arms: pd.DataFrame) -> str:
         if as_good
         else f"while the cost model chooses {_blocks(predicted['blocks'])}"
     )
-    return f"{text}, {choice} ({height}). {_rule(collected)}".strip()
+    return f"{text}, {choice} ({height}). {_rule(collected, every_k, lowest)}".strip()
 
 
-def _rule(collected: Collected) -> str:
-    """Why it is not the square root of the number of blocks."""
-    data = _data(collected)
+def _rule(collected: Collected, every_k: pd.DataFrame, lowest: pd.Series) -> str:
+    """Why it is not the square root of the number of blocks: that depends on where the peak is."""
+    if lowest["predicted_activations"] == 0:
+        return (
+            f"The cost model puts this peak into the {lowest['predicted_phase']} phase, when no "
+            "activation is left: no other segment length can lower it."
+        )
+    if _peaks_late(lowest):
+        return _rule_of_the_last_segment(every_k, lowest, _data(collected)["num_layers"])
+    if lowest["predicted_phase"] == "backward":
+        return _rule_of_the_first_segment(_data(collected))
+    return ""
+
+
+def _peaks_late(arm: pd.Series) -> bool:
+    """Whether the predicted peak lies in the last segment that backward comes to."""
+    late = arm["predicted_gradient_share"] > LATE_IN_BACKWARD
+    in_a_segment = arm["predicted_phase"] == "backward" and arm["predicted_activations"] > 0
+    return bool(in_a_segment and late)
+
+
+def _rule_of_the_last_segment(every_k: pd.DataFrame, lowest: pd.Series, layers: int) -> str:
+    """With the other segments' inputs gone, only the length of one segment counts."""
+    text = (
+        "The cost model puts this peak into the last segment of backward, when "
+        f"{percent(lowest['predicted_gradient_share'], 2)} of the gradients are there: the inputs "
+        "of the other segments are gone and one segment's activations remain"
+    )
+    if lowest["blocks"] > every_k["blocks"].min():
+        return f"{text}."
+    return f"{text}, so the shortest segment is best, not one near √{layers} = {_root(layers)}."
+
+
+def _rule_of_the_first_segment(data: dict[str, Any]) -> str:
+    """With all inputs still there, their number is weighed against the length of a segment."""
     plain = next((arm for arm in data["arms"] if arm["kind"] == "none" and arm["predicted"]), None)
     if plain is None:
         return ""
     layers = data["num_layers"]
     block = plain["predicted"]["categories_bytes"]["activations"] / layers
     ratio = block / data["input_bytes"]
-    root = math.sqrt(layers)
     ideal = math.sqrt(layers / ratio)
     return (
         f"A block's activations are about {ratio:.0f} times its input, so the sum of "
         f"{layers} / k inputs and k blocks' activations is smallest near k = {ideal:.1f}, not near "
-        f"√{layers} = {root:.1f}."
+        f"√{layers} = {_root(layers)}."
     )
+
+
+def _root(layers: int) -> str:
+    return f"{math.sqrt(layers):.1f}"
 
 
 def price(arms: pd.DataFrame) -> str:
@@ -131,7 +169,20 @@ def nesting(collected: Collected, arms: pd.DataFrame) -> str:
     time = "in the same time within noise" if same else f"in a step {longer} as long"
     return (
         f"{text}. Against a checkpoint at every block, which leaves "
-        f"{binary_bytes(one['kept_bytes'])}, that is {height}, {time}."
+        f"{binary_bytes(one['kept_bytes'])}, that is {height}, {time}.{_why_as_high(row, one)}"
+    )
+
+
+def _why_as_high(nested: pd.Series, single: pd.Series) -> str:
+    """Why keeping fewer inputs does not lower the peak, where the cost model knows it."""
+    saved = single["kept_bytes"] - nested["kept_bytes"]
+    apart = abs(nested["peak_bytes"] / single["peak_bytes"] - 1)
+    if apart > AS_LOW_WITHIN or saved <= 0 or not (_peaks_late(nested) and _peaks_late(single)):
+        return ""
+    return (
+        " The cost model puts both peaks into the last block of backward, when "
+        f"{percent(single['predicted_gradient_share'], 2)} of the gradients are there: the "
+        f"{binary_bytes(saved)} that nesting keeps less would be freed by then anyway."
     )
 
 

@@ -45,7 +45,8 @@ COLUMNS = [
 ]  # fmt: skip
 ARM_COLUMNS = [
     "name", "kind", "blocks", "status", "reason", "peak_bytes", "kept_bytes", "predicted_bytes",
-    "error", "n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms",
+    "predicted_phase", "predicted_activations", "predicted_gradient_share", "error",
+    "n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms",
 ]  # fmt: skip
 
 
@@ -184,6 +185,7 @@ def _parts(prefix: str, parts: Mapping[str, int] | None) -> dict[str, float]:
 
 def _arm(arm: Mapping[str, Any], measurements: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     predicted = arm["predicted"] or {}
+    parts = predicted.get("categories_bytes")
     times = measurements.get(arm["name"], {})
     peak = _number(arm["peak_bytes"])
     return {
@@ -191,12 +193,20 @@ def _arm(arm: Mapping[str, Any], measurements: Mapping[str, Mapping[str, Any]]) 
         "peak_bytes": peak,
         "kept_bytes": _number(arm["kept_bytes"]),
         "predicted_bytes": _number(predicted.get("bytes")),
+        "predicted_phase": predicted.get("phase"),
+        "predicted_activations": _number((parts or {}).get("activations")),
+        "predicted_gradient_share": _gradient_share(parts),
         "error": _number(predicted.get("bytes")) / peak - 1,
         **{
             key: _number(times.get(key))
             for key in ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
         },
     }
+
+
+def _gradient_share(parts: Mapping[str, int] | None) -> float:
+    """How much of the gradients is there: a gradient is as large as its parameter."""
+    return parts["gradients"] / parts["parameters"] if parts else math.nan
 
 
 def _number(value: float | None) -> float:

@@ -54,6 +54,11 @@ def time_cell(part: pd.DataFrame) -> str:
     row = part.iloc[0]
     if math.isnan(row["median_ms"]):
         return STATUS_CELLS[row["status"]]
+    return time_in_words(row)
+
+
+def time_in_words(row: pd.Series) -> str:
+    """Mean, deviation and median of a row that has them, to one decimal place."""
     mean, sd, median = row["mean_ms"], row["sd_ms"], row["median_ms"]
     # A median far below its mean (one slow first step) keeps three digits of its own.
     places = max(decimals(mean, sd), decimals(median, None))

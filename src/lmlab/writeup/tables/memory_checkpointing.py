@@ -9,8 +9,9 @@ import pandas as pd
 from lmlab.writeup.caption import describe
 from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import memory as frames
-from lmlab.writeup.numbers import deviation, factor, mean_and_deviation, significant
+from lmlab.writeup.numbers import deviation, factor, significant
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
+from lmlab.writeup.tables.cells import time_in_words
 
 REFERENCE_ORDER = ("none", "every-1")
 """Whose time the others' is a multiple of: the first of these that ran."""
@@ -74,13 +75,12 @@ def _row(arm: pd.Series, size: int, reference: pd.Series | None) -> list[str]:
     told = NOTHING
     if not math.isnan(predicted):
         told = f"{significant(predicted / size, 4)} ({deviation(arm['error'])})"
-    time = f"{mean_and_deviation(arm['mean_ms'], arm['sd_ms'])} ({significant(arm['median_ms'])})"
     ratio = NOTHING if reference is None else factor(arm["median_ms"] / reference["median_ms"])
     return [
         in_words(arm),
         significant(arm["peak_bytes"] / size, 4),
         told,
         significant(arm["kept_bytes"] / size, 3),
-        time,
+        time_in_words(arm),
         ratio,
     ]
