@@ -8,11 +8,12 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
 
 from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
-from lmlab.writeup.findings import machine
+from lmlab.writeup.findings import layernorm, machine
 from lmlab.writeup.findings.precision import findings
 from tests.writeup import factory, synthetic
 
@@ -175,7 +176,47 @@ class TestLayerNorm:
                     row["overflow"] = any(math.isclose(row["scale"], scale) for scale in lost)
 
         text = told("layernorm", lose)["variance_range"]
-        assert f"In bf16 the variance overflows {where} In fp32" in text
+        assert f"In bf16 the variance overflows {where} " in text
+
+    @pytest.mark.parametrize(
+        ("lost", "sentence"),
+        [
+            (
+                {1e2},
+                " At a scale of 100 the variance itself (10,000) would fit below 65,504, the "
+                "largest number of fp16; single squares do not. In bf16",
+            ),
+            ({1e1, 1e2}, " At every scale tested from 10 to 100 the variance itself (10,000 at mo"),
+        ],
+        ids=["one scale", "two scales"],
+    )
+    def test_squares_that_overflow_where_the_variance_fits(
+        self, lost: set[float], sentence: str
+    ) -> None:
+        def lose(data: dict[str, Any]) -> None:
+            for row in data["rows"]:
+                here = any(math.isclose(row["scale"], scale) for scale in lost)
+                row["overflow"] |= row["dtype"] == "fp16" and here
+
+        assert sentence in told("layernorm", lose)["variance_range"]
+
+    def test_squares_are_not_blamed_where_the_variance_is_too_large_too(self) -> None:
+        assert "single squares" not in told("layernorm", unchanged)["variance_range"]
+
+    @pytest.mark.parametrize(
+        ("name", "dtype"),
+        [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)],
+    )
+    def test_the_largest_number_of_a_type(self, name: str, dtype: torch.dtype) -> None:
+        assert torch.finfo(dtype).max == layernorm.LARGEST_NUMBER[name]
+
+    def test_squares_are_not_blamed_near_the_largest_number(self) -> None:
+        def near(data: dict[str, Any]) -> None:
+            for row in data["rows"]:
+                if row["dtype"] == "fp16" and row["overflow"]:
+                    row["true_variance"] = 65_000.0
+
+        assert "single squares" not in told("layernorm", near)["variance_range"]
 
     def test_a_single_scale_is_called_the_only_one(self) -> None:
         def one(data: dict[str, Any]) -> None:

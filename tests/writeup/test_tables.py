@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lmlab.study.points import Point
 from lmlab.study.results import Result
@@ -192,6 +194,18 @@ def test_precision_tables() -> None:
     assert tables["autocast"].rows[1] == ["output of fc1", "float16", "bfloat16"]
     assert tables["layernorm"].rows[0][2] == "underflow"
     assert tables["layernorm"].rows[-1][2] == "overflow"
+    assert "well above eps = 1 × 10⁻⁵, which LayerNorm" in tables["layernorm_output"].caption
+
+
+def test_eps_is_that_of_pytorchs_layernorm() -> None:
+    default = inspect.signature(torch.nn.functional.layer_norm).parameters["eps"].default
+    assert default == precision.LAYERNORM_EPS
+
+
+def test_a_sum_of_squares_beyond_fp16_does_not_overflow_in_pytorchs_mean() -> None:
+    squares = torch.full((768,), 256.0, dtype=torch.float16)
+    assert squares.sum(dtype=torch.float64) > torch.finfo(torch.float16).max
+    assert squares.mean() == 256.0
 
 
 def test_a_type_that_autocast_refuses_is_a_value() -> None:

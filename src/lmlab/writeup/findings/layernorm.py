@@ -17,6 +17,14 @@ from lmlab.writeup.numbers import exact, listed, significant
 FEWER_DIGITS_FROM = 10.0
 # An error this many times the typical one is digits lost, not rounding that happens to be larger.
 FADING_FROM = 10.0
+# The formats' own limits: 2 - 2**-digits times the largest power of two.
+LARGEST_NUMBER = {
+    "fp16": (2 - 2**-10) * 2.0**15,
+    "bf16": (2 - 2**-7) * 2.0**127,
+    "fp32": (2 - 2**-23) * 2.0**127,
+}
+# Below this share of it every row's variance fits, not only the mean over the rows that is known.
+FITS_BELOW = 0.5
 
 
 def variance_range(rows: pd.DataFrame) -> str:
@@ -37,7 +45,22 @@ def _range_of(dtype: str, rows: pd.DataFrame) -> str:
     ]
     if not parts:
         return f"In {dtype} the variance stays in range at {_scales(tested, tested)}."
-    return f"In {dtype} the variance {listed(parts)}."
+    return f"In {dtype} the variance {listed(parts)}.{_squares_alone(dtype, rows)}"
+
+
+def _squares_alone(dtype: str, rows: pd.DataFrame) -> str:
+    """Where it is not the variance that is too large for the type but squares on the way to it."""
+    largest = LARGEST_NUMBER[dtype]
+    fitting = rows[rows["overflow"] & (rows["true_variance"] < FITS_BELOW * largest)]
+    if not len(fitting):
+        return ""
+    scales = _scales(sorted(fitting["scale"]), sorted(rows["scale"]))
+    height = significant(fitting["true_variance"].max())
+    at_most = " at most" if len(fitting) > 1 else ""
+    return (
+        f" At {scales} the variance itself ({height}{at_most}) would fit below "
+        f"{significant(largest, 5)}, the largest number of {dtype}; single squares do not."
+    )
 
 
 def _scales(some: Sequence[float], tested: Sequence[float]) -> str:

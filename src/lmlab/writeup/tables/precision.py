@@ -12,6 +12,9 @@ from lmlab.writeup.frames import precision as frames
 from lmlab.writeup.numbers import exact, percent, signed, significant
 from lmlab.writeup.table import NOTHING, STATUS_CELLS, Column, Table
 
+LAYERNORM_EPS = 1e-5
+"""PyTorch's own, with which the experiment's LayerNorm is called."""
+
 
 def tables(collected: Collected) -> dict[str, Table]:
     """All tables by name."""
@@ -96,8 +99,9 @@ def layernorm(collected: Collected) -> Table:
         title="Variance of one input at growing and shrinking scales: relative error by data type",
         columns=[Column("Scale of the input"), Column("True variance"), *map(Column, dtypes)],
         rows=body,
-        caption="Mean square around the mean, every intermediate in the type named; the largest "
-        f"error of all rows of the input, against double precision. {where(used)}",
+        caption="Mean square around the mean: differences, squares and result in the type named, "
+        "sums in fp32, as PyTorch takes them; the largest error of all rows of the input, against "
+        f"double precision. {where(used)}",
         sources=sources_of(used),
     )
 
@@ -120,8 +124,10 @@ def layernorm_output(collected: Collected) -> dict[str, Table]:
         title="PyTorch's LayerNorm on the same inputs: largest error of its output by data type",
         columns=[Column("Scale of the input"), *map(Column, dtypes)],
         rows=body,
-        caption="Against double precision; outputs are of order one. Inputs and output have the "
-        f"type named. {where(used)}",
+        caption="Against double precision. Outputs are of order one where the variance is well "
+        f"above eps = {significant(LAYERNORM_EPS, 1)}, which LayerNorm adds to it, and smaller "
+        "below, errors with them. Inputs and output have the type named. "
+        f"{where(used)}",
         sources=sources_of(used),
     )
     return {"layernorm_output": table}
