@@ -73,7 +73,7 @@ def test_the_largest_part_is_named_at_both_ends() -> None:
             data["modes"]["train_step"]["live_categories_bytes"] = live
 
     assert memory_peaks.composition(data_of(change, precisions=["bf16"])) == (
-        "The largest part of the peak of a training step of small is in bf16 optimizer state at "
+        "The largest part of the peak of a training step of medium is in bf16 optimizer state at "
         "context 128 (75 %) and activations at context 256 (75 %)."
     )
 
@@ -147,7 +147,7 @@ def test_why_it_can_cost_more_are_the_copies() -> None:
 
     text = memory_peaks.low_precision(data_of(change), "forward_graph")
     assert text.endswith(
-        "autocast adds 16-bit copies of them: for small, at context 128 the copies are 1 GiB and "
+        "autocast adds 16-bit copies of them: for medium, at context 128 the copies are 1 GiB and "
         "activations and workspace fall by 1 GiB and at context 256 the copies are 1 GiB and "
         "activations and workspace grow by 1 GiB."
     )
@@ -175,10 +175,45 @@ def test_activations_that_stay_are_said_to_stay() -> None:
 
 
 def test_the_stream_is_found_with_its_line() -> None:
-    text = memory_counts.stream(data_of())
-    assert text.startswith("One fp32 tensor of the residual stream of small at context 128 is 1.50")
-    assert "found in all 8 training steps: in this one (fp32) 90, of which 40 are live" in text
-    assert text.endswith("most often by lmlab/model/layers.py:109.")
+    text = memory_counts.stream(data_of(precisions=["fp32"]))
+    assert text.startswith("One fp32 tensor of the residual stream of medium at context 256 is 4 M")
+    assert text.endswith(
+        "found in all 4 training steps. In this one (fp32) there are 90: 60 without a line of the "
+        "program (autograd makes them in backward), of the program's own lines most by "
+        "lmlab/model/layers.py:109 (30); at its peak 40 tensors of this size are live."
+    )
+
+
+def streams(**changes: Any) -> Change:
+    """What is found of the stream at context 128, in fp32."""
+
+    def change(point: Point, data: dict[str, Any]) -> None:
+        if "modes" in data and context(point) == 128 and not low(point):
+            data["modes"]["train_step"]["stream"].update(changes)
+
+    return change
+
+
+def test_the_stream_is_told_where_most_of_it_is_live() -> None:
+    text = memory_counts.stream(data_of(streams(allocated=1965, live_at_peak=1234)))
+    assert "of medium at context 128 is" in text
+    assert "In this one (fp32) there are 1,965: " in text
+    assert text.endswith("at its peak 1,234 tensors of this size are live.")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ({"a.py:1": 1100, "b.py:2": 3}, ": of the program's own lines most by a.py:1 (1,100);"),
+        ({"no line": 1200}, ": 1,200 without a line of the program (autograd makes them in backw"),
+        ({}, "there are 90; at its peak"),
+    ],
+    ids=["only lines", "only autograd", "nobody knows"],
+)
+def test_who_made_the_stream(lines: dict[str, int], told: str) -> None:
+    text = memory_counts.stream(data_of(streams(live_at_peak=41, lines=lines)))
+    assert told in text
+    assert ("of the program's own lines" in text) == ("a.py:1" in lines)
 
 
 def test_a_stream_that_is_not_found_is_admitted() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
@@ -13,11 +15,14 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result
 from lmlab.writeup import style
 from lmlab.writeup.checks import memory as checks
+from lmlab.writeup.figure import Drawing
+from lmlab.writeup.figures import end_to_end
 from lmlab.writeup.figures import memory as figures
 from lmlab.writeup.figures.memory_overlay import stretched
 from lmlab.writeup.frames import memory as frames
 from lmlab.writeup.table import Table
 from lmlab.writeup.tables import memory as tables
+from lmlab.writeup.tables import memory_checkpointing
 from tests.writeup import factory, synthetic
 from tests.writeup.memory_told import collected, nothing
 
@@ -55,7 +60,8 @@ def test_tables_of_a_gpu_and_of_a_cpu(gpu: dict[str, Table], cpu: dict[str, Tabl
 
 def test_peaks_stand_by_size_context_mode_and_precision(gpu: dict[str, Table]) -> None:
     assert len(gpu["peaks"].rows) == 20
-    assert gpu["peaks"].rows[0][:2] == ["2.7b", "128"]
+    sizes = list(dict.fromkeys(row[0] for row in gpu["peaks"].rows))
+    assert sizes == ["small", "medium", "large", "xl", "2.7b"]
     assert gpu["peaks"].title == "Peak memory (GiB)"
     assert cell(gpu["peaks"], ("2.7b", "1024"), "Training step, bf16") == "90.36"
 
@@ -113,7 +119,7 @@ def test_a_mode_without_a_number_says_why() -> None:
     assert cell(made["peaks"], ("small", "256"), "Forward with its graph, fp32") != "OOM"
     assert cell(made["unused"], ("small", "256"), "peak reserved, fp32") == "OOM"
     assert cell(made["prediction"], ("small", "256"), "Training step, bf16") == "OOM"
-    assert made["largest_fp32"].title.endswith("small at context 128, fp32")
+    assert made["largest_fp32"].title.endswith("medium at context 128, fp32")
 
 
 def test_where_memory_ran_out_the_live_parts_are_told() -> None:
@@ -138,6 +144,14 @@ def test_what_others_could_not_fit_stands_beside_what_it_takes_here(gpu: dict[st
     assert rows["002", "xl"][-1] == "31.6 GiB"
     assert rows["000", "2.7b"][4] == "not stated"
     assert rows["000", "2.7b"][-1] == "51.3 to 88.1 GiB"
+
+
+def test_counts_of_the_stream_have_their_thousands_separated() -> None:
+    def change(point: Point, data: dict[str, Any]) -> None:
+        if "modes" in data:
+            data["modes"]["train_step"]["stream"].update(allocated=1965, live_at_peak=1001)
+
+    assert tables.tables(collected(change))["stream"].rows[0][3] == "1,965 / 1,001"
 
 
 def test_a_study_without_results_has_tables_that_say_so() -> None:
@@ -177,6 +191,13 @@ def test_strategies_are_compared_with_the_first_that_ran(gpu: dict[str, Table]) 
     assert table.rows[1][-1] == "1.00×"
 
 
+def test_a_median_has_the_decimals_of_its_mean() -> None:
+    arm = pd.Series({"name": "every-1", "kind": "every", "blocks": 1, "status": "ok",
+                     "peak_bytes": GIB, "kept_bytes": GIB, "predicted_bytes": math.nan,
+                     "mean_ms": 1266.84, "sd_ms": 7.81, "median_ms": 1266.93})  # fmt: skip
+    assert memory_checkpointing._row(arm, GIB, arm)[4] == "1,266.8 ± 7.8 (1,266.9)"
+
+
 # Figures
 
 
@@ -197,6 +218,46 @@ def test_a_timeline_names_its_phases_and_marks_its_peak() -> None:
         texts = [text.get_text() for text in axis.texts]
         assert texts[:3] == ["forward", "backward", "optimizer"]
         assert texts[3].startswith("peak ")
+    plt.close(figure)
+
+
+def short_optimizer(point: Point, data: dict[str, Any]) -> None:
+    """An optimizer phase much narrower than its name."""
+    for mode in data.get("modes", {}).values():
+        last = mode["phases"][-1]
+        if last["name"] == "optimizer":
+            last["last_event"] = last["first_event"] + 30
+
+
+@pytest.mark.parametrize("change", [None, short_optimizer], ids=["wide phases", "a narrow one"])
+def test_names_of_phases_cross_no_border_and_leave_no_panel(change: Any) -> None:
+    figure = drawn("timeline_train_step", change)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        borders = [
+            line.get_window_extent() for line in axis.lines if len(set(line.get_xdata())) == 1
+        ]
+        panel = axis.get_window_extent()
+        for name in axis.texts[:3]:
+            box = name.get_window_extent()
+            assert panel.x0 <= box.x0
+            assert box.x1 <= panel.x1 + 1
+            assert not any(box.overlaps(border) for border in borders)
+            assert not box.overlaps(axis.title.get_window_extent())
+    plt.close(figure)
+
+
+def test_a_narrow_first_phase_has_its_name_above_it() -> None:
+    def short_forward(point: Point, data: dict[str, Any]) -> None:
+        for mode in data.get("modes", {}).values():
+            if len(mode["phases"]) == 3:
+                mode["phases"][0]["last_event"] = mode["phases"][1]["first_event"] = 10
+
+    figure = drawn("timeline_train_step", short_forward)
+    name = figure.axes[0].texts[0]
+    assert (name.get_text(), name.get_ha(), name.get_position()) == (
+        "forward", "left", (0, figures.ABOVE),
+    )  # fmt: skip
     plt.close(figure)
 
 
@@ -235,6 +296,28 @@ def test_the_gpus_memory_is_drawn_where_it_is_known() -> None:
     figure = drawn("peak_by_context")
     assert "the GPU's memory" in [text.get_text() for text in figure.axes[0].texts]
     plt.close(figure)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_size_looks_the_same_in_every_chapter(device: str) -> None:
+    memory = looks(figures.figures(synthetic.collected("memory", device))["peak_by_context"])
+    times = looks(end_to_end.figures(synthetic.collected("end_to_end", device))["time_by_context"])
+    assert len(memory) > 1
+    assert memory == {size: times[size] for size in memory}
+    assert list(memory) == [size for size in times if size in memory]
+
+
+def looks(drawing: Drawing) -> dict[str, tuple[Any, Any]]:
+    """Colour and marker of the first panel's lines, by label, as a legend lists them."""
+    assert drawing.draw is not None
+    with style.house_style():
+        figure = drawing.draw()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    plt.close(figure)
+    return {
+        label: (handle.get_color(), handle.get_marker())
+        for label, handle in zip(labels, handles, strict=True)
+    }
 
 
 # Checks

@@ -8,7 +8,7 @@ files, so that the same results give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
+from lmlab.study.config import Study
 from lmlab.writeup.numbers import MINUS
 
 # Dark to light and back, so that neighbours in a legend differ in grey too.
@@ -82,6 +83,17 @@ def series(index: int) -> dict[str, Any]:
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": LINES[index % len(LINES)],
     }
+
+
+def looks(values: Iterable[Any]) -> dict[Any, dict[str, Any]]:
+    """A look for each of several values, in their order."""
+    return {value: series(index) for index, value in enumerate(values)}
+
+
+def size_looks(study: Study) -> dict[Any, dict[str, Any]]:
+    """A look for every size that some chapter of the study measures: the same in all of them."""
+    measured = {size for block in study.chapters.values() for size in block.get("sizes", ())}
+    return looks(size for size in study.sizes if size in measured)
 
 
 def panels(rows: int, columns: int, *, height: float, **kwargs: Any) -> tuple[Figure, list[Axes]]:

@@ -20,6 +20,7 @@ from lmlab.writeup.numbers import percent
 
 # Processes of one size run nearly the same curve; side by side they can all be seen.
 DODGE = 0.16
+Looks = Mapping[Any, Mapping[str, Any]]
 PHASES_SHOWN = frames.PHASES_OF_MODE["train_step"]
 
 
@@ -28,17 +29,19 @@ def figures(collected: Collected) -> dict[str, Drawing]:
     data = frames.frame(collected)
     first_batch = frames.of(data, batch=frames.order(data, "batch")[0]) if len(data) else data
     steps = frames.measured(frames.of(frames.grid(first_batch), mode="train_step"))
+    sizes = style.size_looks(collected.study)
+    contexts = style.looks(frames.order(steps, "context"))
     note = f"{_caption(collected, first_batch)} Whiskers, where visible, span the quartiles."
     return {
         "time_by_context": Drawing(
             alt="Time of forward, backward and optimizer against context length, a line per size",
             caption=f"Median time against context length; both axes are logarithmic. {note}",
-            draw=(lambda: _times(steps, "context", "size")) if len(steps) else None,
+            draw=(lambda: _times(steps, "context", "size", sizes)) if len(steps) else None,
         ),
         "time_by_size": Drawing(
             alt="Time of forward, backward and optimizer against model size, a line per context",
             caption=f"Median time against number of parameters; both axes are logarithmic. {note}",
-            draw=(lambda: _times(steps, "parameters", "context")) if len(steps) else None,
+            draw=(lambda: _times(steps, "parameters", "context", contexts)) if len(steps) else None,
         ),
         **(
             {"host_limit": _host_limit(collected, first_batch)}
@@ -63,7 +66,7 @@ def _caption(collected: Collected, data: pd.DataFrame) -> str:
     return describe(results, columns=["start"])
 
 
-def _times(steps: pd.DataFrame, x: str, line: str) -> Figure:
+def _times(steps: pd.DataFrame, x: str, line: str, looks: Looks) -> Figure:
     """Panels of phase against precision; time over `x`, one line a value of `line`."""
     precisions = frames.order(steps, "precision")
     figure, axes = style.panels(
@@ -73,8 +76,8 @@ def _times(steps: pd.DataFrame, x: str, line: str) -> Figure:
         (precision, phase) for precision in precisions for phase in PHASES_SHOWN
     ):
         here = frames.of(steps, precision=precision, phase=phase)
-        for index, value in enumerate(frames.order(steps, line)):
-            _line(axes[panel], frames.of(here, **{line: value}), x, str(value), index)
+        for value in frames.order(steps, line):
+            _line(axes[panel], frames.of(here, **{line: value}), x, str(value), looks[value])
         axes[panel].set_title(f"{phase.capitalize()}, {precision}")
     _size_axis(axes, steps) if x == "parameters" else _context_axis(axes, steps)
     for axis in axes[:: len(PHASES_SHOWN)]:
@@ -84,10 +87,9 @@ def _times(steps: pd.DataFrame, x: str, line: str) -> Figure:
     return figure
 
 
-def _line(axis: Axes, rows: pd.DataFrame, x: str, label: str, index: int) -> None:
+def _line(axis: Axes, rows: pd.DataFrame, x: str, label: str, look: Mapping[str, Any]) -> None:
     rows = rows.sort_values(x)
     whiskers = [rows["median_ms"] - rows["q1_ms"], rows["q3_ms"] - rows["median_ms"]]
-    look = style.series(index)
     axis.errorbar(rows[x], rows["median_ms"], yerr=whiskers, fmt="none", ecolor=look["color"])
     axis.plot(rows[x], rows["median_ms"], label=label, **look)
 
@@ -118,19 +120,21 @@ def _host_limit(collected: Collected, data: pd.DataFrame) -> Drawing:
         alt="Backward over forward time against the share of forward in which the GPU was busy",
         caption="Each marker is a training step of one size and context; the lines mark backward "
         f"as long as forward and twice as long. {_caption(collected, data)}",
-        draw=(lambda: _draw_host_limit(ratios)) if len(ratios) else None,
+        draw=(lambda: _draw_host_limit(ratios, style.size_looks(collected.study)))
+        if len(ratios)
+        else None,
     )
 
 
-def _draw_host_limit(ratios: pd.DataFrame) -> Figure:
+def _draw_host_limit(ratios: pd.DataFrame, looks: Looks) -> Figure:
     precisions = frames.order(ratios, "precision")
     figure, axes = style.panels(1, len(precisions), height=2.9, sharex=True, sharey=True)
     for axis, precision in zip(axes, precisions, strict=True):
         for level in (1, 2):
             axis.axhline(level, color=style.GUIDE, linewidth=0.9)
-        for index, size in enumerate(frames.order(ratios, "size")):
+        for size in frames.order(ratios, "size"):
             rows = frames.of(ratios, size=size, precision=precision)
-            look = {**style.series(index), "linestyle": "none"}
+            look = {**looks[size], "linestyle": "none"}
             axis.plot(100 * rows["busy_share_a"], rows["ratio"], label=str(size), **look)
         axis.set_title(precision)
         axis.set_xlabel("GPU busy during forward (%)")

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 
 from lmlab.writeup import style
 from lmlab.writeup.collect import Collected
@@ -34,7 +35,11 @@ PHASE_SHADES = ("#FFFFFF", "#F0F0F0")
 HEADROOM = 1.22
 """Above the peak there is room for its label and the names of the phases."""
 
+ABOVE = 1.01
+"""Just over a panel, in parts of its height."""
+
 Recorded = Mapping[str, Any]
+Phase = Mapping[str, Any]
 
 
 def figures(collected: Collected) -> dict[str, Drawing]:
@@ -98,9 +103,10 @@ def timelines(panels: Sequence[tuple[str, Recorded]]) -> Figure:
     figure, axes = style.panels(1, len(panels), height=3.4, sharey=True)
     tallest = max(recorded["replayed_bytes"] for _, recorded in panels)
     unit, size = frames.unit_of([tallest])
+    names: list[dict[Text, Phase]] = []
     for axis, (title, recorded) in zip(axes, panels, strict=True):
         _stack(axis, recorded, size)
-        _phases(axis, recorded["phases"], HEADROOM * tallest / size)
+        names.append(_phases(axis, recorded["phases"], HEADROOM * tallest / size))
         _mark_peak(axis, recorded, unit, size)
         axis.set_title(title)
         axis.set_xlabel("Allocator events")
@@ -108,6 +114,9 @@ def timelines(panels: Sequence[tuple[str, Recorded]]) -> Figure:
         axis.grid(axis="x", visible=False)
     axes[0].set_ylabel(f"Active memory ({unit})")
     _legend(figure, [name for _, recorded in panels for name in recorded["timeline"]["bytes"]])
+    figure.draw_without_rendering()  # until then nobody knows how wide a panel and a name are
+    for axis, here in zip(axes, names, strict=True):
+        _lift_wide_names(axis, here)
     return figure
 
 
@@ -125,16 +134,33 @@ def _stack(axis: Axes, recorded: Recorded, size: int) -> None:
     )
 
 
-def _phases(axis: Axes, phases: Sequence[Mapping[str, Any]], top: float) -> None:
-    """Shades behind the phases, and their names above; a short phase's name stands on its own."""
+def _phases(axis: Axes, phases: Sequence[Phase], top: float) -> dict[Text, Phase]:
+    """Shades behind the phases, and their names at the top."""
     end = phases[-1]["last_event"]
+    names = {}
     for number, phase in enumerate(phases):
         start, stop = phase["first_event"], phase["last_event"]
         axis.axvspan(start, stop, color=PHASE_SHADES[number % 2], zorder=0, linewidth=0)
         if number:
             axis.axvline(start, color=style.GUIDE, linewidth=0.8, zorder=3)
-        axis.text((start + stop) / 2, 0.985 * top, phase["name"], ha="center", va="top", fontsize=8)
+        middle = (start + stop) / 2
+        name = axis.text(middle, 0.985 * top, phase["name"], ha="center", va="top", fontsize=8)
+        names[name] = phase
     axis.set_xlim(0, max(end, 1))
+    return names
+
+
+def _lift_wide_names(axis: Axes, names: Mapping[Text, Phase]) -> None:
+    """Above the panel, names wider than their phase: inside they would cross its borders."""
+    middle = sum(axis.get_xlim()) / 2
+    for name, phase in names.items():
+        start, stop = phase["first_event"], phase["last_event"]
+        left, right = axis.transData.transform([(start, 0), (stop, 0)])[:, 0]
+        if name.get_window_extent().width <= right - left:
+            continue
+        # Flush with the border that is nearer to the edge, so that it grows into the panel.
+        edge, side = (stop, "right") if start + stop > 2 * middle else (start, "left")
+        name.set(x=edge, y=ABOVE, ha=side, va="bottom", transform=axis.get_xaxis_transform())
 
 
 def _mark_peak(axis: Axes, recorded: Recorded, unit: str, size: int) -> None:
@@ -211,7 +237,9 @@ def _peaks(collected: Collected, data: pd.DataFrame) -> Drawing:
         alt="Peak memory against context length, a line per size, fp32 and bf16",
         caption="Peak memory against context length; both axes are logarithmic. Full lines are "
         f"{frames.BASE}, dashed lines {frames.LOW}. {caption(collected)}",
-        draw=(lambda: _draw_peaks(rows, _capacity(collected))) if len(rows) else None,
+        draw=(lambda: _draw_peaks(rows, _capacity(collected), style.size_looks(collected.study)))
+        if len(rows)
+        else None,
     )
 
 
@@ -224,16 +252,18 @@ def _capacity(collected: Collected) -> int | None:
     return None
 
 
-def _draw_peaks(rows: pd.DataFrame, capacity: int | None) -> Figure:
+def _draw_peaks(
+    rows: pd.DataFrame, capacity: int | None, looks: Mapping[Any, Mapping[str, Any]]
+) -> Figure:
     unit, size = frames.unit_of(rows["peak_bytes"])
     figure, axes = style.panels(1, len(MODES), height=3.2, sharey=True)
     contexts = sorted(set(rows["context"]))
     for axis, (mode, title) in zip(axes, MODES.items(), strict=True):
-        for index, name in enumerate(frames.order(rows, "size")):
+        for name in frames.order(rows, "size"):
             for precision in frames.order(rows, "precision"):
                 line = frames.of(rows, mode=mode, size=name, precision=precision)
-                look = style.series(index)
-                look["linestyle"] = "-" if precision == frames.BASE else (0, (4, 2))
+                dashes = "-" if precision == frames.BASE else (0, (4, 2))
+                look = {**looks[name], "linestyle": dashes}
                 label = str(name) if precision == frames.BASE else None
                 axis.plot(line["context"], line["peak_bytes"] / size, label=label, **look)
         if capacity is not None:

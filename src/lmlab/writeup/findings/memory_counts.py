@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -22,6 +23,8 @@ from lmlab.writeup.places import extreme, place
 FAR_OFF = 0.10
 """A prediction that misses by more is explained."""
 REPLAY_WITHIN = 0.02
+NO_LINE = "no line"
+"""What the results call the line of an allocation that no line of the program asked for."""
 
 
 def stream(data: pd.DataFrame) -> str:
@@ -29,7 +32,7 @@ def stream(data: pd.DataFrame) -> str:
     steps = frames.measured(frames.of(data, mode="train_step"))
     if not len(steps):
         return "The residual stream was not looked for: no training step was measured."
-    row = steps.iloc[0]
+    row = _with_most_streams(steps)
     start = (
         f"One fp32 tensor of the residual stream of {place(row)} is "
         f"{binary_bytes(row['stream_bytes'])}"
@@ -40,15 +43,32 @@ def stream(data: pd.DataFrame) -> str:
             f"{start}; at {len(missing)} of {counted(len(steps), 'point')} no allocation has "
             "exactly the derived size."
         )
-    lines = row["stream_lines"]
-    named = next((line for line in lines if line != "no line"), None)
-    by_line = f", most often by {named}" if named else ""
     return (
-        f"{start}: batch × context × d_model × 4 bytes. Allocations of exactly this size are found "
-        f"in {every(len(steps), 'training step')}: in this one ({row['precision']}) "
-        f"{row['stream_allocated']:.0f}, of which {row['stream_live']:.0f} are live at the "
-        f"peak{by_line}."
+        f"{start}: batch × context × d_model × 4 bytes. Allocations of exactly the derived size "
+        f"are found in {every(len(steps), 'training step')}. In this one ({row['precision']}) "
+        f"there are {row['stream_allocated']:,.0f}{_makers(row['stream_lines'])}; at its peak "
+        f"{row['stream_live']:,.0f} tensors of this size are live."
     )
+
+
+def _with_most_streams(steps: pd.DataFrame) -> pd.Series:
+    """Of the largest size, the step with most of them live at its peak; the longest of equals."""
+    rows = frames.of(steps, size=frames.shown_size(steps))
+    return rows.sort_values(["stream_live", "context"], kind="stable").iloc[-1]
+
+
+def _makers(lines: Mapping[str, int]) -> str:
+    """Who asked for them: autograd, where no line of the program runs, and the busiest line."""
+    told = []
+    if NO_LINE in lines:
+        told.append(
+            f"{lines[NO_LINE]:,} without a line of the program (autograd makes them in backward)"
+        )
+    own = {line: count for line, count in lines.items() if line != NO_LINE}
+    if own:
+        most = max(own, key=own.__getitem__)
+        told.append(f"of the program's own lines most by {most} ({own[most]:,})")
+    return f": {', '.join(told)}" if told else ""
 
 
 def outside(collected: Collected) -> str:

@@ -47,7 +47,7 @@ def composition(data: pd.DataFrame) -> str:
     steps = frames.measured(frames.of(data, mode="train_step"))
     if not len(steps):
         return "What the peak consists of is not known: no training step was measured."
-    size = frames.order(steps, "size")[0]
+    size = frames.shown_size(steps)
     told = []
     for precision in frames.order(steps, "precision"):
         rows = frames.of(steps, size=size, precision=precision).sort_values("context")
@@ -100,8 +100,8 @@ def _group(rows: pd.DataFrame, both: pd.DataFrame, claim: str, *, largest: bool)
 
 
 def _begins(saves: pd.DataFrame, both: pd.DataFrame) -> str:
-    """The context at which it starts to save, for the first size; that needs both cases."""
-    size = frames.order(both, "size")[0]
+    """The context at which it starts to save, for the largest size; that needs both cases."""
+    size = frames.shown_size(both)
     contexts = sorted(both["context"][both["size"] == size])
     saving = sorted(saves["context"][saves["size"] == size])
     if len(contexts) < 2:
@@ -116,8 +116,8 @@ def _begins(saves: pd.DataFrame, both: pd.DataFrame) -> str:
 
 
 def _why(both: pd.DataFrame) -> str:
-    """What autocast adds and what it takes away, at the ends of the first size's contexts."""
-    size = frames.order(both, "size")[0]
+    """What autocast adds and what it takes away, at the ends of the largest size's contexts."""
+    size = frames.shown_size(both)
     rows = both[both["size"] == size].sort_values("context")
     ends: Sequence[pd.Series] = [rows.iloc[0], rows.iloc[-1]] if len(rows) > 1 else [rows.iloc[0]]
     told = [f"at context {row['context']} {_balance(row)}" for row in ends]

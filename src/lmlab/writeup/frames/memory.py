@@ -51,10 +51,12 @@ ARM_COLUMNS = [
 
 
 def frame(collected: Collected) -> pd.DataFrame:
-    """Every point of the grid, mode by mode, in the study's order."""
-    records = [
-        record for row in rows_of(collected, TIMELINE) for record in _records(row, tuple(MODES))
-    ]
+    """Every point of the grid, mode by mode, sizes in the study's order."""
+    sizes = list(collected.study.sizes)
+    rows = sorted(
+        rows_of(collected, TIMELINE), key=lambda row: sizes.index(str(row.point.parameters["size"]))
+    )
+    records = [record for row in rows for record in _records(row, tuple(MODES))]
     return pd.DataFrame(records, columns=COLUMNS)
 
 
@@ -108,15 +110,20 @@ def recorded(collected: Collected, place: Mapping[str, Any], mode: str) -> Mappi
     return None
 
 
+def shown_size(data: pd.DataFrame) -> Any:
+    """The size that pictures, lists and explanations are about: the study's last, its largest."""
+    return order(data, "size")[-1]
+
+
 def shown_places(data: pd.DataFrame) -> list[dict[str, Any]]:
-    """Where pictures and lists are taken: first size, longest context, each precision.
+    """Where pictures and lists are taken: largest size, longest context, each precision.
 
     The longest context of which every precision has a train step, so that they can be compared.
     """
     steps = measured(of(data, mode="train_step"))
     if not len(steps):
         return []
-    size = order(steps, "size")[0]
+    size = shown_size(steps)
     here = of(steps, size=size)
     precisions = order(here, "precision")
     common = [c for c in order(here, "context") if len(of(here, context=c)) == len(precisions)]

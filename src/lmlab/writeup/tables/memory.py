@@ -106,16 +106,16 @@ def prediction(collected: Collected, data: pd.DataFrame) -> Table:
 
 
 def shares(collected: Collected, data: pd.DataFrame) -> Table:
-    """What the peak consists of, for the first size of the study."""
-    first = frames.order(frames.measured(data), "size")[0]
-    rows = frames.of(data, size=first)
+    """What the peak consists of, for the largest size."""
+    shown = frames.shown_size(frames.measured(data))
+    rows = frames.of(data, size=shown)
     used = [name for name in CATEGORIES if rows[f"live_{name}"].sum() > 0]
     body = []
     for _, row in rows.iterrows():
         start = [MODES[row["mode"]], str(row["context"]), str(row["precision"])]
         body.append([*start, *_share_cells(row, used)])
     return Table(
-        title=f"What the peak of {first} consists of",
+        title=f"What the peak of {shown} consists of",
         columns=[
             Column("Mode", "left"),
             Column("Context"),
@@ -128,7 +128,7 @@ def shares(collected: Collected, data: pd.DataFrame) -> Table:
         sources=sources_of(
             row
             for row in frames.rows_of(collected, frames.TIMELINE)
-            if row.point.parameters["size"] == first
+            if row.point.parameters["size"] == shown
         ),
     )
 
@@ -206,7 +206,7 @@ def stream(collected: Collected, data: pd.DataFrame) -> Table:
 def _found(row: pd.Series) -> str:
     if math.isnan(row["stream_allocated"]):
         return status_cell(row)
-    return f"{row['stream_allocated']:.0f} / {row['stream_live']:.0f}"
+    return f"{row['stream_allocated']:,.0f} / {row['stream_live']:,.0f}"
 
 
 def largest(collected: Collected, place: Mapping[str, Any]) -> Table:
