@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmlab.writeup.paired import RatioInterval, judge, ratio_interval, t_quantile
+from lmlab.writeup.paired import (
+    DifferenceInterval,
+    RatioInterval,
+    difference_interval,
+    judge,
+    ratio_interval,
+    t_quantile,
+)
 
 
 def test_the_interval_of_a_worked_example() -> None:
@@ -33,6 +40,17 @@ def test_drift_that_both_arms_share_widens_nothing() -> None:
 
 def test_one_round_has_no_interval() -> None:
     assert ratio_interval([1.0], [1.0]) is None
+    assert difference_interval([1.0], [1.0]) is None
+
+
+def test_differences_are_taken_within_a_round() -> None:
+    base = [100.0, 150.0, 90.0, 300.0]
+    shifted = difference_interval([value + 7.0 for value in base], base)
+    assert shifted == DifferenceInterval(7.0, 7.0, 7.0, 4)
+    found = difference_interval([459.0, 714.0, 208.0, 314.0], [0.0] * 4)
+    assert found is not None
+    ends = (found.difference, found.low, found.high)
+    assert ends == pytest.approx((423.75, 75.0, 772.5), abs=1.0)
 
 
 @given(arm=st.lists(st.floats(1, 100), min_size=2, max_size=9))

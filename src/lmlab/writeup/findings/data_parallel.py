@@ -113,10 +113,12 @@ def messages(job: Job) -> str:
     naive, flat = known["naive"], known["flat"]
     number = counted(naive.entry["messages"], "message")
     interval = ratio_interval(naive.samples_ms, flat.samples_ms)
-    if interval is None or interval.low <= 1 <= interval.high:
+    if interval is None:
+        return f"{job.who}: too few rounds were taken to compare naive with flat."
+    if interval.low <= 1 <= interval.high:
         return (
-            f"{job.who}: sending gradients in {number} instead of "
-            f"{flat.entry['messages']} makes no difference that these rounds show."
+            f"{job.who}: sending gradients in {number} instead of {flat.entry['messages']} makes "
+            f"no difference that these rounds show ({ratio_words(interval, job)})."
         )
     return (
         f"{job.who}: sending gradients in {number} instead of {flat.entry['messages']}, one after "

@@ -3,17 +3,18 @@
 The model lets messages follow one another on the link. Where a backend has several under way at
 once, that saves time beside what backward hides: variants that wait for each message then take
 longer than the model says, those that do not take less, and the gap between the two is longer than
-backward lasts.
+backward lasts. That is said only where rounds, compared one by one, show it.
 """
 
 from __future__ import annotations
 
+from lmlab.writeup.findings.rank_jobs import difference_words
 from lmlab.writeup.frames import data_parallel as frames
 from lmlab.writeup.frames.data_parallel import Variant
 from lmlab.writeup.frames.rank_jobs import MIB, Job
 from lmlab.writeup.numbers import counted, percent, significant, span
 from lmlab.writeup.overhead_model import Fit, added_ms, best_messages
-from lmlab.writeup.paired import ratio_interval
+from lmlab.writeup.paired import difference_interval
 
 # A model that misses more than this share of what it describes describes something else.
 GOOD_FIT = 0.25
@@ -57,10 +58,11 @@ def _told_apart(job: Job, fitted: Fit, best: Variant, least_ms: float) -> str:
     (sent,) = [one for one in frames.sent(job) if one.name == best.name]
     modelled = fitted.of(sent)
     saves, misses = modelled - least_ms, fitted.missed_ms
+    missed = f"{significant(misses, 2)} ms (root mean square)"
     told = (
-        f"more than the {significant(misses, 2)} ms that it misses: its best is worth trying"
+        f"more than the {missed} that it misses over all variants: its best is worth trying"
         if saves > misses
-        else f"and it misses {significant(misses, 2)} ms: it does not tell the two apart"
+        else f"while over all variants it misses {missed}: it does not tell the two apart"
     )
     return (
         f"For that one it says {significant(modelled)} ms, {significant(saves, 2)} ms above its "
@@ -95,18 +97,23 @@ def _leaning(job: Job, fitted: Fit) -> str:
 
 
 def _gap(job: Job) -> str:
-    """Whether more is saved than backward could hide, although there are more messages to call."""
+    """Whether rounds show more saved than backward could hide, although messages are more."""
     known = {variant.name: variant for variant in frames.talking(job)}
     within = [v for v in known.values() if v.name.startswith(frames.DURING)]
     flat, best = known.get("flat"), min(within, key=lambda variant: variant.median_ms)
-    if flat is None or flat.added_ms is None or best.added_ms is None:
+    if flat is None:
         return ""
-    interval = ratio_interval(best.samples_ms, flat.samples_ms)
-    gap, backward = flat.added_ms - best.added_ms, frames.backward_ms(job)
-    if interval is None or interval.high >= 1 or gap <= backward:
+    saved = difference_interval(flat.samples_ms, best.samples_ms)
+    if saved is None or saved.low <= 0:
         return ""
+    backward = frames.backward_ms(job)
+    told = (
+        "several messages at once save time too, which the model leaves out"
+        if saved.low > backward
+        else "rounds do not show more saved than that"
+    )
     return (
-        f" Measured, {best.plain_label} adds {significant(gap)} ms less than flat, and backward, "
-        f"all that could hide messages, lasts {significant(backward)} ms: several messages at once "
-        "save time too, which the model leaves out."
+        f" Round by round {best.plain_label} takes {significant(saved.difference)} ms less than "
+        f"flat ({difference_words(saved, job)}), and backward, all that could hide messages, lasts "
+        f"{significant(backward)} ms: {told}."
     )

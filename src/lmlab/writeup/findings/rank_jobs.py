@@ -7,8 +7,8 @@ from typing import Any
 
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames.rank_jobs import Job, jobs, left_out
-from lmlab.writeup.numbers import hidden_words, listed, percent
-from lmlab.writeup.paired import CONFIDENCE, RatioInterval, judge
+from lmlab.writeup.numbers import hidden_words, listed, percent, significant
+from lmlab.writeup.paired import CONFIDENCE, DifferenceInterval, RatioInterval, judge
 
 
 def ranks(collected: Collected) -> str:
@@ -94,9 +94,17 @@ def interval_words(interval: RatioInterval, job: Job) -> str:
     """`95 % interval 1.106 to 1.802, 3 of 8 rounds`."""
     places = 3 if interval.high < TEN else 1
     low, high = (f"{end:.{places}f}" for end in (interval.low, interval.high))
-    return (
-        f"{percent(CONFIDENCE, 2)} interval {low} to {high}, {job.rounds(interval.rounds)} rounds"
-    )
+    return _ends_and_rounds(f"{low} to {high}", interval.rounds, job)
+
+
+def difference_words(interval: DifferenceInterval, job: Job) -> str:
+    """`95 % interval 75.1 to 773 ms, 4 of 8 rounds`."""
+    low, high = (significant(end) for end in (interval.low, interval.high))
+    return _ends_and_rounds(f"{low} to {high} ms", interval.rounds, job)
+
+
+def _ends_and_rounds(ends: str, rounds: int, job: Job) -> str:
+    return f"{percent(CONFIDENCE, 2)} interval {ends}, {job.rounds(rounds)} rounds"
 
 
 def cut_short(interval: RatioInterval, job: Job) -> str:
