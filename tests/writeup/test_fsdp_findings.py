@@ -76,16 +76,19 @@ def test_an_arm_that_does_not_run_here() -> None:
 
 
 def test_fsdps_step_beside_what_shards_less() -> None:
-    assert (
-        "a step of fsdp takes 3.00 times as long as that of data parallelism"
-        in finding("speed", changed("fsdp")).lower()
+    assert finding("speed", changed("fsdp")) == (
+        "A step of FSDP takes 3.00 times as long as that of data parallelism and 1.85 times as "
+        "long as that of data parallelism with a sharded optimizer."
     )
 
     def same(data: dict[str, Any]) -> None:
         ours = data["arms"]["fsdp"]["ranks_ms"]
         data["arms"]["ddp"]["ranks_ms"] = [[*times[1:], times[0]] for times in ours]
 
-    assert "cannot be told from that of data parallelism" in finding("speed", changed("fsdp", same))
+    assert finding("speed", changed("fsdp", same)) == (
+        "A step of FSDP takes 1.85 times as long as that of data parallelism with a sharded "
+        "optimizer and cannot be told from that of data parallelism."
+    )
 
 
 def test_the_pace_of_messages_tells_why_as_many_bytes_take_longer() -> None:
@@ -93,7 +96,16 @@ def test_the_pace_of_messages_tells_why_as_many_bytes_take_longer() -> None:
         data["arms"]["fsdp"]["trace"]["communication_ms"] = 1000.0
 
     said = finding("speed", changed("fsdp", slow_gathers))
-    assert "carry 2.57 GB/s here while messages are under way, gathers and scatters 0.772." in said
+    assert "With a sharded optimizer a rank must send about as many bytes, but of these all" in said
+    assert "carry 2.57 GB/s here while messages are under way, gathers and scatters 0.772 " in said
+    assert said.endswith("(gloo sends more for a scatter than it must).")
+
+    def over_nccl(data: dict[str, Any]) -> None:
+        slow_gathers(data)
+        data["ranks"].update(backend="nccl", gpus=2)
+
+    nccl = part("findings", "fsdp")(changed("fsdp", over_nccl))[f"speed_{KEY}"]
+    assert nccl.endswith("gathers and scatters 0.772.")
     assert "GB/s" not in finding("speed", changed("fsdp")), "both at one pace"
 
 
@@ -214,10 +226,24 @@ def test_no_weight_in_time_and_none_watched() -> None:
             for row in rank:
                 row["wait_ms"] = 5.0
 
-    assert (
-        "none of 7 gathers ends before its layer needs it"
-        in finding("waits", changed("fsdp", late)).lower()
+    said = finding("waits", changed("fsdp", late))
+    assert said.startswith(
+        "On the rank where a layer waits longest, none of 7 gathers ends before its layer needs "
+        "it: the link is slower than the layers."
     )
+
+    def but_one(wait_ms: float, ranks: slice) -> str:
+        def change(data: dict[str, Any]) -> None:
+            late(data)
+            data["waits"] = [[dict(row) for row in rank] for rank in data["waits"]]
+            for rank in data["waits"][ranks]:
+                rank[1]["wait_ms"] = wait_ms
+
+        return finding("waits", changed("fsdp", change))
+
+    for other in (but_one(0.0, slice(1)), but_one(0.3, slice(2))):
+        assert "none of 7 gathers ends before its layer needs it." in other
+        assert "the link" not in other, "a layer that hardly waits does not wait for a slow link"
 
     def unwatched(data: dict[str, Any]) -> None:
         data["waits"] = None

@@ -114,17 +114,7 @@ def _highest_moment(job: Job) -> str:
 
 def speed(job: Job) -> str:
     """FSDP's step beside what shards less."""
-    parts = []
-    for name in (frames.DDP, frames.SHARDED):
-        interval = frames.against(job, name)
-        if interval is None:
-            continue
-        if interval.low <= 1 <= interval.high:
-            parts.append(f"cannot be told from {frames.WORDS[name]}")
-        else:
-            parts.append(
-                f"takes {significant(interval.ratio)} times as long as {frames.WORDS[name]}"
-            )
+    parts = _beside(job)
     failed = [
         f" {frames.LABELS[name]}: {arm['status']} ({arm['reason']})."
         for name, arm in job.data["arms"].items()
@@ -134,6 +124,21 @@ def speed(job: Job) -> str:
     if not parts:
         return f"{job.who}: FSDP has no time beside another arm.{lost}"
     return f"{job.who}: a step of FSDP {listed(parts)}.{_pace(job)}{lost}"
+
+
+def _beside(job: Job) -> list[str]:
+    """`takes 3.8 times as long as that of ... and 2.6 times as long as that of ...`."""
+    other, alike = [], []
+    for name, words in frames.WORDS.items():
+        interval = frames.against(job, name)
+        if interval is None:
+            continue
+        if interval.low <= 1 <= interval.high:
+            alike.append(words)
+        else:
+            other.append(f"{significant(interval.ratio)} times as long as {words}")
+    sorts = {"takes": other, "cannot be told from": alike}
+    return [f"{verb} {listed(some)}" for verb, some in sorts.items() if some]
 
 
 def _pace(job: Job) -> str:
@@ -147,11 +152,15 @@ def _pace(job: Job) -> str:
     ours, theirs = paces[frames.OURS], paces[frames.SHARDED]
     if ours * (1 + AS_MANY) >= theirs:
         return ""
+    more = SCATTERS_SEND_MORE if job.data["ranks"]["backend"] == "gloo" else ""
     return (
-        f" The latter sends about as many bytes, but all-reduces and broadcasts carry "
-        f"{significant(theirs)} GB/s here while messages are under way, gathers and scatters "
-        f"{significant(ours)}."
+        f" With {frames.WITH[frames.SHARDED]} a rank must send about as many bytes, but of "
+        f"these all-reduces and broadcasts carry {significant(theirs)} GB/s here while messages "
+        f"are under way, gathers and scatters {significant(ours)}{more}."
     )
+
+
+SCATTERS_SEND_MORE = " (gloo sends more for a scatter than it must)"
 
 
 def messages(job: Job) -> str:

@@ -24,20 +24,22 @@ def waits(job: Job) -> str:
     waited, step = frames.waited_ms(job), frames.step_ms(job, frames.OURS)
     of_step = "" if not step else f", {percent(waited / step, 2)} of a median step"
     return (
-        f"{job.who}: {_in_time(phases)}.{_hardly(job)} All waits of a step on a rank together are "
-        f"{significant(waited)} ms{of_step}; the longest is {significant(longest.longest_ms)} ms "
-        f"({longest.longest_layer}, {longest.phase}).{_kept(job)}"
+        f"{job.who}: {WHERE}, {_in_time(job, phases)}.{_hardly(job)} All waits of a step on a rank "
+        f"together are {significant(waited)} ms{of_step}; the longest is "
+        f"{significant(longest.longest_ms)} ms ({longest.longest_layer}, {longest.phase})."
+        f"{_kept(job)}"
     )
 
 
-def _in_time(phases: list[frames.Waits]) -> str:
+WHERE = "on the rank where a layer waits longest"
+
+
+def _in_time(job: Job, phases: list[frames.Waits]) -> str:
     """`only 1 of 27 gathers ends before its layer needs it`."""
     layers, in_time = (sum(getattr(p, what) for p in phases) for what in ("layers", "in_time"))
     if in_time == 0:
-        return (
-            f"none of {counted(layers, 'gather')} ends before its layer needs it: the link is "
-            "slower than the layers"
-        )
+        why = ": the link is slower than the layers" if frames.all_late(job) else ""
+        return f"none of {counted(layers, 'gather')} ends before its layer needs it{why}"
     only = "" if in_time / layers >= MOSTLY else "only "
     ends = "ends before its layer needs it" if in_time == 1 else "end before their layer needs them"
     return f"{only}{in_time} of {counted(layers, 'gather')} {ends}"

@@ -139,6 +139,12 @@ def hardly_late(job: Job) -> dict[str, float]:
     }
 
 
+def all_late(job: Job) -> bool:
+    """Whether on every rank every layer waits for its gather, and not just by little."""
+    limit = HARDLY * job.data["waits_below_ms"]
+    return all(row["wait_ms"] > limit for rank in _gathers(job) for row in rank)
+
+
 def waited_ms(job: Job) -> float:
     """All waits of a step on the rank that waits longest."""
     return max(sum(float(row["wait_ms"]) for row in rank) for rank in _gathers(job))
