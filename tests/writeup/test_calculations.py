@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -60,6 +60,27 @@ def beside(make: factory.Maker, device: str = "cuda") -> Collected:
 
 def eight_gpus(point: Point, device: str) -> Result:
     return collectives(point, device, gpus=8)
+
+
+def lasting(
+    milliseconds: Callable[[float], float],
+    worlds: Sequence[int] = (2, 4, 6, 8),
+    otherwise: Callable[[float], float] | None = None,
+) -> factory.Maker:
+    """Exchanges of these numbers of ranks take what a function of their MiB says."""
+
+    def make(point: Point, device: str) -> Result:
+        result = collectives(point, device)
+        there = milliseconds if point.parameters["world_size"] in worlds else otherwise
+        if result.status != "ok" or there is None:
+            return result
+        data = deepcopy(dict(result.data))
+        for case in data["cases"]:
+            if "samples_ms" in case:
+                case.update(factory.measurement([there(case["size_bytes"] / 2**20)]))
+        return factory.result(point, device, data=data)
+
+    return make
 
 
 class TestThisMachine:
@@ -245,26 +266,54 @@ class TestFindings:
         several = findings(SOUND)["rings_here"]
         assert several.startswith("With more than two ranks, passing whole tensors around is no")
         assert several.endswith("With two ranks it is no slower at any size.")
+        assert ", by the latency fitted to one job of each set of ranks" in several
 
         def four_ranks(point: Point, device: str) -> Result | None:
             return collectives(point, device) if point.parameters["world_size"] == 4 else None
 
-        assert "two ranks it" not in findings(beside(four_ranks))["rings_here"]
+        four = findings(beside(four_ranks))["rings_here"]
+        assert "two ranks it" not in four
+        assert ", by the latency fitted to one job" in four
+        assert "each set" not in four
 
         def two_ranks(point: Point, device: str) -> Result | None:
             return collectives(point, device) if point.parameters["world_size"] == 2 else None
 
         assert findings(beside(two_ranks))["rings_here"].startswith("With two ranks both ways")
 
-        def no_latency(point: Point, device: str) -> Result:
-            result = collectives(point, device)
-            data = deepcopy(dict(result.data))
-            for case in data.get("cases", ()):
-                if "samples_ms" in case:
-                    case.update(factory.measurement([(case["size_bytes"] / 2**20) ** 1.2]))
-            return result if result.status != "ok" else factory.result(point, device, data=data)
+    def test_a_latency_that_would_be_negative_leaves_no_size(self) -> None:
+        def steep(mib: float) -> float:
+            return mib**1.2
 
-        assert findings(beside(no_latency))["rings_here"].endswith("no faster at any size.")
+        assert findings(beside(lasting(steep)))["rings_here"] == (
+            "With 4 CPU ranks over gloo, 6 CPU ranks over gloo and 8 CPU ranks over gloo, passing "
+            "whole tensors around is slower at any size: the fitted latency is 0, which stands "
+            "where the line would need a negative one. With two ranks it is no slower at any size."
+        )
+        only_four = findings(beside(lasting(steep, worlds=[4])))["rings_here"]
+        assert "is no slower only for small ones: up to" in only_four
+        assert "up to 0 B" not in only_four
+        assert "With 4 CPU ranks over gloo, passing whole tensors around is slower" in only_four
+
+    def test_sizes_smaller_than_any_that_was_exchanged(self) -> None:
+        def quick(mib: float) -> float:
+            return 0.01 + mib
+
+        def slow(mib: float) -> float:
+            return 100.0 + mib
+
+        def told(**how: Any) -> str:
+            return findings(beside(lasting(**how)))["rings_here"]
+
+        below = "below 1 MiB, the smallest measured."
+        assert f"; all 3 sizes lie {below}" in told(milliseconds=quick)
+        assert "the smallest measured" not in told(milliseconds=slow)
+        assert f"; 1 of these 3 sizes lies {below}" in told(
+            milliseconds=quick, worlds=[6], otherwise=slow
+        )
+        assert f"; 2 of these 3 sizes lie {below}" in told(
+            milliseconds=quick, worlds=[6, 8], otherwise=slow
+        )
 
 
 class TestChecks:
@@ -299,6 +348,8 @@ class TestFigures:
         assert [axes.get_title().split("\n")[0] for axes in figure.axes] == [
             "TPU v5p", "64 ranks as fast as this machine's",
         ][:panels]  # fmt: skip
+        # Scales differ by decades, so every panel says what it shows.
+        assert {axes.get_ylabel() for axes in figure.axes} == {"Forward of one block (ms)"}
         plt.close(figure)
 
     def test_memory_has_a_line_for_every_batch(self) -> None:

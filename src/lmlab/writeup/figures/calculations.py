@@ -88,7 +88,7 @@ def _draw_batches(found: Result, networks: dict[str, tuple[Network, Mesh]]) -> F
         _draw_parts(axis, found, network, mesh)
         axis.set_title(f"{name}\nFSDP {mesh.fsdp} × TP {mesh.tp}")
         axis.set_xlabel("Tokens a device")
-    axes[0].set_ylabel("Forward of one block (ms)")
+        axis.set_ylabel("Forward of one block (ms)")  # panels have scales of their own
     style.legend_below(figure, axes[0])
     return figure
 

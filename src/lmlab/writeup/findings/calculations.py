@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
+
 from lmlab.planning import batch
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import calculations as frames
-from lmlab.writeup.numbers import binary_bytes, counted, exact, listed, significant, times
+from lmlab.writeup.frames.collectives import asked_for
+from lmlab.writeup.numbers import binary_bytes, counted, every, exact, listed, significant, times
 from lmlab.writeup.tables.calculations import CHANGES, GB
 from lmlab.writeup.tables.on_this_machine import measured_tokens
 
@@ -176,15 +179,49 @@ def rings_here(collected: Collected) -> str:
         return "Without fitted all-reduces nothing is computed for this machine."
     if not len(several):
         return "With two ranks both ways send the same bytes, whole tensors in one step fewer."
-    sizes = several["even_bytes"]
-    if not sizes.max() > 0:
-        return "With a latency below the noise, whole tensors are no faster at any size."
-    two = " With two ranks it is no slower at any size." if len(several) < len(found) else ""
+    small, never = several[several["even_bytes"] > 0], several[several["even_bytes"] == 0]
+    two = "With two ranks it is no slower at any size." if len(several) < len(found) else ""
+    return " ".join(filter(None, [_up_to(small), _without_latency(never), two]))
+
+
+def _up_to(small: pd.DataFrame) -> str:
+    """Up to which sizes whole tensors pay, and what these rest on."""
+    if not len(small):
+        return ""
+    sizes = small["even_bytes"]
+    ends = dict.fromkeys(binary_bytes(round(size)) for size in (sizes.min(), sizes.max()))
+    fitted = "one job" if len(small) == 1 else "one job of each set of ranks"
     return (
-        "With more than two ranks, passing whole tensors around is no slower only for small ones: "
-        f"up to {binary_bytes(round(sizes.min()))}"
-        + (f" to {binary_bytes(round(sizes.max()))}" if len(several) > 1 else "")
-        + f", by the number of ranks.{two}"
+        f"With more than two ranks, {WHOLE} is no slower only for small ones: up to "
+        f"{' to '.join(ends)}, by the latency fitted to {fitted}{_unmeasured(small)}."
+    )
+
+
+WHOLE = "passing whole tensors around"
+
+
+def _unmeasured(small: pd.DataFrame) -> str:
+    """Which of these sizes are smaller than anything that was exchanged."""
+    below = small[small["even_bytes"] < small["smallest_bytes"]]
+    if not len(below):
+        return ""
+    which = (
+        every(len(small), "size")
+        if len(below) == len(small)
+        else f"{len(below)} of these {counted(len(small), 'size')}"
+    )
+    lie = "lies" if len(below) == 1 else "lie"
+    smallest = listed(dict.fromkeys(map(asked_for, below["smallest_bytes"])), last="or")
+    return f"; {which} {lie} below {smallest}, the smallest measured"
+
+
+def _without_latency(never: pd.DataFrame) -> str:
+    """Sets of ranks whose line leaves no room for a latency."""
+    if not len(never):
+        return ""
+    return (
+        f"With {listed(never['arm'])}, {WHOLE} is slower at any size: the fitted latency is 0, "
+        "which stands where the line would need a negative one."
     )
 
 

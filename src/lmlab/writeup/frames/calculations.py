@@ -24,6 +24,10 @@ from lmlab.writeup.places import extreme
 PRECISION = "bf16"
 GATHER, REDUCE = "all_gather", "all_reduce"
 RING_SIZE_BYTES = 64 * 2**20
+RING_COLUMNS = [
+    "arm", "dtype", "step_ms", "bus_gb_per_s", "ring_ms", "gather_ms", "even_bytes",
+    "smallest_bytes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,7 @@ def ring_times(collected: Collected) -> pd.DataFrame:
     """Both ways to all-reduce, by the fitted latency and bandwidth of every set of ranks."""
     data = collectives.frame(collected.beside.get("collectives", ()))
     lines = collectives.of(collectives.fits(data), operation=REDUCE)
+    timed = collectives.of(collectives.measured(data), operation=REDUCE)
     records = []
     for arm in collectives.order(lines[lines["world_size"] > 1], "arm"):
         line = collectives.of(lines, arm=arm).iloc[0]
@@ -136,7 +141,12 @@ def ring_times(collected: Collected) -> pd.DataFrame:
                 "ring_ms": 1e3 * rings.seconds(sent, rings.ring_steps(ranks), **path),
                 "gather_ms": 1e3 * rings.seconds(around, rings.gather_steps(ranks), **path),
                 "even_bytes": rings.even_size(ranks, **path),
+                "smallest_bytes": _smallest(timed, line),
             }
         )
-    columns = ["arm", "dtype", "step_ms", "bus_gb_per_s", "ring_ms", "gather_ms", "even_bytes"]
-    return pd.DataFrame(records, columns=columns)
+    return pd.DataFrame(records, columns=RING_COLUMNS)
+
+
+def _smallest(timed: pd.DataFrame, line: pd.Series) -> float:
+    """The smallest exchange that a line was fitted to."""
+    return float(collectives.of(timed, arm=line["arm"], dtype=line["dtype"])["size_bytes"].min())
