@@ -131,6 +131,14 @@ def test_the_full_study_is_the_one_promised(config: Config) -> None:
     assert points[0].settings["steps"] == 10
 
 
+def test_sizes_are_ordered_by_their_weights_and_not_by_their_names(config: Config) -> None:
+    config["sizes"] = dict(sorted(config["sizes"].items()))
+    names = load(config, "cuda").sizes_smallest_first()
+    assert [name for name in names if not name.startswith("cpu-")] == [
+        "small", "medium", "large", "xl", "2.7b",
+    ]  # fmt: skip
+
+
 def test_every_study_has_every_chapter(config: Config) -> None:
     chapters = {
         name: set(load({**config, "study": name}, "cpu").chapters) for name in config["studies"]

@@ -156,7 +156,7 @@ def layernorm(seed: int, device: torch.device) -> dict[str, Any]:
 
 
 def variance(x: Tensor) -> Tensor:
-    """Mean square of what is left without the mean, every intermediate in x's own format."""
+    """Mean square of what is left without the mean: differences and squares in x's own format."""
     centred = x - x.mean(dim=-1, keepdim=True)
     return (centred * centred).mean(dim=-1)
 

@@ -5,11 +5,12 @@ of segments of k blocks, it is N/k inputs, and while backward goes through a seg
 worth that are computed again from its input: one forward pass more in time. If an input costs s and
 a block's activations a, the sum (N/k) s + k a is smallest at k = sqrt(N s / a). The well-known
 sqrt(N) is the case a = s; in a Transformer with plain attention a block's activations are tens of
-times its input, and the best segment is the shortest.
+times its input. And where gradients weigh more than inputs, the peak comes at backward's end, when
+the other segments' inputs are gone: then the best segment is the shortest whatever the sum says.
 
 Segments can be checkpointed inside segments. `nested` halves: the model is two checkpointed halves,
 each of which, when computed again, is two checkpointed halves, down to single blocks. At any time
-one input a level is kept and one block's activations, so memory grows with log N; every level
+one input a level is kept and one block's activations, so what is kept grows with log N; every level
 computes its blocks once more, so time grows with log N too.
 
 A strategy is a name: `none`, `every-4`, `nested`. It is applied for the length of a `with` block,

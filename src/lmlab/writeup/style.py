@@ -93,7 +93,7 @@ def looks(values: Iterable[Any]) -> dict[Any, dict[str, Any]]:
 def size_looks(study: Study) -> dict[Any, dict[str, Any]]:
     """A look for every size that some chapter of the study measures: the same in all of them."""
     measured = {size for block in study.chapters.values() for size in block.get("sizes", ())}
-    return looks(size for size in study.sizes if size in measured)
+    return looks(size for size in study.sizes_smallest_first() if size in measured)
 
 
 def panels(rows: int, columns: int, *, height: float, **kwargs: Any) -> tuple[Figure, list[Axes]]:

@@ -51,8 +51,8 @@ ARM_COLUMNS = [
 
 
 def frame(collected: Collected) -> pd.DataFrame:
-    """Every point of the grid, mode by mode, sizes in the study's order."""
-    sizes = list(collected.study.sizes)
+    """Every point of the grid, mode by mode, the smallest size first."""
+    sizes = collected.study.sizes_smallest_first()
     rows = sorted(
         rows_of(collected, TIMELINE), key=lambda row: sizes.index(str(row.point.parameters["size"]))
     )
@@ -111,7 +111,7 @@ def recorded(collected: Collected, place: Mapping[str, Any], mode: str) -> Mappi
 
 
 def shown_size(data: pd.DataFrame) -> Any:
-    """The size that pictures, lists and explanations are about: the study's last, its largest."""
+    """The size that pictures, lists and explanations are about: the largest."""
     return order(data, "size")[-1]
 
 
