@@ -12,8 +12,11 @@ from snakemake.utils import min_version
 min_version("9.10")
 
 
+HOME = Path(workflow.current_basedir.get_path_or_uri(secret_free=True))
+
+
 # A study in a folder of its own (--directory) may bring its own config.yaml.
-configfile: "config.yaml" if Path("config.yaml").exists() else f"{workflow.basedir}/config.yaml"
+configfile: "config.yaml" if Path("config.yaml").exists() else f"{HOME}/config.yaml"
 
 
 include: "rules/common.smk"

@@ -13,9 +13,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(workflow.basedir).resolve()
-if not (ROOT / "src").is_dir():  # included by workflow/Snakefile
-    ROOT = ROOT.parent
+# Where this file is, whoever includes it: workflow/Snakefile, or a workflow that has it as a module.
+ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from lmlab.experiments.launch import ranks_here, torchrun_words
@@ -25,6 +24,7 @@ from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
+from lmlab.study.overrides import retyped, words
 from lmlab.study.selection import check_results_are_there, select
 from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
 
@@ -42,6 +42,7 @@ def stop(message):
 code_of = cache(fingerprint_of)
 torch_now = cache(installed_torch)
 HERE = find_machine()
+update_config(config, retyped(workflow.config_settings.config))
 try:
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
@@ -104,6 +105,27 @@ def results_read_by(chapter):
     return [path for other in READS.get(chapter, ()) for path in results_of(other)]
 
 
+def kept(files, output):
+    """Inputs of an output, those made again that are gone although it is there: Snakemake lets an
+    input be gone while the output is up to date, and a result that was deleted to be measured anew
+    would stay deleted."""
+    if Path(output).exists():
+        workflow.dag.forcefiles.update(file for file in files if not Path(file).exists())
+    return files
+
+
+def options_of_status():
+    """By which `lmlab status` looks at the study of this run."""
+    given = {
+        key: value for key, value in workflow.config_settings.config.items() if key != "machine"
+    }
+    files = [str(file) for file in workflow.config_settings.configfiles]
+    return [
+        *(["--configfile", *files[:1]] if files else []),
+        *(["--config", *words(given)] if given else []),
+    ]
+
+
 def remarks_on_results():
     """What Snakemake's own records cannot tell: they stay behind when results travel."""
     torch_version = torch_now() if MACHINE == HERE.id else None
@@ -125,7 +147,8 @@ onstart:
 
 onsuccess:
     for remark in remarks_on_results():
-        print(f"{remark}; {advice(MACHINE, HERE.id, measuring=MEASURING)}", file=sys.stderr)
+        what_to_do = advice(MACHINE, HERE.id, measuring=MEASURING, options=options_of_status())
+        print(f"{remark}; {what_to_do}", file=sys.stderr)
 
 
 def files_of(folder, pattern):

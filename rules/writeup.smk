@@ -1,11 +1,14 @@
 """From results to the page: tables and figures a chapter, then the templates."""
 
 CONFIG_JSON = json.dumps(config, sort_keys=True)
+CHAPTERS = [f"{REPORT}/chapters/{chapter}.json" for chapter in GRIDS if chapter in STUDY.chapters]
+FIGURES = [f"{REPORT}/figures/{chapter}" for chapter in GRIDS if chapter in STUDY.chapters]
+PAGE = f"{REPORT}/writeup.md"
 
 
 rule chapter:
     input:
-        results=lambda wildcards: results_of(wildcards.chapter),
+        results=lambda wildcards: kept(results_of(wildcards.chapter), PAGE),
         read=lambda wildcards: results_read_by(wildcards.chapter),
         card=results_of("machine"),
         references=files_of(REFERENCES, "*.csv"),
@@ -30,12 +33,11 @@ rule chapter:
 
 rule writeup:
     input:
-        chapters=[
-            f"{REPORT}/chapters/{chapter}.json" for chapter in GRIDS if chapter in STUDY.chapters
-        ],
+        chapters=lambda wildcards: kept(CHAPTERS, PAGE),
+        figures=lambda wildcards: ancient(kept(FIGURES, PAGE)),
         templates=files_of(TEMPLATES, "*.md.j2"),
     output:
-        f"{REPORT}/writeup.md",
+        PAGE,
     log:
         f"logs/{REPORT}/writeup.log",
     conda:

@@ -136,6 +136,8 @@ def test_every_fault_of_results_is_one_line_that_names_a_file() -> None:
 
 def test_nobody_is_told_to_delete_what_cannot_be_measured_again_here() -> None:
     here = advice(MACHINE, MACHINE, measuring=True)
+    nano = advice(MACHINE, MACHINE, measuring=True, options=["--config", "study=nano"])
+    assert nano.startswith("`lmlab status --config study=nano` lists them")
     assert here == "`lmlab status` lists them, deleting them measures them anew"
     elsewhere = advice("nvidia-h200", MACHINE, measuring=False)
     assert elsewhere == "`lmlab status --machine nvidia-h200` lists them"

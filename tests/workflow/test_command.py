@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,40 @@ def test_every_spelling_asks_for_the_same_jobs(fresh: Project, spelling: str) ->
     jobs = fresh.would_run(SPELLINGS[spelling].removeprefix("snakemake"))
     assert len(jobs["end_to_end"]) > 50, "without a GPU the tiny study is asked for"
     assert jobs["writeup"] == ["report/writeup.md"]
+
+
+def test_from_another_folder_through_the_catalogs_snakefile(fresh: Project, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    jobs = fresh.would_run(f"-s workflow/Snakefile -d {elsewhere} --config study=nano")
+    assert {"machine", "end_to_end", "chapter", "writeup"} <= set(jobs)
+
+
+def test_as_a_module_of_another_workflow(fresh: Project, tmp_path: Path) -> None:
+    user = Project(tmp_path / "user")
+    user.folder.mkdir()
+    (user.folder / "Snakefile").write_text(
+        f'configfile: "{fresh.folder}/config.yaml"\n'
+        f'module lab:\n    snakefile: "{fresh.folder}/workflow/Snakefile"\n    config: config\n'
+        "use rule * from lab as lab_*\n"
+        "rule mine:\n    default_target: True\n    input: rules.lab_writeup.output\n"
+    )
+    planned = user.run("snakemake -n --cores 1 --config study=nano")
+    jobs = re.findall(r"^(?:local)?rule (\w+):$", planned.stdout + planned.stderr, re.M)
+    assert {"lab_machine", "lab_end_to_end", "lab_chapter", "lab_writeup", "mine"} <= set(jobs)
+
+
+def test_numbers_inside_of_a_mapping_on_the_command_line(fresh: Project) -> None:
+    def asking(block: str) -> str:
+        return f'--config study=nano studies={{"nano":{{"end_to_end":{block}}}}}'
+
+    assert "end_to_end" not in fresh.would_run(asking('{"enabled":false}'))
+    widened = fresh.would_run(asking('{"contexts":[16,24,32]}'))["end_to_end"]
+    assert len([output for output in widened if "context~24" in output]) > 0
+    wrong = fresh.run("snakemake -n " + asking('{"steps":"x"}'), check=False)
+    assert wrong.stderr.splitlines()[-1] == (
+        'config: studies.nano.end_to_end.steps = "x"; allowed: one integer of at least 1'
+    )
 
 
 def test_the_nano_study_gives_a_page_with_its_figures(measured_once: Project) -> None:

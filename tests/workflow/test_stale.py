@@ -134,6 +134,27 @@ def test_new_points_leave_all_other_results_bytes_and_times(measured: Project) -
     assert measured.would_run() == {}
 
 
+@pytest.mark.parametrize("target", ["", "report/writeup.md "], ids=["default", "page"])
+def test_a_deleted_result_is_measured_again(measured: Project, target: str) -> None:
+    path = f"results/{MACHINE}/precision/topic~layernorm.json"
+    (measured.folder / path).unlink()
+    options = f"{target}--config study=nano"
+    assert measured.measures(options) == [path]
+    measured.run(f"snakemake {options}")
+    assert (measured.folder / path).exists()
+    assert measured.would_run(options) == {}
+
+
+def test_deleted_figures_and_chapters_are_made_again(measured: Project) -> None:
+    shutil.rmtree(measured.folder / "report/figures/precision")
+    (measured.folder / "report/chapters/machine.json").unlink()
+    jobs = measured.would_run()
+    assert set(jobs) == {"chapter", "writeup"}
+    assert sorted(Path(output.split(",")[0]).stem for output in jobs["chapter"]) == [
+        "machine", "precision",
+    ]  # fmt: skip
+
+
 def test_an_attention_variant_reruns_only_the_points_that_name_it(measured: Project) -> None:
     measured.append("src/lmlab/attention/naive.py", CODE)
     named = measured.measures()

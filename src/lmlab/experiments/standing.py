@@ -7,7 +7,8 @@ and torch's version, so each can be held against the present without any record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -85,9 +86,13 @@ def remarks_on(standings: Mapping[str, Standing]) -> Iterator[str]:
             yield f"{len(paths)} of {len(standings)} results {fault}, {paths[0]} among them"
 
 
-def advice(machine: str, here: str, *, measuring: bool) -> str:
-    """What can be done about results that are not the present's; elsewhere none can be remade."""
-    listing = "lmlab status" if machine == here else f"lmlab status --machine {machine}"
+def advice(machine: str, here: str, *, measuring: bool, options: Sequence[str] = ()) -> str:
+    """What can be done about results that are not the present's; elsewhere none can be remade.
+
+    `options` are those by which `lmlab status` looks at the same study.
+    """
+    of_machine = [] if machine == here else ["--machine", machine]
+    listing = shlex.join(["lmlab", "status", *of_machine, *options])
     anew = ", deleting them measures them anew" if measuring else ""
     return f"`{listing}` lists them{anew}"
 
