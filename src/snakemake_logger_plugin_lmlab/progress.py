@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmlab.cli.arms import failed_arms
 from lmlab.study.results import ResultError, read
 
 
@@ -103,14 +104,16 @@ def describe(rule: str, wildcards: Mapping[str, str]) -> str:
 
 
 def outcome(outputs: Sequence[str]) -> str:
-    """The headline of a measured point; nothing for what is not a result file."""
+    """The headline of a measured point and its broken arms; nothing for another file."""
     for output in outputs:
         path = Path(output)
         if path.suffix == ".json" and path.is_file() and path.parts[0] == "results":
             try:
-                return read(path).headline()
+                result = read(path)
             except ResultError as error:
                 return str(error)
+            arms = failed_arms(result.data) if result.status == "ok" else []
+            return ", ".join([result.headline(), *arms])
     return ""
 
 

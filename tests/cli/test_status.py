@@ -81,7 +81,31 @@ def test_a_current_result_is_ok_and_nothing_more(lines: Lines, tmp_path: Path) -
     assert found[-1].endswith("missing, 1 ok")
 
 
+ARMS = {
+    "naive": {"status": "ok", "reason": None},
+    "mine": {"status": "failed", "reason": "NameError: name 'q' is not defined"},
+    "sdpa_flash": {"status": "unsupported", "reason": "needs a GPU"},
+    "flex": {"status": "capped", "reason": "would take about 51 s"},
+    "math": {"status": "oom", "reason": "asked for 128 GiB"},
+}
+
 CASES = {
+    "an arm that failed": (
+        {"data": {"arms": ARMS}},
+        "ok          precision topic=accumulation: "
+        "mine: failed: NameError: name 'q' is not defined",
+        "1 ok; 1 with arms that failed",
+    ),
+    "an arm of a list that failed": (
+        {"data": {"arms": [{"name": "nested", "status": "failed", "reason": "off"}]}},
+        "ok          precision topic=accumulation: nested: failed: off",
+        "1 ok; 1 with arms that failed",
+    ),
+    "no arm is ok": (
+        {"status": "failed", "reason": "mine: NameError", "data": {"arms": {"mine": ARMS["mine"]}}},
+        "failed      precision topic=accumulation: mine: NameError",
+        "1 failed",
+    ),
     "out of memory": (
         {"status": "oom", "reason": "asked for 9 GiB"},
         "oom         precision topic=accumulation: asked for 9 GiB",

@@ -46,6 +46,16 @@ UNSHOWN: dict[str, tuple[Result, list[str]]] = {
         ),
         ["flash: oom: 9 GiB"],
     ),
+    "an arm of a list without a time": (
+        result_with(
+            {"nested": "2 samples"},
+            [
+                {"name": "none", "status": "oom", "reason": "9 GiB"},
+                {"name": "nested", "status": "ok", "reason": None},
+            ],
+        ),
+        ["none: oom: 9 GiB"],
+    ),
     "arms that are a list": (result_with({"none": "2 samples"}, [{"strategy": "none"}]), []),
 }
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lmlab.study.results import Result
 from snakemake_logger_plugin_lmlab.display import CLEAR_LINE, Display
-from snakemake_logger_plugin_lmlab.progress import Progress, describe, duration
+from snakemake_logger_plugin_lmlab.progress import Progress, describe, duration, outcome
 from tests.study.test_results import make
 
 
@@ -53,6 +54,38 @@ def test_a_finished_point_says_what_it_gave_and_what_is_left(
     assert progress.finish(7) == (
         "[1/4] end_to_end size=small context=128: forward 2 ms, in 4.0 s; 3 left, about 12 s"
     )
+
+
+ARMS = {
+    "naive": {"status": "ok", "reason": None},
+    "mine": {"status": "failed", "reason": "NameError: name 'q' is not defined"},
+    "flash": {"status": "unsupported", "reason": "needs a GPU"},
+    "flex": {"status": "capped", "reason": "would take about 51 s"},
+}
+GAVE = {
+    "an arm broke": (
+        make(data={"arms": ARMS}),
+        f"forward 2 ms, mine: failed: {ARMS['mine']['reason']}",
+    ),
+    "all arms broke, as the reason says": (
+        make(
+            status="failed",
+            reason="mine: NameError",
+            measurements={},
+            data={"arms": {"mine": ARMS["mine"]}},
+        ),
+        "failed: mine: NameError",
+    ),
+}
+
+
+@pytest.mark.parametrize(("result", "words"), GAVE.values(), ids=GAVE)
+def test_an_arm_that_failed_is_told_once(
+    result: Result, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result.write(Path("results/cpu-test/point.json"))
+    assert outcome(["results/cpu-test/point.json"]) == words
 
 
 def test_time_left_is_counted_rule_by_rule(progress: Progress, clock: Clock) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from lmlab.cli.arms import without_a_time
 from lmlab.cli.configuration import read_config, split
 from lmlab.cli.keys import (
     KINDS,
@@ -144,11 +145,14 @@ def _first_that_fits(points: Sequence[Point], given: Mapping[str, Value]) -> Poi
 def table(point: Point, result: Result) -> str:
     """The result for a person: what was measured, where, and the times of its phases."""
     lines = [point.label(), f"on {result.machine['name']}, torch {result.versions['torch']}"]
-    if result.status != "ok":
-        lines.append(f"{result.status}: {result.reason}")
+    lines += (
+        without_a_time(result.data)
+        if result.status == "ok"
+        else [f"{result.status}: {result.reason}"]
+    )
     if result.flags:
         lines.append(f"flags: {', '.join(result.flags)}")
-    lines += _without_a_time(result)
+    lines += _stopped_early(result)
     if result.measurements:
         head = ("phase", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]")
         rows = [_row(name, m) for name, m in result.measurements.items()]
@@ -156,17 +160,11 @@ def table(point: Point, result: Result) -> str:
     return "\n".join(lines)
 
 
-def _without_a_time(result: Result) -> list[str]:
-    """What the rows below do not show: a cap on all of them, and arms that have none, with why."""
+def _stopped_early(result: Result) -> list[str]:
+    """A cap that ended every phase, once."""
     stops = {str(measurement["stopped"]) for measurement in result.measurements.values()}
     lines = [f"stopped early: {stop}" for stop in stops if stop.startswith("time cap")]
-    arms = result.data.get("arms")
-    named = arms.items() if result.status == "ok" and isinstance(arms, Mapping) else ()
-    return (lines if len(stops) == 1 else []) + [
-        f"{name}: {arm['status']}: {arm['reason']}"
-        for name, arm in named
-        if arm.get("status", "ok") != "ok"
-    ]
+    return lines if len(stops) == 1 else []
 
 
 def _row(name: str, measurement: Mapping[str, float | None]) -> tuple[str, ...]:

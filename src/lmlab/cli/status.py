@@ -8,9 +8,12 @@ installed here says nothing about a result from elsewhere.
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
+from lmlab.cli.arms import failed_arms
 from lmlab.cli.configuration import read_config
 from lmlab.experiments.registry import check_code
 from lmlab.experiments.standing import Standing, installed_torch, standing
@@ -35,27 +38,37 @@ def command(arguments: argparse.Namespace) -> int:
     for point in points:
         check_code(point)
     standings = [standing(point, arguments.results, machine, torch_version) for point in points]
-    for each in standings:
-        print(line(each))
-    print(f"{study.name} on {machine}: {summary(standings)}")
+    broken = [broken_arms(each, arguments.results, machine) for each in standings]
+    for each, arms in zip(standings, broken, strict=True):
+        print(line(each, arms))
+    print(f"{study.name} on {machine}: {summary(standings, sum(map(bool, broken)))}")
     return 0
 
 
-def line(each: Standing) -> str:
-    """State, point, and what there is to say about it."""
+def broken_arms(each: Standing, results: Path, machine: str) -> list[str]:
+    """What became of variants that failed in a point that is ok by the others."""
+    if each.state != "ok":
+        return []
+    # Its standing has held it against the schema, which takes longer than reading it.
+    return failed_arms(json.loads(each.point.path(results, machine).read_text())["data"])
+
+
+def line(each: Standing, arms: Sequence[str] = ()) -> str:
+    """State, point, and what there is to say about it and its arms."""
     words = f"{each.state:<12}{each.point.label()}"
-    remarks = "; ".join(each.remarks())
+    remarks = "; ".join([*arms, *each.remarks()])
     return f"{words}: {remarks}" if remarks else words
 
 
-def summary(standings: Sequence[Standing]) -> str:
-    """How many points are in which state, and how many a rerun would replace."""
+def summary(standings: Sequence[Standing], with_failed_arms: int = 0) -> str:
+    """How many points are in which state, have broken arms, or would be replaced by a rerun."""
     states = Counter(each.state for each in standings)
     parts = [f"{count} {state}" for state, count in states.most_common()]
-    outdated = {
+    to_know = {
+        "with arms that failed": with_failed_arms,
         "made by other code": sum(each.other_code for each in standings),
         "with other settings": sum(bool(each.other_settings) for each in standings),
         "with another torch": sum(each.other_torch is not None for each in standings),
     }
-    remarks = [f"{count} {what}" for what, count in outdated.items() if count]
+    remarks = [f"{count} {what}" for what, count in to_know.items() if count]
     return "; ".join([f"{len(standings)} points, {', '.join(parts)}", *remarks])
