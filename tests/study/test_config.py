@@ -77,7 +77,17 @@ WRONG = {
     "heads of odd width": (
         lambda c: c["sizes"]["small"].update(d_model=9, num_heads=3),
         "sizes.small.num_heads = 3",
-        "even width",
+        "even width; allowed: none with d_model = 9, which must be even",
+    ),
+    "heads of odd width at an even d_model": (
+        lambda c: c["sizes"]["small"].update(d_model=70, num_heads=2),
+        "sizes.small.num_heads = 2 makes heads of width 35",
+        "even width; allowed: 1, 5, 7, 35",
+    ),
+    "heads that do not divide an odd d_model": (
+        lambda c: c["sizes"]["small"].update(d_model=65, num_heads=2),
+        "sizes.small.num_heads = 2 does not divide d_model = 65",
+        "allowed: none with d_model = 65, which must be even",
     ),
     "a missing key": (lambda c: c.pop("model"), "model is missing", ""),
     "a model without a class": (lambda c: c.update(model="mine"), 'model = "mine"', "module:Class"),
@@ -99,6 +109,45 @@ def test_wrong_configuration_is_named_in_one_line(name: str, config: Config) -> 
     assert complaint in message
     assert allowed in message
     assert "\n" not in message
+
+
+TAKEN = {
+    **dict.fromkeys(("README.md", "README.md/page"), "leads to a file"),
+    **dict.fromkeys(
+        ("src", "src/mine", "rules", "tests", "docs", "report/templates", "results", "logs"),
+        "is taken by the project",
+    ),
+}
+
+
+@pytest.mark.parametrize(("report", "fault"), TAKEN.items(), ids=TAKEN)
+def test_a_report_is_not_written_among_other_files(
+    report: str, fault: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError) as caught:
+        load({**config, "report": report}, "cpu")
+    assert str(caught.value) == (
+        f'config: report = "{report}" {fault}; allowed: a folder of its own, as report or docs/mine'
+    )
+
+
+@pytest.mark.parametrize("report", ["report", "report/mine", "docs/nvidia-h200", "new/folder"])
+def test_a_report_has_a_folder_of_its_own(
+    report: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    load({**config, "report": report}, "cpu")
+
+
+def test_only_folders_of_a_run_are_taken_outside_of_the_checkout(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    load({**config, "report": "docs"}, "cpu")
+    for taken in ("results", ".git"):
+        with pytest.raises(ConfigError, match="is taken by the project"):
+            load({**config, "report": taken}, "cpu")
 
 
 @pytest.mark.parametrize(("device", "study"), [("cuda", "full"), ("cpu", "tiny")])

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from math import isfinite
+from pathlib import Path
 from typing import Any, cast
 
 import jsonschema
 
-from lmlab.study.files import SCHEMAS
+from lmlab.study.files import ROOT, SCHEMAS
 
 # JSON's words for types, as the writer of a YAML file knows them.
 TYPES = {
@@ -29,6 +30,13 @@ TYPES = {
 }
 OUR_MODEL = "lmlab.model.transformer:TransformerLM"
 FLOATS = {"rope_theta", "term", "time_cap_s", "step_limit_s", "bucket_mb", "torch_bucket_mb"}
+# Folders that hold what no report may be written among: of a checkout, and of any folder of work.
+PROJECT_FOLDERS = (
+    *(".ci", ".venv", "profiles", "rules", "src", "tests", "workflow"),
+    *("report/references", "report/templates"),
+)
+RUN_FOLDERS = (".git", ".snakemake", "logs", "results", "snapshots", "traces")
+SHELF_OF_REPORTS = "docs"  # a folder of reports, and none itself
 STUDY_FOR_DEVICE = {"cuda": "full", "cpu": "tiny"}
 
 
@@ -97,6 +105,7 @@ def load(config: Mapping[str, Any], device: str) -> Study:
     """The study that a configuration asks for on a device, or a `ConfigError`."""
     _check_keys("", config)
     _check_schema(config)
+    _check_report(config["report"])
     sizes = {name: Size(**shape) for name, shape in config["sizes"].items()}
     for name, shape in sizes.items():
         _check_size(name, shape)
@@ -114,6 +123,11 @@ def load(config: Mapping[str, Any], device: str) -> Study:
         },
         ranks=config["ranks"],
     )
+
+
+def keys_of_config() -> list[str]:
+    """The keys that a configuration has."""
+    return list(cast(Mapping[str, Any], _validator().schema)["properties"])
 
 
 def _with_floats(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,23 +168,47 @@ def _check_schema(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"config: {_describe(errors[0])}")
 
 
+def _check_report(report: str) -> None:
+    """A page and its figures need a folder where nothing else lies."""
+    folder = Path(report).resolve()
+    if any(path.is_file() for path in (folder, *folder.parents)):
+        fault = "leads to a file"
+    elif folder == ROOT / SHELF_OF_REPORTS or any(map(folder.is_relative_to, _taken_folders())):
+        fault = "is taken by the project"
+    else:
+        return
+    raise ConfigError(
+        f"config: report = {_short(report)} {fault}; allowed: a folder of its own, as report or "
+        f"{SHELF_OF_REPORTS}/mine"
+    )
+
+
+def _taken_folders() -> list[Path]:
+    of_the_project = [ROOT / name for name in PROJECT_FOLDERS]
+    return [*of_the_project, *(Path(name).resolve() for name in RUN_FOLDERS)]
+
+
 def _check_size(name: str, shape: Size) -> None:
-    key = f"config: sizes.{name}"
-    if shape.d_model % shape.num_heads:
-        divisors = ", ".join(str(divisor) for divisor in _divisors(shape.d_model))
-        raise ConfigError(
-            f"{key}.num_heads = {shape.num_heads} does not divide d_model = {shape.d_model}; "
-            f"allowed: {divisors}"
-        )
-    if (shape.d_model // shape.num_heads) % 2:
-        raise ConfigError(
-            f"{key}.num_heads = {shape.num_heads} makes heads of width "
-            f"{shape.d_model // shape.num_heads}; rotary embedding needs an even width"
-        )
+    width, rest = divmod(shape.d_model, shape.num_heads)
+    if rest == 0 and width % 2 == 0:
+        return
+    fault = (
+        f"does not divide d_model = {shape.d_model}"
+        if rest
+        else f"makes heads of width {width} and rotary embedding needs an even width"
+    )
+    raise ConfigError(
+        f"config: sizes.{name}.num_heads = {shape.num_heads} {fault}; "
+        f"allowed: {_allowed_heads(shape.d_model)}"
+    )
 
 
-def _divisors(number: int) -> Iterator[int]:
-    return (d for d in range(1, number + 1) if number % d == 0 and (number // d) % 2 == 0)
+def _allowed_heads(d_model: int) -> str:
+    """Numbers of heads that share a width evenly, each with pairs of features to rotate."""
+    if d_model % 2:
+        return f"none with d_model = {d_model}, which must be even"
+    pairs = d_model // 2
+    return ", ".join(str(heads) for heads in range(1, pairs + 1) if pairs % heads == 0)
 
 
 def _check_sizes_exist(study: str, blocks: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
