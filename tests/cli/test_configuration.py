@@ -53,3 +53,25 @@ def test_a_file_without_keys_is_refused(content: str, file: Path) -> None:
     file.write_text(content)
     with pytest.raises(ConfigError, match="allowed: keys and values"):
         read_config(file, [])
+
+
+def test_a_key_that_stands_twice_is_named_with_its_line(file: Path) -> None:
+    file.write_text("sizes:\n  mine: {d_model: 64}\n  other: {}\n  mine: {d_model: 32}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml, line 4: 'mine' is given twice; allowed: "):
+        read_config(file, [])
+
+
+def test_a_key_that_stands_twice_in_an_override_is_refused(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^config: ranks = .*: 'nnodes' is given twice; allowed"):
+        read_config(file, ["ranks={nnodes: 1, nnodes: 2}"])
+
+
+def test_a_merged_mapping_may_be_changed_in_part(file: Path) -> None:
+    file.write_text(
+        "last: {<<: &b {<<: &a {x: 1, y: 1}, y: 2}, z: 3}\nagain: {<<: *b, x: 4}\nfirst: *a\n"
+    )
+    assert read_config(file, []) == {
+        "last": {"x": 1, "y": 2, "z": 3},
+        "again": {"x": 4, "y": 2},
+        "first": {"x": 1, "y": 1},
+    }
