@@ -25,7 +25,8 @@ from lmlab.cli.keys import (
     read_value,
     several,
 )
-from lmlab.experiments.launch import run_ranks, torchrun_words
+from lmlab.cli.ranks import run_ranks
+from lmlab.experiments.launch import ranks_here, torchrun_words
 from lmlab.experiments.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
@@ -67,6 +68,7 @@ def alone(point: Point, machine: Machine) -> Result:
 
 def measure_with_ranks(point: Point, machine: Machine, study: Study) -> Result:
     """The result of a point that takes several processes."""
+    ranks_here(point)  # a world that its nodes cannot share evenly shows here
     ranks = {**study.ranks, "nnodes": point.settings["nnodes"]}
     torchrun = torchrun_words(int(point.parameters["world_size"]), ranks)
     with tempfile.TemporaryDirectory() as folder:
