@@ -54,6 +54,11 @@ WRONG = {
     "an arm nowhere": ("attention", "arms=naive,nowhere:f", "arms = 'nowhere:f': module 'nowh"),
     "not a boolean": ("machine", "quick=maybe", "quick = 'maybe'; allowed: true, false"),
     "no strategy": ("memory", "strategies=none,sqrt", "allowed: none, nested, every-K; several of"),
+    "a strategy twice": (
+        *("memory", "strategies=none,none"),
+        "strategies = 'none,none'; allowed: none, nested, every-K; several of them separated by "
+        "commas, each once",
+    ),
     "heads that do not divide": ("end_to_end", "num_heads=3", "num_heads: 3 does not divide d_mo"),
 }
 
@@ -67,6 +72,39 @@ def test_a_mistake_ends_in_one_line(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert message in captured.err
+
+
+def test_a_key_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "end_to_end", "context=16", "context=32", *NANO]) == 2
+    error = capsys.readouterr().err
+    assert error == "lmlab: context = '32': given before; allowed: each key once\n"
+
+
+def test_a_points_value_behind_the_configuration_is_told_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["measure", "end_to_end", *NANO, "steps=5"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lmlab: --config steps = '5': steps is not a key of the configuration")
+    assert error.endswith("; a point's own values come before --config\n")
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["measure", "status"])
+def test_usage_has_the_configuration_last(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    usage = capsys.readouterr().out.partition("\n\n")[0]
+    assert usage.endswith("[--config key=value ...]")
+    assert ("CHAPTER [key=value ...]" in usage) == (command == "measure")
+
+
+def test_only_the_chapter_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["measure", *NANO, "end_to_end"])
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].endswith("arguments are required: CHAPTER")
+    assert "[--config key=value ...]\n" in error
 
 
 def test_a_model_whose_file_is_no_python_ends_in_one_line(

@@ -7,6 +7,7 @@ imported by a measurement and by nothing else here.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,15 @@ from lmlab.study.chapters import GRIDS
 
 WRONG_USE = 2
 INTERRUPTED = 130  # as a shell says that a command ended by Ctrl-C
+READER_GONE = 141  # as a shell says that a command wrote to a pipe that nobody reads
+
+# --config takes every word that follows it, so it stands last.
+MEASURE_USAGE = """\
+lmlab measure [-h] CHAPTER [key=value ...] [--out FILE] [--configfile FILE]
+                     [--config key=value ...]"""
+STATUS_USAGE = """\
+lmlab status [-h] [--machine MACHINE] [--results FOLDER] [--configfile FILE]
+                    [--config key=value ...]"""
 
 DESCRIPTION = """\
 Looks closer at the study of config.yaml, all of which `make writeup` runs. COMMAND --help says
@@ -33,8 +43,8 @@ What is not given is taken from the study of config.yaml that fits this machine.
   lmlab measure collectives placement=cpu world_size=2
 
 The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
-code failed, 2 if a key or a value is wrong or --out cannot be written. Nothing is written unless
---out, keep_traces or keep_snapshots asks for it."""
+code failed, 2 if a key or a value is wrong or --out cannot be written, 130 after Ctrl-C. Nothing
+is written unless --out, keep_traces or keep_snapshots asks for it."""
 
 STATUS_HELP = """\
 Lists every point of the study on this machine: ok, oom, unsupported or failed with its reason, or
@@ -42,7 +52,18 @@ missing; and those made by other code, other settings or another torch than the 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake or an interrupt of the user ends in one line."""
+    """Run a command; a user's mistake or interrupt ends in one line, a reader that left in none."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `lmlab status | head -1` has read enough
+        _write_no_more()
+        return READER_GONE
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         status_code: int = arguments.command(arguments)
@@ -55,6 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status_code
 
 
+def _write_no_more() -> None:
+    """Python writes what it still holds when it ends, and would complain that nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lmlab", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"lmlab {lmlab.__version__}")
@@ -65,18 +93,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_measure(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = _command(commands, "measure", "measure one point, print it", MEASURE_HELP)
+    command = _command(
+        commands, "measure", "measure one point, print it", MEASURE_HELP, MEASURE_USAGE
+    )
     command.add_argument("chapter", choices=list(GRIDS), help=", ".join(GRIDS), metavar="CHAPTER")
-    command.add_argument("settings", nargs="*", metavar="key=value", help="what to set for it")
-    command.add_argument("--out", type=Path, help="also write the result to this file")
+    command.add_argument(
+        "settings", nargs="*", default=[], metavar="key=value", help="what to set for it"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="also write the result to this file"
+    )
     command.set_defaults(command=measure.command)
 
 
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = _command(commands, "status", "how every point of the study stands", STATUS_HELP)
-    command.add_argument("--machine", help="a folder of results/ (default: this machine)")
+    command = _command(
+        commands, "status", "how every point of the study stands", STATUS_HELP, STATUS_USAGE
+    )
     command.add_argument(
-        "--results", type=_folder, default=Path("results"), help="default: results"
+        "--machine", metavar="MACHINE", help="a folder of results/ (default: this machine)"
+    )
+    command.add_argument(
+        "--results",
+        type=_folder,
+        default=Path("results"),
+        metavar="FOLDER",
+        help="default: results",
     )
     command.set_defaults(command=status.command)
 
@@ -92,20 +134,22 @@ def _command(
     name: str,
     summary: str,
     description: str,
+    usage: str,
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
         help=summary,
+        usage=usage,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("--configfile", type=Path, help="default: config.yaml")
+    command.add_argument("--configfile", type=Path, metavar="FILE", help="default: config.yaml")
     command.add_argument(
         "--config",
         nargs="+",
         action="extend",
         default=[],
         metavar="key=value",
-        help="override keys of config.yaml, as with snakemake: study=tiny",
+        help="override keys of config.yaml, as with snakemake: study=tiny; stands last",
     )
     return command

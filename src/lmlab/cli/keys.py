@@ -68,14 +68,15 @@ def choice(*names: str) -> Kind:
 
 
 def many(pattern: str, names: str) -> Kind:
-    """Some names, separated by commas."""
+    """Some names, separated by commas, each once."""
 
     def read(text: str) -> str:
-        if not all(re.fullmatch(pattern, name) for name in text.split(",")):
+        given = text.split(",")
+        if not all(re.fullmatch(pattern, name) for name in given) or len(set(given)) < len(given):
             raise ValueError
         return text
 
-    return Kind(f"{names}; several of them separated by commas", read)
+    return Kind(f"{names}; several of them separated by commas, each once", read)
 
 
 def several(kind: Kind) -> Kind:

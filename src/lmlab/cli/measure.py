@@ -31,7 +31,7 @@ from lmlab.experiments.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.chapters import points_of
-from lmlab.study.config import Study, load
+from lmlab.study.config import Study, keys_of_config, load
 from lmlab.study.points import Point
 from lmlab.study.results import Result, read
 
@@ -43,20 +43,38 @@ CUSTOM = "custom"
 def command(arguments: argparse.Namespace) -> int:
     """Measure, print, and write where asked to; 1 when the measured code failed."""
     machine = find_machine()
+    check_place(arguments.config)
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_words(study, arguments.chapter, arguments.settings)
     check_code(point)
     result = (
         measure_with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
     )
-    print(table(point, result))
-    print(result.to_json())
-    if arguments.out:
-        try:
-            result.write(arguments.out)
-        except OSError as error:
-            raise KeyValueError(f"--out {arguments.out}: {error.strerror}") from error
+    try:
+        print(table(point, result))
+        print(result.to_json())
+    finally:  # whether or not anybody reads on
+        if arguments.out:
+            write(result, arguments.out)
     return 1 if result.status == "failed" else 0
+
+
+def check_place(words: Sequence[str]) -> None:
+    """`--config` takes every word that follows it: none of them may be meant for the point."""
+    for key, text in map(split, words):
+        if key not in keys_of_config():
+            raise KeyValueError(
+                f"--config {key} = {text!r}: {key} is not a key of the configuration; "
+                f"allowed: {', '.join(keys_of_config())}; a point's own values come before --config"
+            )
+
+
+def write(result: Result, out: Path) -> None:
+    """Write the result to the file asked for."""
+    try:
+        result.write(out)
+    except OSError as error:
+        raise KeyValueError(f"--out {out}: {error.strerror}") from error
 
 
 def alone(point: Point, machine: Machine) -> Result:
@@ -113,6 +131,8 @@ def read_words(words: Sequence[str], points: Sequence[Point], study: Study) -> d
     for key, text in map(split, words):
         if key not in known:
             raise KeyValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
+        if key in given:
+            raise KeyValueError(f"{key} = {text!r}: given before; allowed: each key once")
         given[key] = read_value(key, text, kinds[key])
     return given
 

@@ -1,0 +1,55 @@
+"""A reader that has seen enough (`lmlab status | head -1`) ends a command without a word."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmlab.study.results import read
+
+PROGRAM = "import sys; from lmlab.cli import main; sys.exit(main())"
+NANO = ["--config", "study=nano"]
+BY_SIGPIPE = 141
+
+
+def run_without_a_reader(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output goes to a pipe that is closed at the other end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM, *words],
+            cwd=folder,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+COMMANDS = {
+    "status": ["status", *NANO],
+    "measure": ["measure", "precision", "topic=accumulation", *NANO],
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_reader_that_left_ends_the_command_quietly(words: list[str], tmp_path: Path) -> None:
+    done = run_without_a_reader(words, tmp_path)
+    assert (done.returncode, done.stderr) == (BY_SIGPIPE, "")
+
+
+def test_help_that_nobody_reads_ends_quietly(tmp_path: Path) -> None:
+    assert run_without_a_reader(["measure", "--help"], tmp_path).stderr == ""
+
+
+def test_a_result_is_written_though_nobody_reads_it(tmp_path: Path) -> None:
+    words = ["measure", "precision", "topic=accumulation", "--out", "mine.json", *NANO]
+    assert run_without_a_reader(words, tmp_path).returncode == BY_SIGPIPE
+    assert read(tmp_path / "mine.json").status == "ok"
