@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmlab.cli.arms import failed_arms
+from lmlab.study.arms import failed_arms
 from lmlab.study.results import ResultError, read
 
 

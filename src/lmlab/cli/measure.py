@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from lmlab.cli.arms import without_a_time
 from lmlab.cli.configuration import read_config, split
 from lmlab.cli.keys import (
     KINDS,
@@ -30,6 +29,7 @@ from lmlab.experiments.launch import ranks_here, torchrun_words
 from lmlab.experiments.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
+from lmlab.study.arms import without_a_time
 from lmlab.study.chapters import points_of
 from lmlab.study.config import Study, keys_of_config, load
 from lmlab.study.points import Point
