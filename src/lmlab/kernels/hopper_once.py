@@ -28,8 +28,8 @@ fourth 3.43.
 At head dimension 128 there are no registers for a third group. Two groups that also make half of
 dQ each, sums in panels: 5.44 ms, the copy engine adding 5.80, no adding about 4.4, two walks 5.09,
 cuDNN 4.66. Blocks of 32 queries: 6.5. On a slower day (two walks 5.27 to 5.38, cuDNN 4.69): adding
-four numbers at a time 5.66, storing them instead of adding, so wrong, 5.60, and a share of the heads
-in one walk beside the rest in two, whatever the share, 5.53 to 6.07. There two walks stay.
+four numbers at a time 5.66, storing instead of adding, so wrong, 5.60, and a share of the heads in
+one walk beside the rest in two, whatever the share, 5.53 to 6.07. There two walks stay.
 
 Tried on a day on which this kernel took 3.80 and cuDNN 3.33: turns in pairs, the products of the
 second begun under the first, 3.76 to 4.04; no third group, dQ made by the two in turn with keys and
