@@ -127,11 +127,11 @@ class TestSpread:
 
     def test_single_samples_have_none(self) -> None:
         study = factory.study("cuda", steps=1, sizes=["small"], contexts=[128])
-        data = frame(
-            factory.collected(
-                "end_to_end", lambda p, d: factory.step(p, d, forward=1.0), what=study
-            )
-        )
+
+        def make(point: Point, device: str) -> Result:
+            return factory.step(point, device, **in_mode(STEP, str(point.parameters["mode"])))
+
+        data = frame(factory.collected("end_to_end", make, what=study))
         assert "no point has more than one sample" in spread(data, "cuda")
 
 

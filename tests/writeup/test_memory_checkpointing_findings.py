@@ -22,8 +22,6 @@ def arms_with(**changes: dict[str, Any]) -> Collected:
     def change(point: Point, data: dict[str, Any]) -> None:
         for arm in data.get("arms", ()):
             arm.update(changes.get(arm["name"].replace("-", "_"), {}))
-        if "arms" in data:
-            data["only"] = [arm["name"] for arm in data["arms"] if arm["status"] == "ok"]
 
     return collected(change)
 

@@ -44,6 +44,13 @@ class Row:
     def reason(self) -> str | None:
         return self.problem if self.result is None else self.result.reason
 
+    def kept(self, key: str, otherwise: Any) -> Any:
+        """What the result's data holds under a key: one that is ok must have it, others may."""
+        if self.result is None:
+            return otherwise
+        data = self.result.data
+        return data[key] if self.status == "ok" else data.get(key, otherwise)
+
     @property
     def other_settings(self) -> list[str]:
         """Settings under which the result was measured and that the study no longer asks for."""

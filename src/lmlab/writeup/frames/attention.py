@@ -198,18 +198,21 @@ def last_two(rows: pd.DataFrame, asked: Sequence[int]) -> pd.DataFrame:
 def _records(row: Row) -> list[dict[str, Any]]:
     asked = {**row.point.settings, **row.point.parameters}
     place = {column: asked.get(column) for column in PLACE}
-    result = row.result
-    known: Mapping[str, Mapping[str, Any]] = result.data.get("arms", {}) if result else {}
+    known: Mapping[str, Mapping[str, Any]] = row.kept("arms", {})
+    has_all = row.status == "ok"
     return [
-        {**place, **_record(row, known.get(arm), arm, name)}
+        {**place, **_record(row, known[arm] if known or has_all else _gap(row), arm, name)}
         for arm in known or _arms_asked_for(asked)
         for name in _passes(asked)
     ]
 
 
-def _record(row: Row, fact: Mapping[str, Any] | None, arm: str, name: str) -> dict[str, Any]:
-    fact = fact or {"status": row.status, "reason": row.reason}
-    measurement = row.result.measurements.get(f"{arm}.{name}") if row.result else None
+def _gap(row: Row) -> dict[str, Any]:
+    return {"status": row.status, "reason": row.reason}
+
+
+def _record(row: Row, fact: Mapping[str, Any], arm: str, name: str) -> dict[str, Any]:
+    measurement = _measurement(row, fact, f"{arm}.{name}")
     record = {
         "arm": arm,
         "pass": name,
@@ -227,6 +230,14 @@ def _record(row: Row, fact: Mapping[str, Any] | None, arm: str, name: str) -> di
         "tflops": flops / measurement["median_ms"] / 1e9,
         "clock": measurement["clock"],
     }
+
+
+def _measurement(row: Row, fact: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """An arm that is ok has a time of every pass; one that broke has those until then."""
+    if row.result is None:
+        return None
+    times = row.result.measurements
+    return times[name] if fact["status"] == "ok" else times.get(name)
 
 
 def _arms_asked_for(asked: Mapping[str, Any]) -> list[str]:

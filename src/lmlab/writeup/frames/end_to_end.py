@@ -85,10 +85,11 @@ def ratio_of_backward(data: pd.DataFrame) -> pd.DataFrame:
 
 def _records(row: Row) -> list[dict[str, Any]]:
     shared = {**row.point.parameters, "status": row.status}
+    phases = (*PHASES_OF_MODE[str(row.point.parameters["mode"])], "total")
     if row.result is None or row.result.status != "ok":
-        phases = (*PHASES_OF_MODE[str(row.point.parameters["mode"])], "total")
         return [{**shared, "phase": phase} for phase in phases]
     data = row.result.data
+    times = {phase: row.result.measurements[phase] for phase in phases}
     return [
         {
             **shared,
@@ -98,9 +99,9 @@ def _records(row: Row) -> list[dict[str, Any]]:
             "warmup_ms": list(data["warmup_samples_ms"].get(phase, ())),
             "busy_share": _busy_share(data, phase, measurement["median_ms"]),
             "parameters": data["parameters_total"],
-            **_rates(data, phase, row.result.measurements),
+            **_rates(data, phase, times),
         }
-        for phase, measurement in row.result.measurements.items()
+        for phase, measurement in times.items()
     ]
 
 

@@ -63,10 +63,10 @@ def frame(collected: Collected) -> pd.DataFrame:
 def arms(collected: Collected) -> pd.DataFrame:
     """The strategies of checkpointing; empty where they were not measured."""
     records = [
-        _arm(arm, result.measurements)
-        for result in (row.result for row in rows_of(collected, CHECKPOINTING))
-        if result is not None and "arms" in result.data
-        for arm in result.data["arms"]
+        _arm(arm, row.result.measurements)
+        for row in rows_of(collected, CHECKPOINTING)
+        if row.result is not None
+        for arm in row.kept("arms", ())
     ]
     return pd.DataFrame(records, columns=ARM_COLUMNS)
 
@@ -142,9 +142,14 @@ def unit_of(values: Iterable[float]) -> tuple[str, int]:
 
 def _records(row: Row, modes: Sequence[str]) -> list[dict[str, Any]]:
     shared = {key: value for key, value in row.point.parameters.items() if key in COLUMNS}
-    found = row.result.data.get("modes", {}) if row.result is not None else {}
+    found = row.kept("modes", {})
+    has_all = row.status == "ok"
     return [
-        {**shared, "mode": mode, **(_mode(found[mode], row.result) if mode in found else _gap(row))}
+        {
+            **shared,
+            "mode": mode,
+            **(_mode(found[mode], row.result) if has_all or mode in found else _gap(row)),
+        }
         for mode in modes
     ]
 
@@ -193,7 +198,7 @@ def _parts(prefix: str, parts: Mapping[str, int] | None) -> dict[str, float]:
 def _arm(arm: Mapping[str, Any], measurements: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     predicted = arm["predicted"] or {}
     parts = predicted.get("categories_bytes")
-    times = measurements.get(arm["name"], {})
+    times = measurements[arm["name"]] if arm["status"] == "ok" else {}
     peak = _number(arm["peak_bytes"])
     return {
         **{key: arm[key] for key in ("name", "kind", "blocks", "status", "reason")},

@@ -46,14 +46,14 @@ def status_of(collected: Collected, topic: str) -> str:
 def loops(collected: Collected) -> dict[str, dict[str, Any]]:
     """The accumulation loops by name: accumulator, term, result, exact, error."""
     data = data_of(collected, "accumulation")
-    return {loop["name"]: loop for loop in data["loops"]} if data else {}
+    return {loop["name"]: loop for loop in data["loops"]} if data is not None else {}
 
 
 def trace(collected: Collected) -> pd.DataFrame:
     """The running fp16 sum: step, sum, spacing of numbers there, what the addition added."""
     data = data_of(collected, "accumulation")
     columns = ["step", "sum", "spacing", "added"]
-    return pd.DataFrame(data["fp16_trace"] if data else [], columns=columns)
+    return pd.DataFrame(data["fp16_trace"] if data is not None else [], columns=columns)
 
 
 def autocast(collected: Collected) -> dict[str, dict[str, str]]:
@@ -75,7 +75,7 @@ def variances(collected: Collected) -> pd.DataFrame:
         "dtype", "scale", "true_variance", "computed_variance", "overflow", "underflow",
         "relative_error",
     ]  # fmt: skip
-    frame = pd.DataFrame(data["rows"] if data else [], columns=columns)
+    frame = pd.DataFrame(data["rows"] if data is not None else [], columns=columns)
     return frame.astype({"overflow": bool, "underflow": bool, "relative_error": float})
 
 

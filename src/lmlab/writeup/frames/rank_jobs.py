@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmlab.study.results import Result
+from lmlab.study.results import LacksKey, Result, Told
 from lmlab.writeup.caption import describe, device_of
 from lmlab.writeup.collect import Collected, Row
 from lmlab.writeup.numbers import counted, listed
@@ -98,10 +98,18 @@ class Job:
 def jobs(collected: Collected) -> list[Job]:
     """The points that were measured, in the study's order."""
     return [
-        Job(row, row.result)
+        Job(row, _clocked(row.result))
         for row in collected.rows
         if row.result is not None and row.status == "ok"
     ]
+
+
+def _clocked(result: Result) -> Result:
+    """The result, if its measurements are there: captions tell their clock and number."""
+    times = result.measurements
+    if not times and isinstance(times, Told) and times.source is not None:
+        raise LacksKey(times.source, "measurements")
+    return result
 
 
 def left_out(collected: Collected) -> str:

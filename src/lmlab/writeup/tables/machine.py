@@ -46,7 +46,7 @@ def tables(collected: Collected) -> dict[str, Table]:
 
 def card(collected: Collected) -> Table:
     """What the machine is."""
-    values = collected.ceiling("card") or {}
+    values = {} if collected.card is None else collected.card.data["card"]
     body = [
         [label, show(values[key])]
         for key, label, show in FACTS
@@ -63,11 +63,7 @@ def card(collected: Collected) -> Table:
 
 def ceilings(collected: Collected) -> Table:
     """The fastest product of each precision and the fastest copy, against the stated peak."""
-    matmuls = collected.ceiling("ceilings", "matmul_tflops") or {}
-    body = [_matmul(collected, name, row) for name, row in matmuls.items()]
-    copy = collected.ceiling("ceilings", "copy_gb_per_s")
-    if copy is not None:
-        body.append(_copy(collected, copy))
+    body = [] if collected.card is None else _measured(collected, collected.card.data["ceilings"])
     source = collected.ceiling("peaks", "source")
     stated = f"Stated: {source}." if source else "No sourced peaks for this device, hence no share."
     return Table(
@@ -84,6 +80,11 @@ def ceilings(collected: Collected) -> Table:
         f"written. {stated}",
         sources=sources_of(collected.rows),
     )
+
+
+def _measured(collected: Collected, ceilings: Mapping[str, Any]) -> list[list[str]]:
+    matmuls = [_matmul(collected, name, row) for name, row in ceilings["matmul_tflops"].items()]
+    return [*matmuls, _copy(collected, ceilings["copy_gb_per_s"])]
 
 
 def _matmul(collected: Collected, name: str, row: Mapping[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ def accumulation(collected: Collected) -> Table:
         ]
         for name, row in loops.items()
     ] or [[STATUS_CELLS[frames.status_of(collected, "accumulation")], *[NOTHING] * 5]]
-    what = f"{data['term']:g} added {data['terms']:,} times." if data else ""
+    what = f"{data['term']:g} added {data['terms']:,} times." if data is not None else ""
     return Table(
         title="One sum in four ways",
         columns=[
