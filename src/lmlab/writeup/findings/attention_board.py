@@ -16,7 +16,7 @@ from lmlab.writeup.numbers import (
     span,
 )
 from lmlab.writeup.places import extreme
-from lmlab.writeup.tables.attention_board import published_entries
+from lmlab.writeup.references import published_entries
 from lmlab.writeup.tables.attention_race import PASSES
 from lmlab.writeup.tables.attention_tiles import CHOSEN, cut_name, needed_bytes, shared_limit
 

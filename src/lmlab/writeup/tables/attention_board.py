@@ -10,7 +10,7 @@ import pandas as pd
 from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.numbers import significant
-from lmlab.writeup.references import stated
+from lmlab.writeup.references import published_entries, stated
 from lmlab.writeup.table import NOTHING, Column, Table
 from lmlab.writeup.tables.attention_cells import caption, median_cell, speedup_cell
 from lmlab.writeup.tables.attention_race import PASSES, TITLES
@@ -70,18 +70,6 @@ def _ours_against(rows: pd.DataFrame, arm: str) -> str:
     if arm == frames.OURS or not len(ratios):
         return NOTHING
     return ", ".join(speedup_cell(frames.of(ratios, pass_=name)) for name in PASSES)
-
-
-def published_entries(folder: Path, head_dim: int, asked: Any) -> pd.DataFrame:
-    """Entries of the same shape; none where the file is not there."""
-    file = folder / "leaderboard.csv"
-    if not file.exists():
-        return pd.DataFrame(columns=["gpu", "entry", "ms"])
-    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
-    shape = {"head_dim": head_dim, "heads": asked["heads"], "sequence": asked["sequence"]}
-    for column, value in shape.items():
-        rows = rows[rows[column] == str(value)]
-    return rows[rows["precision"] == asked["precision"]]
 
 
 def _published(folder: Path, head_dim: int, asked: Any) -> list[list[str]]:

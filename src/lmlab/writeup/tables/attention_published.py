@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
 from lmlab.writeup.collect import Collected, sources_of
 from lmlab.writeup.frames import attention as frames
 from lmlab.writeup.numbers import significant
-from lmlab.writeup.references import NOT_STATED
+from lmlab.writeup.references import NOT_STATED, published_attention
 from lmlab.writeup.table import NOTHING, Column, Table
 
 HEAD_DIM = 64
@@ -28,7 +27,7 @@ MOST_SEQUENCES = 6
 
 def published_naive(collected: Collected, data: pd.DataFrame) -> Table | None:
     """Forward and backward of naive attention, eager and compiled."""
-    theirs = _published(collected.references)
+    theirs = published_attention(collected.references, HEAD_DIM)
     theirs = theirs[theirs["batch"].eq(str(BATCH)) & theirs["phase"].isin(["forward", "backward"])]
     ours = frames.of(data, topic="naive", head_dim=HEAD_DIM)
     sequences = _shared(ours, theirs)
@@ -59,7 +58,7 @@ def published_naive(collected: Collected, data: pd.DataFrame) -> Table | None:
 def published_race(collected: Collected, data: pd.DataFrame) -> Table | None:
     """Forward, and forward with backward, of causal attention over a sweep of sequences."""
     passes = ("forward", "forward_backward")
-    theirs = _published(collected.references)
+    theirs = published_attention(collected.references, HEAD_DIM)
     theirs = theirs[theirs["causal"].eq("yes") & theirs["phase"].isin(passes)]
     ours = frames.of(data, topic="benchmark", head_dim=HEAD_DIM)
     sequences = _shared(ours, theirs)
@@ -95,24 +94,6 @@ def published_race(collected: Collected, data: pd.DataFrame) -> Table | None:
 def _columns(sequences: Sequence[int]) -> list[Column]:
     names = [Column(title, "left") for title in ("GPU", "Publication", "Attention")]
     return [*names, *(Column(f"{sequence:,}") for sequence in sequences)]
-
-
-def _published(folder: Path) -> pd.DataFrame:
-    file = folder / FILE
-    columns = [
-        "source",
-        "gpu",
-        "implementation",
-        "sequence",
-        "head_dim",
-        "batch",
-        "causal",
-        "phase",
-    ]
-    if not file.exists():
-        return pd.DataFrame(columns=columns)
-    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
-    return rows[rows["head_dim"].eq(str(HEAD_DIM))]
 
 
 def _shared(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[int]:
