@@ -81,6 +81,16 @@ class TestRace:
             "broke); flash (ours) in small at context 128 and medium at context 128 (no loss)."
         )
 
+    def test_an_arm_that_broke_by_itself_and_inside_a_model_is_named_in_both_places(self) -> None:
+        broke = both(
+            without({"flash": ("failed", "it broke")}, topic="benchmark", sequence=128),
+            without({"flash": ("failed", "it broke")}, topic="model", context=128),
+        )
+        assert told("correctness", broke).endswith(
+            " 3 arms broke: flash (ours) in bf16 at head dim 64, sequence 128; in small at context "
+            "128 and medium at context 128 (it broke)."
+        )
+
     def test_head_dims_that_fail_alike_are_told_together(self) -> None:
         wrong = without({"flash": ("failed", "it broke")}, topic="benchmark")
         text = told("correctness", wrong, benchmark={"head_dims": [32, 64]})

@@ -82,15 +82,23 @@ def _broken(failed: pd.DataFrame) -> str:
 
 
 def shapes(rows: pd.DataFrame) -> str:
-    """`in fp32 at head dim 16 and 32, sequence 16,384`, or sizes where there are no shapes."""
-    if rows["sequence"].isna().all():
-        places = [f"{row['size']} at context {row['context']}" for _, row in rows.iterrows()]
-        return f"in {listed(few(places))}"
+    """`in fp32 at head dim 16 and 32, sequence 16,384; in small at context 128`."""
+    inside_a_model = rows["sequence"].isna()
     told = [
         f"in {precision} at {'; '.join(head_dims(part))}" + (f" ({topic})" if topic != RACE else "")
-        for (topic, precision), part in rows.groupby(["topic", "precision"], sort=False)
+        for (topic, precision), part in rows[~inside_a_model].groupby(
+            ["topic", "precision"], sort=False
+        )
     ]
+    models = [_model(row) for _, row in rows[inside_a_model].iterrows()]
+    if models:
+        told.append(f"in {listed(few(list(dict.fromkeys(models))))}")
     return "; ".join(told)
+
+
+def _model(row: pd.Series) -> str:
+    """Where attention ran inside a model there is no shape, but a size and a context."""
+    return f"{row['size']} at context {row['context']:,}"
 
 
 def head_dims(rows: pd.DataFrame) -> list[str]:
