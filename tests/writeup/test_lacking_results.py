@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from lmlab.writeup.page import write_page
 from tests.writeup import factory, synthetic
 
 MACHINE = "nvidia-h200"
+LACKS = "which is read now; made by other code or changed by hand"
+Change = Callable[[dict[str, Any]], None]
 
 
 def smallest_config() -> dict[str, Any]:
@@ -70,31 +72,78 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def emptied(path: Path, key: str) -> Iterator[None]:
+def changed(path: Path, change: Change) -> Iterator[None]:
     """A result that the schema still allows, for as long as it is looked at."""
     whole = path.read_text()
-    path.write_text(json.dumps({**json.loads(whole), key: {}}))
+    values = json.loads(whole)
+    change(values)
+    path.write_text(json.dumps(values))
     try:
         yield
     finally:
         path.write_text(whole)
 
 
-@pytest.mark.parametrize(("point", "key"), list(cases()))
-def test_the_page_comes_and_names_the_result(
-    point: Point, key: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(building, "save", lambda drawing, folder, name: [])  # seconds each
-    out = tmp_path / "chapters" / f"{point.chapter}.json"
+def names_it(point: Point, change: Change, results: Path, folder: Path) -> str:
+    """Build the page with one result changed; why that one, and no other, is unreadable."""
+    out = folder / "chapters" / f"{point.chapter}.json"
     path = point.path(results, MACHINE)
-    with emptied(path, key):
+    with changed(path, change):
         build(
             CONFIG, point.chapter, machine=MACHINE, device="cuda", results=results,
-            figures=tmp_path / "figures", out=out,
+            figures=folder / "figures", out=out,
         )  # fmt: skip
-    write_page([out], templates=TEMPLATES, out=tmp_path / "writeup.md")
+    write_page([out], templates=TEMPLATES, out=folder / "writeup.md")
+    assert LACKS in (folder / "writeup.md").read_text()
     problems = json.loads(out.read_text())["not_ok"]
     (unreadable,) = [problem for problem in problems if problem["status"] == "unreadable"]
     assert path.as_posix().endswith(unreadable["path"])
-    assert "which is read now; made by other code or changed by hand" in unreadable["reason"]
-    assert "which is read now" in (tmp_path / "writeup.md").read_text()
+    return str(unreadable["reason"])
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take seconds each, and a figure is the same without an unreadable point."""
+    monkeypatch.setattr(building, "save", lambda drawing, folder, name: [])
+
+
+@pytest.mark.parametrize(("point", "key"), list(cases()))
+def test_without_data_or_times_the_page_comes_and_names_the_result(
+    point: Point, key: str, results: Path, tmp_path: Path
+) -> None:
+    def emptied(values: dict[str, Any]) -> None:
+        values[key] = {}
+
+    assert LACKS in names_it(point, emptied, results, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chapter", "topic", "keys"),
+    [
+        ("memory", "timeline", ("modes", "train_step", "replayed_bytes")),
+        ("memory", "timeline", ("modes", "train_step", "stream")),
+        ("memory", "timeline", ("modes", "train_step", "max_memory_allocated_bytes")),
+        ("memory", "checkpointing", ("best_predicted",)),
+        ("memory", "checkpointing", ("num_layers",)),
+        ("precision", "accumulation", ("fp16_trace", "step")),
+        ("precision", "layernorm", ("rows", 0, "scale")),
+        ("precision", "layernorm", ("layernorm_rows", 0, "scale")),
+        ("attention", "naive", ("arms", "compiled", "first_call_s")),
+        ("attention", "model_compile", ("arms", "compiled", "first_step_s")),
+        ("attention", "leaderboard", ("flops", "both")),
+        ("sharded_optimizer", "only", ("memory", "arms", "replicated")),
+    ],
+)
+def test_without_one_key_the_page_comes_and_names_it(
+    chapter: str, topic: str, keys: tuple[str | int, ...], results: Path, tmp_path: Path
+) -> None:
+    *way, last = keys
+
+    def without_it(values: dict[str, Any]) -> None:
+        place: Any = values["data"]
+        for key in way:
+            place = place[key]
+        del place[last]
+
+    reason = names_it(first_ok_of_each_topic(chapter)[topic], without_it, results, tmp_path)
+    assert f"has no {last!r}, {LACKS}" in reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -95,7 +96,7 @@ def _rule_of_the_last_segment(every_k: pd.DataFrame, lowest: pd.Series, layers: 
     return f"{text}, so the shortest segment is best, not one near √{layers} = {_root(layers)}."
 
 
-def _rule_of_the_first_segment(data: dict[str, Any]) -> str:
+def _rule_of_the_first_segment(data: Mapping[str, Any]) -> str:
     """With all inputs still there, their number is weighed against the length of a segment."""
     plain = next((arm for arm in data["arms"] if arm["kind"] == "none" and arm["predicted"]), None)
     if plain is None:
@@ -190,8 +191,8 @@ def _blocks(count: float) -> str:
     return counted(int(count), "block")
 
 
-def _data(collected: Collected) -> dict[str, Any]:
+def _data(collected: Collected) -> Mapping[str, Any]:
     for row in frames.rows_of(collected, frames.CHECKPOINTING):
         if row.result is not None and "arms" in row.result.data:
-            return dict(row.result.data)
+            return row.result.data
     return {}

@@ -26,6 +26,9 @@ PASSES = {
     "leaderboard": ("forward", "backward", "both"),
     "model": ("train_step",),
 }
+INSIDE_A_MODEL = ("model", "model_compile")
+FIRST_RUN = {"naive": "first_call_s", "model_compile": "first_step_s"}
+"""What a measured arm took the first time, where a table says so."""
 OURS, NAIVE = "flash", "naive"
 EAGER, COMPILED = "eager", "compiled"
 STATUSES = {**STATUS_CELLS, "capped": "over its cap"}
@@ -223,9 +226,11 @@ def _record(row: Row, fact: Mapping[str, Any], arm: str, name: str) -> dict[str,
     }
     if measurement is None or row.result is None:
         return record
-    flops = row.result.data.get("flops", {}).get(name, math.nan)
+    topic = row.point.parameters["topic"]
+    flops = math.nan if topic in INSIDE_A_MODEL else row.result.data["flops"][name]
     return {
         **record,
+        **({FIRST_RUN[topic]: fact[FIRST_RUN[topic]]} if topic in FIRST_RUN else {}),
         **{key: _number(measurement[key]) for key in STATISTICS},
         "tflops": flops / measurement["median_ms"] / 1e9,
         "clock": measurement["clock"],

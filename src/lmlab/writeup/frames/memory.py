@@ -33,6 +33,9 @@ CATEGORIES = {
 """In the order in which a picture stacks them."""
 PLACE = ["size", "context", "precision"]
 
+TOLD_IF_OK = ("max_memory_allocated_bytes", "replayed_bytes", "stream")
+"""What a mode that ran has, if only to say that its device does not count it."""
+
 TIMELINE, CHECKPOINTING = "timeline", "checkpointing"
 BASE, LOW = "fp32", "bf16"
 COLUMNS = [
@@ -163,8 +166,9 @@ def _mode(mode: Mapping[str, Any], result: Result | None) -> dict[str, Any]:
     ok = mode["status"] == "ok"
     accounting = mode.get("accounting") or {}
     predicted = mode.get("predicted") or {}
-    peak = mode.get("max_memory_allocated_bytes") or mode.get("replayed_bytes")
-    stream = mode.get("stream") or {}
+    told = {key: mode[key] if ok else mode.get(key) for key in TOLD_IF_OK}
+    peak = told["max_memory_allocated_bytes"] or told["replayed_bytes"]
+    stream = told["stream"] or {}
     return {
         "status": mode["status"],
         "reason": mode["reason"],

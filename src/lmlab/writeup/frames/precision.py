@@ -53,7 +53,8 @@ def trace(collected: Collected) -> pd.DataFrame:
     """The running fp16 sum: step, sum, spacing of numbers there, what the addition added."""
     data = data_of(collected, "accumulation")
     columns = ["step", "sum", "spacing", "added"]
-    return pd.DataFrame(data["fp16_trace"] if data is not None else [], columns=columns)
+    kept = {} if data is None else {name: data["fp16_trace"][name] for name in columns}
+    return pd.DataFrame(kept, columns=columns)
 
 
 def autocast(collected: Collected) -> dict[str, dict[str, str]]:
@@ -75,14 +76,15 @@ def variances(collected: Collected) -> pd.DataFrame:
         "dtype", "scale", "true_variance", "computed_variance", "overflow", "underflow",
         "relative_error",
     ]  # fmt: skip
-    frame = pd.DataFrame(data["rows"] if data is not None else [], columns=columns)
+    rows = [] if data is None else [{name: row[name] for name in columns} for row in data["rows"]]
+    frame = pd.DataFrame(rows, columns=columns)
     return frame.astype({"overflow": bool, "underflow": bool, "relative_error": float})
 
 
 def output_errors(collected: Collected) -> pd.DataFrame:
     """Largest error of LayerNorm's output over input scales; NaN where it is not finite."""
     data = data_of(collected, "layernorm") or {}
-    frame = pd.DataFrame(
-        data.get("layernorm_rows", []), columns=["dtype", "scale", "largest_error"]
-    )
+    columns = ["dtype", "scale", "largest_error"]
+    rows = [{name: row[name] for name in columns} for row in data.get("layernorm_rows", ())]
+    frame = pd.DataFrame(rows, columns=columns)
     return frame.astype({"largest_error": float})

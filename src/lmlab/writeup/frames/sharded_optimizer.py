@@ -31,9 +31,9 @@ WITH = {
 }
 
 
-def memory_arms(job: Job) -> dict[str, Mapping[str, Any]]:
+def memory_arms(job: Job) -> Mapping[str, Mapping[str, Any]]:
     """The arms whose memory was read, by name."""
-    arms: dict[str, Mapping[str, Any]] = dict(job.data["memory"]["arms"])
+    arms: Mapping[str, Mapping[str, Any]] = job.data["memory"]["arms"]
     return arms
 
 
