@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def stop(message):
 code_of = cache(fingerprint_of)
 torch_now = cache(installed_torch)
 HERE = find_machine()
-update_config(config, retyped(workflow.config_settings.config))
+# What a module was not given is not its own, though it stands on the same command line.
+TYPED = retyped(workflow.config_settings.config)
+update_config(config, {key: value for key, value in TYPED.items() if key in config})
 try:
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
@@ -116,14 +119,10 @@ def kept(files, output):
 
 def options_of_status():
     """By which `lmlab status` looks at the study of this run."""
-    given = {
-        key: value for key, value in workflow.config_settings.config.items() if key != "machine"
-    }
-    files = [str(file) for file in workflow.config_settings.configfiles]
-    return [
-        *(["--configfile", *files[:1]] if files else []),
-        *(["--config", *words(given)] if given else []),
-    ]
+    given = deepcopy(workflow.config_settings.overwrite_config)  # files and words together
+    update_config(given, TYPED)
+    given.pop("machine", None)
+    return ["--config", *words(given)] if given else []
 
 
 def remarks_on_results():

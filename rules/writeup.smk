@@ -8,7 +8,9 @@ PAGE = f"{REPORT}/writeup.md"
 
 rule chapter:
     input:
-        results=lambda wildcards: kept(results_of(wildcards.chapter), PAGE),
+        results=lambda wildcards: kept(
+            results_of(wildcards.chapter), f"{REPORT}/chapters/{wildcards.chapter}.json"
+        ),
         read=lambda wildcards: results_read_by(wildcards.chapter),
         card=results_of("machine"),
         references=files_of(REFERENCES, "*.csv"),

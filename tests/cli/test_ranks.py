@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -103,6 +105,20 @@ def test_a_failure_keeps_its_traceback_and_its_status(
     error = capsys.readouterr().err
     assert error.startswith("Traceback (most recent call last)")
     assert error.endswith("RuntimeError: broken\n")
+
+
+def test_ranks_are_read_to_their_end_though_nobody_listens(
+    program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    program("import sys; sys.stderr.write('a line\\n' * 100_000); sys.exit(3)")
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with pytest.raises(SystemExit) as ended:
+        main(COLLECTIVES)
+    assert ended.value.code == 3
 
 
 def test_the_workflows_script_understands_what_it_is_given(

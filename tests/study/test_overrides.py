@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from snakemake.cli import parse_config
 
-from lmlab.cli.configuration import split
+from lmlab.cli.configuration import read_config
 from lmlab.study.overrides import retyped, words
 
 TYPED = {
@@ -30,6 +30,7 @@ def test_single_values_have_their_types_already() -> None:
 
 @pytest.mark.parametrize("text", TYPED)
 def test_overrides_can_be_written_again(text: str) -> None:
-    written = words(retyped(parse_config([f"key={text}"])))
-    assert retyped(parse_config(written)) == {"key": TYPED[text]}
-    assert split(words({"study": "nano"})[0]) == ("study", "nano")
+    written = words({"study": "nano", **retyped(parse_config([f"key={text}"]))})
+    config = read_config(None, written)
+    assert config["study"] == "nano"
+    assert config["key"] == TYPED[text]

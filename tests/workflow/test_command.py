@@ -37,16 +37,32 @@ def test_from_another_folder_through_the_catalogs_snakefile(fresh: Project, tmp_
     assert {"machine", "end_to_end", "chapter", "writeup"} <= set(jobs)
 
 
-def test_as_a_module_of_another_workflow(fresh: Project, tmp_path: Path) -> None:
+MODULE = """
+configfile: "{project}/config.yaml"
+module lab:
+    snakefile: "{project}/workflow/Snakefile"
+    config: {config}
+use rule * from lab as lab_*
+rule mine:
+    default_target: True
+    input: rules.lab_writeup.output
+"""
+OWN_CONFIG = '{key: value for key, value in config.items() if key != "samples"}'
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [("config", ""), (OWN_CONFIG, ' samples=["a"]')],
+    ids=["the same config", "a config of its own"],
+)
+def test_as_a_module_of_another_workflow(
+    fresh: Project, tmp_path: Path, config: str, option: str
+) -> None:
     user = Project(tmp_path / "user")
     user.folder.mkdir()
-    (user.folder / "Snakefile").write_text(
-        f'configfile: "{fresh.folder}/config.yaml"\n'
-        f'module lab:\n    snakefile: "{fresh.folder}/workflow/Snakefile"\n    config: config\n'
-        "use rule * from lab as lab_*\n"
-        "rule mine:\n    default_target: True\n    input: rules.lab_writeup.output\n"
-    )
-    planned = user.run("snakemake -n --cores 1 --config study=nano")
+    snakefile = MODULE.format(project=fresh.folder, config=config)
+    (user.folder / "Snakefile").write_text(snakefile)
+    planned = user.run(f"snakemake -n --cores 1 --config study=nano{option}")
     jobs = re.findall(r"^(?:local)?rule (\w+):$", planned.stdout + planned.stderr, re.M)
     assert {"lab_machine", "lab_end_to_end", "lab_chapter", "lab_writeup", "mine"} <= set(jobs)
 

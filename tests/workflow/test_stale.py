@@ -145,6 +145,13 @@ def test_a_deleted_result_is_measured_again(measured: Project, target: str) -> N
     assert measured.would_run(options) == {}
 
 
+def test_a_result_deleted_with_the_page_is_measured_again(measured: Project) -> None:
+    path = f"results/{MACHINE}/precision/topic~layernorm.json"
+    (measured.folder / path).unlink()
+    (measured.folder / "report/writeup.md").unlink()
+    assert measured.measures() == [path]
+
+
 def test_deleted_figures_and_chapters_are_made_again(measured: Project) -> None:
     shutil.rmtree(measured.folder / "report/figures/precision")
     (measured.folder / "report/chapters/machine.json").unlink()

@@ -92,7 +92,7 @@ class TestFindings:
     def test_more_ranks_are_compared_at_a_size_that_both_have(self) -> None:
         text = findings(SOUND)["more_ranks"]
         assert "an all-reduce of 1 GiB takes" in text
-        assert text.endswith("8 CPU ranks over gloo, 1.75 times as long in another process.")
+        assert text.endswith("8 CPU ranks over gloo, 1.75 times as long in another job.")
 
         def only_small_on_eight(point: Point, data: dict[str, Any]) -> None:
             if point.parameters["world_size"] == 8:
@@ -101,6 +101,15 @@ class TestFindings:
         assert (
             "an all-reduce of 4 MiB takes" in findings(changed(only_small_on_eight))["more_ranks"]
         )
+
+    def test_the_largest_world_that_shares_a_size_is_taken(self) -> None:
+        def eight_on_its_own(point: Point, data: dict[str, Any]) -> None:
+            for case in data["cases"]:
+                case["size_bytes"] *= 3 if point.parameters["world_size"] == 8 else 1
+
+        text = findings(changed(eight_on_its_own))["more_ranks"]
+        assert "6 CPU ranks over gloo" in text
+        assert "8 CPU ranks over gloo" not in text
 
     def test_a_larger_world_that_is_faster_is_told(self) -> None:
         def slow_fours(point: Point, data: dict[str, Any]) -> None:
@@ -123,7 +132,7 @@ class TestFindings:
                     case.update(factory.measurement(few(case["size_bytes"] / 2**20)))
 
         text = findings(changed(alike))["more_ranks"]
-        assert text.endswith("1.00 times as long in another process: not told apart.")
+        assert text.endswith("1.00 times as long in another job: not told apart.")
 
     def test_operations_are_held_against_an_all_reduce(self) -> None:
         text = findings(SOUND)["operations"]
@@ -254,8 +263,8 @@ class TestFindings:
 
     def test_latencies_of_noisy_times_are_not_compared(self) -> None:
         words = (
-            " Each line is of one process, and 4 of 20 times up to 16 MiB, which decide a latency, "
-            "are noisy: do not compare the latencies of different numbers of ranks."
+            " Each line is of one job, and 4 of 20 times up to 16 MiB, which decide a latency, "
+            "are noisy: do not compare the latencies of different sets of ranks."
         )
         one_size = changed(sampled(noisy, operation="all_reduce", dtype="fp32", size_bytes=2**20))
         assert findings(one_size)["fit"].endswith(words)

@@ -130,13 +130,15 @@ class TestHost:
         assert "and waits in cudaStreamSynchronize: for" in text
 
     @staticmethod
-    def launching(*means_us: float) -> Callable[[Point], Result]:
+    def launching(*means_us: float, delay_ns: int = 10**8) -> Callable[[Point], Result]:
         """Launches of two kinds, of the first mean for the first size and the last for others."""
 
         def make(point: Point) -> Result:
             result = recording(point)
             mean = means_us[0 if point.parameters["size"] == "small" else -1]
-            result.data["modes"]["train_step"]["host"]["calls"] = [
+            host = result.data["modes"]["train_step"]["host"]
+            host["delay_median_ns"] = delay_ns
+            host["calls"] = [
                 {"name": "cudaLaunchKernel", "calls": 3, "total_ns": round(3e3 * mean)},
                 {"name": "cuLaunchKernel", "calls": 1, "total_ns": round(1e3 * mean)},
                 {"name": "cudaDeviceSynchronize", "calls": 1, "total_ns": 10**9},
@@ -148,9 +150,11 @@ class TestHost:
     def test_a_host_far_ahead_waits_within_its_launches(self) -> None:
         text = profile_timeline.host(collected(self.launching(6.0, 240.0)))
         assert "one takes 6.0 µs on average in small at context 128 and 240 µs in medium" in text
-        assert "where a kernel starts 0.00500 ms after its launch in the median." in text
+        assert "where a kernel starts 100 ms after its launch in the median." in text
         alike = profile_timeline.host(collected(self.launching(6.0, 9.0)))
         assert "within its launches" not in alike
+        slow_host = profile_timeline.host(collected(self.launching(6.0, 240.0, delay_ns=5_000)))
+        assert "within its launches" not in slow_host
 
     def test_it_is_late(self) -> None:
         late = {"span_ms": 68.0, "late_ms": 34.0}

@@ -109,6 +109,15 @@ class TestOthers:
         assert rows[0][2:] == ["copies and fills", "copy", "20.0 %", "24", "–"]
         assert len({row[0] for row in rows}) == 2, "each size has its own"
 
+    def test_names_are_those_of_the_place_that_is_named(self) -> None:
+        def make(point: Point) -> Result:
+            if point.parameters["precision"] == "fp32":
+                return recording(point)
+            return recording(point, forward=[(SIMT, 5.0, 1), (NORM, 5.0, 1)])
+
+        text = profile_kernels.others(collected(make, precisions=["fp32", "bf16"]))
+        assert text.endswith(f"those that matter are {NORM} (50 %).")
+
     def test_none_of_them_matters(self) -> None:
         little = [(SIMT, 98.5, 1), (ADD, 0.8, 1), (NORM, 0.7, 1)]
         text = profile_kernels.others(collected(all_alike(forward=little)))

@@ -101,6 +101,13 @@ def test_a_peak_in_forward_has_no_rule() -> None:
     assert memory_checkpointing.best(found, frames.arms(found)).endswith(" GiB).")
 
 
+def test_half_of_the_model_as_a_segment_has_no_rule() -> None:
+    # Then few gradients are there in the last segment too: first and last cannot be told apart.
+    half = {"peak_bytes": 20 * GIB, **predicted("backward", 0.3)}
+    found = arms_with(every_24=half)
+    assert memory_checkpointing.best(found, frames.arms(found)).endswith(" GiB).")
+
+
 def test_a_longer_segment_that_is_best_is_not_called_the_shortest() -> None:
     late = {"peak_bytes": 20 * GIB, **predicted("backward", 0.9)}
     found = arms_with(every_4=late)

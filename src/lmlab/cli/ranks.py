@@ -71,7 +71,17 @@ def _run_to_its_end(command: Sequence[str], relay: NotingRelay) -> int:
 
 
 def _pass_on(stream: IO[str], relay: NotingRelay) -> None:
-    for line in stream:
-        if not relay.came:
-            sys.stderr.write(line)
-            sys.stderr.flush()
+    heard = True
+    for line in stream:  # to the end, whoever listens: ranks that nobody reads would wait for ever
+        if heard and not relay.came:
+            heard = _say(line)
+
+
+def _say(line: str) -> bool:
+    """Whether anybody reads what goes to the error stream."""
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except OSError:
+        return False
+    return True

@@ -114,7 +114,7 @@ def bandwidth(data: pd.DataFrame) -> str:
     ]
     first, *others = sorted(best, key=lambda row: -float(row["bus_gb_per_s"]))
     rest = (
-        f" The others, each a process of its own, reach {listed(map(_bandwidth, others))}."
+        f" The others, each a job of its own, reach {listed(map(_bandwidth, others))}."
         if others
         else ""
     )
@@ -145,13 +145,14 @@ def one_rank(data: pd.DataFrame) -> str:
 
 
 def more_ranks(data: pd.DataFrame) -> str:
-    """How an all-reduce of one size changes from the fewest ranks to the most."""
+    """How an all-reduce of one size changes from the fewest ranks to the most that share one."""
     here = frames.of(frames.between_ranks(data), operation=FIRST)
     told, faster = [], []
     for _, every in here.groupby(["placement", "backend"], sort=False):
         place = frames.of(every, dtype=frames.order(every, "dtype")[0])
         worlds = sorted(set(place["world_size"]))
-        pairs = _same_sizes(place, worlds[0], worlds[-1])
+        compared = (_same_sizes(place, worlds[0], more) for more in reversed(worlds[1:]))
+        pairs = next(filter(None, compared), None)
         if pairs:
             told.append(_grown(*pairs[-1]))
         for few, more in pairwise(worlds):
@@ -189,14 +190,12 @@ def _grown(few: pd.Series, most: pd.Series) -> str:
     ]
     return (
         f"an all-reduce of {frames.asked_for(few['size_bytes'])} takes {listed(told)}, "
-        f"{times(most['median_ms'] / few['median_ms'])} as long in another process{doubt}"
+        f"{times(most['median_ms'] / few['median_ms'])} as long in another job{doubt}"
     )
 
 
 def _same_sizes(place: pd.DataFrame, few: int, most: int) -> list[tuple[pd.Series, pd.Series]]:
     """The cases of two worlds by the sizes that both have exchanged, the smallest first."""
-    if few == most:
-        return []
     # By the size asked for: ranks that do not divide it share a few bytes less.
     one, other = (
         {frames.nominal_mib(row["size_bytes"]): row for _, row in cases.iterrows()}

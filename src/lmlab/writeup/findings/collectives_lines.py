@@ -39,9 +39,9 @@ def _shaky_latencies(data: pd.DataFrame, lines: pd.DataFrame) -> str:
     if len(lines) < 2 or not cases["noisy"].any():
         return ""
     return (
-        f" Each line is of one process, and {cases['noisy'].sum()} of {len(cases)} times "
+        f" Each line is of one job, and {cases['noisy'].sum()} of {len(cases)} times "
         f"{up_to(frames.halves(data))}, which decide a latency, are noisy: do not compare the "
-        "latencies of different numbers of ranks."
+        "latencies of different sets of ranks."
     )
 
 

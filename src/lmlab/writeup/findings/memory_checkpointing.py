@@ -18,7 +18,8 @@ NOT_MEASURED = "Activation checkpointing was not measured."
 # Peaks this near to the lowest are as good as it.
 AS_LOW_WITHIN = 0.01
 # The cost model looks at the first and the last segment that backward comes to. In the first no
-# block has its gradients yet; only in the last can more than this share of them be there.
+# block has its gradients yet; only in the last can more than this share of them be there, and there
+# it is unless a segment is half of the model or more.
 LATE_IN_BACKWARD = 0.5
 
 
@@ -72,7 +73,10 @@ def _rule(collected: Collected, every_k: pd.DataFrame, lowest: pd.Series) -> str
         )
     if _peaks_late(lowest):
         return _rule_of_the_last_segment(every_k, lowest, _data(collected)["num_layers"])
-    if lowest["predicted_phase"] == "backward":
+    if (
+        lowest["predicted_phase"] == "backward"
+        and 2 * lowest["blocks"] < _data(collected)["num_layers"]
+    ):
         return _rule_of_the_first_segment(_data(collected))
     return ""
 

@@ -99,7 +99,7 @@ def others(collected: Collected) -> str:
         return "Forward consists of matrix products alone."
     high = extreme(totals, "share", largest=True)
     text = f"Outside its matrix products forward spends {shares(totals, 'share', 3)} of its time."
-    here = frames.of(frames.outside_products(collected), size=high["size"], context=high["context"])
+    here = frames.of(frames.outside_products(collected), **{key: high[key] for key in frames.PLACE})
     named = here[here["share"] >= MATTERS_FROM].head(NAMES_LISTED)
     if named.empty:
         return f"{text} No single one of what else runs reaches {percent(MATTERS_FROM, 1)}."

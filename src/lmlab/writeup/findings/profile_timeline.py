@@ -22,8 +22,9 @@ NOTHING = "Nothing was recorded, so timeline and clock cannot be compared."
 SAME_WITHIN = 0.05
 # A wait shorter than this share of the step is the call itself and no waiting.
 WAITS_FROM = 0.01
-# A launch that takes so many times as long as elsewhere does more than launch.
-LAUNCH_WAITS_FROM = 2.0
+# A launch that takes so many times as long as elsewhere does more than launch, and a host that is
+# so many launches ahead has a queue to wait for.
+LAUNCH_WAITS_FROM, LAUNCHES_AHEAD = 2.0, 100
 
 
 def clock(collected: Collected) -> str:
@@ -162,7 +163,8 @@ def _launches(steps: pd.DataFrame) -> str:
     if known.empty:
         return ""
     least, most = (extreme(known, "launch_us", largest=largest) for largest in (False, True))
-    if most["launch_us"] < LAUNCH_WAITS_FROM * least["launch_us"]:
+    is_longer = most["launch_us"] >= LAUNCH_WAITS_FROM * least["launch_us"]
+    if not (is_longer and 1e3 * most["delay_ms"] >= LAUNCHES_AHEAD * most["launch_us"]):
         return ""
     return (
         f"Far ahead it waits within its launches, since only so many can be queued: one takes "
