@@ -137,7 +137,7 @@ def test_a_report_has_a_folder_of_its_own(
     report: str, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    load({**config, "report": report}, "cpu")
+    assert load({**config, "report": report}, "cpu") == load(config, "cpu")
 
 
 def test_only_folders_of_a_run_are_taken_outside_of_the_checkout(

@@ -16,6 +16,7 @@ from lmlab.writeup.tables.calculations import CHANGES, GB
 from lmlab.writeup.tables.on_this_machine import measured_tokens
 
 NOT_WORKED_OUT = "The calculations were not made."
+WHOLE = "passing whole tensors around"
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -195,9 +196,6 @@ def _up_to(small: pd.DataFrame) -> str:
         f"With more than two ranks, {WHOLE} is no slower only for small ones: up to "
         f"{' to '.join(ends)}, by the latency fitted to {fitted}{_unmeasured(small)}."
     )
-
-
-WHOLE = "passing whole tensors around"
 
 
 def _unmeasured(small: pd.DataFrame) -> str:

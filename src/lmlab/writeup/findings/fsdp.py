@@ -22,6 +22,7 @@ from lmlab.writeup.tables.fsdp import CLAIM, LIMIT, size_of
 
 AS_MANY = 0.1
 """Bytes, or rates, that differ by less are about the same."""
+SCATTERS_SEND_MORE = " (gloo sends more for a scatter than it must)"
 
 
 def findings(collected: Collected) -> dict[str, str]:
@@ -158,9 +159,6 @@ def _pace(job: Job) -> str:
         f"these all-reduces and broadcasts carry {significant(theirs)} GB/s here while messages "
         f"are under way, gathers and scatters {significant(ours)}{more}."
     )
-
-
-SCATTERS_SEND_MORE = " (gloo sends more for a scatter than it must)"
 
 
 def messages(job: Job) -> str:

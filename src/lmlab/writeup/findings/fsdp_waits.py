@@ -13,6 +13,7 @@ from lmlab.writeup.numbers import counted, listed, percent, significant
 MOSTLY = 0.9
 FEW = 3
 """So many are named one by one."""
+WHERE = "on the rank where a layer waits longest"
 
 
 def waits(job: Job) -> str:
@@ -29,9 +30,6 @@ def waits(job: Job) -> str:
         f"{significant(longest.longest_ms)} ms ({longest.longest_layer}, {longest.phase})."
         f"{_kept(job)}"
     )
-
-
-WHERE = "on the rank where a layer waits longest"
 
 
 def _in_time(job: Job, phases: list[frames.Waits]) -> str:
