@@ -63,7 +63,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Emulated]:
     monkeypatch.setattr(hopper, "processor", lambda device: h200)
     forward_plan.cache_clear()
     backward_plan.cache_clear()
-    names = [f"hopper_{part}_kernel" for part in ("forward", "keys", "queries", "once")]
+    names = [f"hopper_{part}_kernel" for part in ("forward", "keys", "queries", "once", "wide")]
     emulated = {name: Emulated(getattr(hopper, name)) for name in names}
     for name, kernel in emulated.items():
         monkeypatch.setattr(hopper, name, kernel)
@@ -124,6 +124,10 @@ def test_backward(shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -
         pytest.param(Shape(keys=384, head_dim=64), id="whole tiles"),
         pytest.param(Shape(keys=300, queries=172, head_dim=40, heads=2, batch=2), id="ragged"),
         pytest.param(Shape(keys=4, head_dim=64), id="shorter than a tile"),
+        pytest.param(Shape(keys=384, head_dim=128), id="wide"),
+        pytest.param(Shape(keys=700, queries=500, head_dim=104, heads=2), id="wide, ragged"),
+        pytest.param(Shape(keys=256, queries=248, head_dim=128, batch=2), id="wide, fewer queries"),
+        pytest.param(Shape(keys=4, head_dim=128), id="wide, shorter than a tile"),
     ],
 )
 def test_backward_in_one_walk(shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -> None:
@@ -138,7 +142,8 @@ def test_backward_in_one_walk(shape: Shape, is_causal: bool, kernels: dict[str, 
     )  # fmt: skip
 
     is_one_walk = is_causal or shape.keys % 128 == 0
-    assert kernels["hopper_once_kernel"].launches == int(is_one_walk)
+    name = "hopper_once_kernel" if shape.head_dim <= 64 else "hopper_wide_kernel"
+    assert kernels[name].launches == int(is_one_walk)
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
     for grad, correct in zip(grads, expected, strict=True):
         torch.testing.assert_close(grad.double(), correct, rtol=0, atol=TOLERANCE[torch.float16])

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,10 @@ class Pointer:
 
     def __sub__(self, offset: Any) -> Pointer:
         return self + -offset
+
+    def to(self, dtype: Any) -> Pointer:
+        """As a number for the assembler."""
+        return self
 
 
 class Tensor:
@@ -94,6 +99,9 @@ class Shared:
 
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.memory.transpose(order))
+
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.memory[(slice(None),) * dim + (slice(start, start + length),)])
 
     def load(self, layout: Any) -> Array:
         dawdle()
@@ -354,4 +362,7 @@ class Emulator:
             "warpgroup_mma_wait": warpgroup_mma_wait,
             "fence_async_shared": lambda: None,
             "group_barrier": lambda: None,
+            "add_fours": partial(atomic_add, sem="relaxed"),
+            "store_fours": store,
+            "load_fours": load,
         }

@@ -60,7 +60,7 @@ class Tiles:
     specialised: bool = False
     """Hopper, 16 bit: kernels whose warps load or compute, 64 kept rows for each that computes."""
     once: bool = False
-    """Specialised backward at head dimension 64: one walk for all gradients, dQ added in order."""
+    """Specialised backward at head dimensions 64 and 128: one walk for all, dQ added in order."""
     own_delta: bool = False
     """Backward: programs make D by themselves instead of reading what a launch before them made;
     short sequences feel the launch more than the reading of O."""
@@ -139,7 +139,7 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     if tiles.own_delta:
         total += (tiles.stages - 1) * tiles.walked * row  # O, needed a turn later than the rest
     if tiles.once:
-        total += 3 * tiles.kept * tiles.walked * case.bits // 8  # dS of three turns
+        total += 3 * tiles.kept * tiles.walked * case.bits // 8  # dS of up to three turns
     if case.architecture == "blackwell":
         # Weights reach its tensor cores through shared memory, and results come back through it.
         total += kept_tensors * tiles.kept * max(tiles.walked * case.bits // 8, row)

@@ -19,6 +19,7 @@ from lmlab.kernels.hopper_forward import hopper_forward_kernel
 from lmlab.kernels.hopper_keys import hopper_keys_kernel
 from lmlab.kernels.hopper_once import hopper_once_kernel
 from lmlab.kernels.hopper_queries import hopper_queries_kernel
+from lmlab.kernels.hopper_wide import hopper_wide_kernel
 from lmlab.kernels.problem import Plan, Problem, processor
 from lmlab.kernels.sharing import counters
 from lmlab.kernels.views import engine_strides, has_descriptor, row_strides
@@ -91,7 +92,8 @@ def launch_backward(
 ) -> Any:
     """One launch, or two, for keys and values and for queries; returns the first one's kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
-    if tiles.once and width == walked == ROWS and _has_bounded_weights(problem, tiles):
+    has_one_walk = tiles.once and width in (ROWS, 2 * ROWS) and walked == ROWS
+    if has_one_walk and _has_bounded_weights(problem, tiles):
         return launch_once(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan)
     grad_q, grad_k, grad_v = grads
     constants = _constants(tiles, plan)
@@ -138,7 +140,8 @@ def launch_once(
     rows = -(-problem.queries // ROWS) * ROWS
     sums = q.new_empty(problem.pairs * rows * width, dtype=torch.float32)
     programs = -(-problem.keys // tiles.kept) * problem.pairs
-    return hopper_once_kernel[(programs,)](
+    kernel = hopper_once_kernel if width == ROWS else hopper_wide_kernel
+    return kernel[(programs,)](
         _tile(q, walked, width), _tile(k, ROWS, width), _tile(v, ROWS, width),
         _tile(grad_o, walked, width), _row(lse, walked), _row(delta, walked),
         sums, counters(programs, q.device), *grads, *map(row_strides, grads), scale,

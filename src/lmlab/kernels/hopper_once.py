@@ -50,13 +50,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lmlab.kernels.hopper_backward import make_barriers, make_tiles, produce, two_products
 from lmlab.kernels.hopper_group import ROWS, write
+from lmlab.kernels.hopper_sums import add_fours, cells_of, load_fours, store_fours
 from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
 SLOTS = gl.constexpr(3)
 """Turns by which those who compute dS may be ahead of the one who adds."""
-PANEL = gl.constexpr(8)
-"""Columns of sums that lie together in memory: those that a warp's registers hold side by side."""
 
 group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -137,39 +136,23 @@ def consume(
 
 
 @gluon.jit
-def cells_of(sums, of_block, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, LAYOUT: gl.constexpr):
-    """Where a block's sums lie that programs add to.
-
-    Not row by row but in panels of eight columns: what a warp adds at once, eight columns of eight
-    rows, is then 256 bytes in a row instead of eight times 32, and two requests to the L2 instead
-    of eight.
-    """
-    rows = gl.arange(0, WALKED, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
-    across = columns // PANEL * (WALKED * PANEL) + columns % PANEL
-    cells = sums + of_block.to(gl.int64) * (WALKED * BLOCK_D)
-    return cells + (rows[:, None] * PANEL + across[None, :])
-
-
-@gluon.jit
 def add_share(
     share, sums, grad_q, grad_q_strides, batch, head, of_block, block, tile, is_last, queries,
     scale,
     BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Add one block's share to those of the programs before; the last one writes the gradient."""
-    cells = cells_of(sums, of_block, WALKED, BLOCK_D, LAYOUT)
+    cells = cells_of(sums, of_block, LAYOUT)
     if is_last:
         if tile > 0:
-            # Other processors wrote them: `.cg` reads the L2, never an old line of this L1.
-            share = share + gl.load(cells, cache_modifier=".cg")
+            share = share + load_fours(cells)
         share = share * scale
         start = block * WALKED
         write(share, grad_q, grad_q_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, LAYOUT)
     elif tile > 0:
-        gl.atomic_add(cells, share, sem="relaxed")
+        add_fours(cells, share)
     else:
-        gl.store(cells, share)
+        store_fours(cells, share)
 
 
 @gluon.jit

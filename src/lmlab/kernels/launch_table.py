@@ -68,7 +68,10 @@ hopper            backward  16   128  any     any     1024    32   64  4  3  own
 hopper            backward  16   128  any     any     2048    64   64  4  3  own-delta
 hopper            backward  16   128  any     any     8192    64   64  4  3
 hopper            backward  16   128  any    1024      any    64   32  4  3
-hopper            backward  16   128  any     any      any   128   64  8  3  specialised
+hopper            backward  16   128  any    8192      any   128   64  8  2  specialised once
+hopper            backward  16   128  any     any    16384   128   64  8  2  specialised once
+hopper            backward  16   128  any     any    32768   128   64  8  3  specialised
+hopper            backward  16   128  any     any      any   128   64  8  2  specialised once
 hopper            backward  16   256  any     any      any    64   32  8  2  descriptors
 hopper            forward   32    32  any     any     2048    64   32  4  2  tf32x3
 hopper            forward   32    32  any     any    16384   128   64  8  2  tf32x3

@@ -95,7 +95,7 @@ def _specialised(case: Case) -> Iterator[Tiles]:
     for kept, walked, stages in itertools.product(heights, walks, (2, 3, 4)):
         tiles = Tiles(kept=kept, walked=walked, warps=8, stages=stages, specialised=True)
         yield tiles
-        if not forward and case.head_dim == walked == 64:
+        if not forward and case.head_dim in (64, 128) and walked == 64:
             yield replace(tiles, once=True)
 
 

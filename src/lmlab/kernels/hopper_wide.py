@@ -1,0 +1,341 @@
+"""All gradients on Hopper in one walk, at head dimension 128."""
+
+# Parameters of a kernel are typed by Triton at every call, not by Python.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from lmlab.kernels.hopper_backward import make_barriers, make_tiles
+from lmlab.kernels.hopper_group import ROWS, write
+from lmlab.kernels.hopper_sums import add_fours, cells_of, load_fours, store_fours
+from lmlab.kernels.tiles import place
+
+LOG2E = gl.constexpr(1.4426950408889634)
+SEATS = gl.constexpr(2)
+"""Turns whose dS is kept: of this one, and of the one before, from which dQ is made."""
+AHEAD = gl.constexpr(2)
+"""Turns whose adding may be allowed ahead of time, no more than there are slots."""
+HALF = gl.constexpr(64)
+FAR = gl.constexpr(2**30)
+
+group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.jit
+def start_scores(
+    tiles, barriers, turn,
+    WHICH: gl.constexpr, BLOCK_D: gl.constexpr, WALKED: gl.constexpr, STAGES: gl.constexpr,
+    S_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Start the product of 64 keys with the queries of a turn."""
+    k_tiles, _, q_tiles, _, _, _ = tiles
+    slot = turn % STAGES
+    mbarrier.wait(barriers[1].index(slot), turn // STAGES & 1)
+    nothing = gl.zeros([ROWS, WALKED], gl.float32, S_LAYOUT)
+    kept = k_tiles.index(WHICH + turn // FAR).reshape([ROWS, BLOCK_D])
+    walked = q_tiles.index(slot).reshape([WALKED, BLOCK_D]).permute((1, 0))
+    return warpgroup_mma(kept, walked, nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def start_share(
+    tiles, passed, turn,
+    WHICH: gl.constexpr, BLOCK_D: gl.constexpr, WALKED: gl.constexpr, Q_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Start half of the columns of what 128 keys send back to the queries of a turn."""
+    k_tiles, _, _, _, _, _ = tiles
+    seat = (turn + SEATS) % SEATS
+    nothing = gl.zeros([WALKED, HALF], gl.float32, Q_LAYOUT)
+    upper = passed.index(2 * seat).permute((1, 0))
+    keys = k_tiles.index(0).reshape([ROWS, BLOCK_D]).slice(WHICH * HALF, HALF, dim=1)
+    share = warpgroup_mma(upper, keys, nothing, use_acc=False, is_async=True)
+    lower = passed.index(2 * seat + 1).permute((1, 0))
+    keys = k_tiles.index(1).reshape([ROWS, BLOCK_D]).slice(WHICH * HALF, HALF, dim=1)
+    return warpgroup_mma(lower, keys, share, is_async=True)
+
+
+@gluon.jit
+def wait_for_both(reached, turn, COUNT: gl.constexpr):
+    """Wait until both groups have reached a point of a turn; before the first turn all have."""
+    around = turn + 2 * COUNT
+    mbarrier.wait(reached.index(around % COUNT), around // COUNT & 1)
+
+
+@gluon.jit
+def add_share(
+    share, turn, target, go, where, tile, last, beyond, scale,
+    WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
+    FINAL: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Add a half of one block's share to those of the programs before."""
+    sums, grad_q, grad_q_strides, queries = target
+    batch, head, pair, _ = where
+    block = last - 1 - turn
+    cells = cells_of(sums, (pair * last + block) * 2 + WHICH, LAYOUT)
+    mbarrier.wait(go.index(turn % AHEAD), turn // AHEAD & 1)
+    if FINAL and block < beyond:
+        if tile > 0:
+            share = share + load_fours(cells)
+        share = share * scale
+        start = block * WALKED
+        corner = grad_q + WHICH * HALF
+        write(
+            share, corner, grad_q_strides, batch, head, start, queries, HALF,
+            HEAD_DIM - WHICH * HALF, LAYOUT,
+        )  # fmt: skip
+    elif tile > 0:
+        add_fours(cells, share)
+    else:
+        store_fours(cells, share)
+
+
+@gluon.jit
+def walk_queries(
+    scores, grads, tiles, barriers, passed, target, go, where, columns, tile, first, last,
+    end, beyond, shift, scale,
+    WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
+    STAGES: gl.constexpr, MASKED: gl.constexpr, FINAL: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Turns `first` to `last`."""
+    _, v_tiles, q_tiles, grad_tiles, lse_tiles, delta_tiles = tiles
+    _, _, b_ready, over, met = barriers
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    ACROSS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+    grad_k, grad_v = grads
+    for turn in range(first, last):
+        slot = turn % STAGES
+        mbarrier.wait(b_ready.index(slot), turn // STAGES & 1)
+        nothing = gl.zeros([ROWS, WALKED], gl.float32, S_LAYOUT)
+        kept = v_tiles.index(WHICH).reshape([ROWS, BLOCK_D])
+        grad_tile = grad_tiles.index(slot).reshape([WALKED, BLOCK_D])
+        grad_weights = warpgroup_mma(
+            kept, grad_tile.permute((1, 0)), nothing, use_acc=False, is_async=True
+        )
+        lse_row = lse_tiles.index(slot).reshape([WALKED]).load(ACROSS) * LOG2E
+        weights = gl.exp2(scores * (scale * LOG2E) - lse_row[None, :])
+        if MASKED:
+            rows = (end - 1 - turn) * WALKED + gl.arange(0, WALKED, ACROSS)
+            weights = gl.where(columns[:, None] <= rows[None, :] + shift, weights, 0.0)
+        narrow = gl.convert_layout(weights.to(q_tiles.dtype), P_LAYOUT)
+        grad_v = warpgroup_mma(narrow, grad_tile, grad_v, is_async=True)
+        delta_row = delta_tiles.index(slot).reshape([WALKED]).load(ACROSS)
+        grad_weights = warpgroup_mma_wait(1, deps=[grad_weights])
+        grad_scores = (weights * (grad_weights - delta_row[None, :])).to(q_tiles.dtype)
+        wait_for_both(met, turn - 1, SEATS)
+        passed.index(2 * (turn % SEATS) + WHICH).store(grad_scores)
+        fence_async_shared()
+        narrow = gl.convert_layout(grad_scores, P_LAYOUT)
+        q_tile = q_tiles.index(slot).reshape([WALKED, BLOCK_D])
+        share = start_share(tiles, passed, turn - 1, WHICH, BLOCK_D, WALKED, S_LAYOUT)
+        grad_k = warpgroup_mma(narrow, q_tile, grad_k, is_async=True)
+        grad_v = warpgroup_mma_wait(3, deps=[grad_v])
+        scores = start_scores(tiles, barriers, turn + 1, WHICH, BLOCK_D, WALKED, STAGES, S_LAYOUT)
+        share = warpgroup_mma_wait(2, deps=[share])
+        mbarrier.arrive(met.index(turn % SEATS), count=1)
+        if turn > 0:
+            add_share(
+                share, turn - 1, target, go, where, tile, end, beyond, scale,
+                WHICH, BLOCK_D, HEAD_DIM, WALKED, FINAL, S_LAYOUT,
+            )  # fmt: skip
+        grad_k = warpgroup_mma_wait(1, deps=[grad_k])
+        group_barrier()  # all threads have added before one of them says so
+        mbarrier.arrive(over.index(slot), count=1)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+    return scores, grad_k, grad_v
+
+
+@gluon.jit
+def consume(
+    tiles, barriers, passed, go, targets, target, where, sizes, tile, last_tile, beyond, scale,
+    WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Gradients of 64 keys and their values, and half of what 128 keys send to the queries."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WALKED, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    batch, head, _, start = where
+    first, clear, last, keys, shift = sizes
+    grad_k, grad_v, grad_k_strides, grad_v_strides = targets
+    start = start + WHICH * ROWS
+    columns = start + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
+    zero = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+    mbarrier.wait(barriers[0], 0)
+    scores = start_scores(tiles, barriers, 0, WHICH, BLOCK_D, WALKED, STAGES, S_LAYOUT)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    # The last tile's blocks are all final, and the second loop is the one for those.
+    turns = last - clear
+    if tile == last_tile:
+        turns = 0
+    scores, k_sum, v_sum = walk_queries(
+        scores, (zero, zero), tiles, barriers, passed, target, go, where, columns, tile,
+        0, turns, last, beyond, shift, scale,
+        WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, False, False, S_LAYOUT, O_LAYOUT,
+    )  # fmt: skip
+    scores, k_sum, v_sum = walk_queries(
+        scores, (k_sum, v_sum), tiles, barriers, passed, target, go, where, columns, tile,
+        turns, last - first, last, beyond, shift, scale,
+        WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
+    )  # fmt: skip
+    turns = last - first
+    if turns > 0:
+        wait_for_both(barriers[4], turns - 1, SEATS)
+        share = start_share(tiles, passed, turns - 1, WHICH, BLOCK_D, WALKED, S_LAYOUT)
+        share = warpgroup_mma_wait(0, deps=[share])
+        add_share(
+            share, turns - 1, target, go, where, tile, last, beyond, scale,
+            WHICH, BLOCK_D, HEAD_DIM, WALKED, True, S_LAYOUT,
+        )  # fmt: skip
+        group_barrier()
+        mbarrier.arrive(barriers[3].index(turns % STAGES), count=1)
+    write(v_sum, grad_v, grad_v_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
+    k_sum = k_sum * scale
+    write(k_sum, grad_k, grad_k_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
+
+
+@gluon.jit
+def look(go, before, tile, turns):
+    """Let a turn's share be added once the program before has added its own."""
+    added_before = 0
+    for turn in range(0, turns):
+        mbarrier.wait(go.index(turn % AHEAD), (turn // AHEAD & 1) ^ 1)
+        if tile > 0:
+            while added_before <= turn:
+                added_before = gl.atomic_add(before, 0, sem="acquire")
+        mbarrier.arrive(go.index(turn % AHEAD), count=1)
+    if tile > 0:
+        gl.store(before, 0)
+
+
+@gluon.jit
+def tell(go, over, own, turns, told, STAGES: gl.constexpr):
+    """Tell the next program which turns are added."""
+    for turn in range(0, AHEAD):
+        mbarrier.arrive(go.index(turn), count=1)
+    if turns > 0:
+        wait_for_both(over, 0, STAGES)
+    for turn in range(0, turns):
+        # What a turn sends back is added in the one after.
+        wait_for_both(over, turn + 1, STAGES)
+        if turn < told:
+            gl.atomic_xchg(own, turn + 1, sem="release")
+        mbarrier.arrive(go.index(turn % AHEAD), count=1)
+
+
+@gluon.jit
+def produce(
+    kept, walked, rows, tiles, barriers, where, first, last,
+    WALKED: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Load keys and values, then blocks of queries from the end on, and one block more.
+
+    The scores of a turn are started in the one before, so there is a block of queries after the
+    last one: whatever lies there, for scores that nobody uses.
+    """
+    k_tiles, v_tiles, q_tiles, grad_tiles, lse_tiles, delta_tiles = tiles
+    kept_ready, a_ready, b_ready, free, _ = barriers
+    batch, head, _, start = where
+    SIZE: gl.constexpr = walked[0].block_type.nbytes + 4 * WALKED
+    mbarrier.expect(kept_ready, 4 * kept[0].block_type.nbytes)
+    for which in gl.static_range(2):
+        corner = [batch, head, start + which * ROWS, 0]
+        tma.async_copy_global_to_shared(kept[0], corner, kept_ready, k_tiles.index(which))
+        tma.async_copy_global_to_shared(kept[1], corner, kept_ready, v_tiles.index(which))
+    for turn in range(0, last - first + 1):
+        block = gl.maximum(last - 1 - turn, 0)
+        slot = turn % STAGES
+        # A slot's first use passes at once: an unused barrier counts as one phase ahead.
+        mbarrier.wait(free.index(slot), (turn // STAGES & 1) ^ 1)
+        corner = [batch, head, block * WALKED, 0]
+        edge = [batch, head, block * WALKED]
+        a_full, b_full = a_ready.index(slot), b_ready.index(slot)
+        mbarrier.expect(a_full, SIZE)
+        tma.async_copy_global_to_shared(walked[0], corner, a_full, q_tiles.index(slot))
+        tma.async_copy_global_to_shared(rows[0], edge, a_full, lse_tiles.index(slot))
+        if turn < last - first:
+            mbarrier.expect(b_full, SIZE)
+            tma.async_copy_global_to_shared(walked[1], corner, b_full, grad_tiles.index(slot))
+            tma.async_copy_global_to_shared(rows[1], edge, b_full, delta_tiles.index(slot))
+
+
+@gluon.jit
+def make_passed(dtype: gl.constexpr, WALKED: gl.constexpr):
+    """Shared memory through which the groups see each other's dS."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return gl.allocate_shared_memory(dtype, [2 * SEATS, ROWS, WALKED], LAYOUT)
+
+
+@gluon.jit
+def make_pairs(COUNT: gl.constexpr):
+    """Barriers at which two arrive."""
+    pairs = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(COUNT):
+        mbarrier.init(pairs.index(slot), count=2)
+    return pairs
+
+
+@gluon.jit(do_not_specialize=["pairs", "heads", "abreast"])
+def hopper_wide_kernel(
+    q, k, v, grad_o, lse, delta, sums, progress, grad_q, grad_k, grad_v,
+    grad_q_strides, grad_k_strides, grad_v_strides,
+    scale, pairs, heads, abreast, queries, keys,
+    CONSUMERS: gl.constexpr, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Gradients of 128 keys and values, and their share of those of the queries."""
+    KEPT: gl.constexpr = CONSUMERS * ROWS
+    tiles_of_keys = (keys + KEPT - 1) // KEPT
+    tile, batch, head = place(gl.program_id(0), tiles_of_keys, pairs, heads, abreast, False)
+    batch, head = batch.to(gl.int32), head.to(gl.int32)
+    pair = batch * heads + head
+    where = (batch, head, pair, tile * KEPT)
+    shift = keys - queries
+    first = 0
+    clear = 0
+    beyond = 0
+    last = (queries + WALKED - 1) // WALKED
+    if IS_CAUSAL:
+        first = gl.maximum(tile * KEPT - shift, 0) // WALKED
+        clear = (gl.maximum(tile * KEPT + KEPT - 1 - shift, 0) + WALKED - 1) // WALKED
+        clear = gl.minimum(clear, last)
+        # The first block that sees a key of the next program; blocks before it end here.
+        beyond = gl.maximum((tile + 1) * KEPT - shift, 0) // WALKED
+    if tile == tiles_of_keys - 1:
+        beyond = last
+    a_kept, b_kept, a_walked, b_walked = make_tiles(
+        (k, v), (q, grad_o), CONSUMERS, WALKED, BLOCK_D, STAGES
+    )
+    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], lse.layout)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], delta.layout)
+    tiles = (a_kept, b_kept, a_walked, b_walked, lse_tiles, delta_tiles)
+    passed = make_passed(q.dtype, WALKED)
+    go = make_pairs(AHEAD)
+    met = make_pairs(SEATS)
+    kept_ready, a_ready, b_ready, over = make_barriers(CONSUMERS, STAGES)
+    barriers = (kept_ready, a_ready, b_ready, over, met)
+    targets = (grad_k, grad_v, grad_k_strides, grad_v_strides)
+    target = (sums, grad_q, grad_q_strides, queries)
+    sizes = (first, clear, last, keys, shift)
+    own = progress + pair * tiles_of_keys + tile
+    turns = gl.maximum(last - first, 0)
+    # Compile-time values stay so only where the tuple is written in the call itself.
+    gl.warp_specialize([
+        (consume, (tiles, barriers, passed, go, targets, target, where, sizes,
+                   tile, tiles_of_keys - 1, beyond, scale,
+                   0, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
+        (consume, (tiles, barriers, passed, go, targets, target, where, sizes,
+                   tile, tiles_of_keys - 1, beyond, scale,
+                   1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
+        (look, (go, own - 1, tile, turns)),
+        (tell, (go, over, own, turns, last - beyond, STAGES)),
+        (produce, ((k, v), (q, grad_o), (lse, delta), tiles, barriers, where, first, last,
+                   WALKED, STAGES)),
+    ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
