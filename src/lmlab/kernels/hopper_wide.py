@@ -19,10 +19,10 @@ from lmlab.kernels.hopper_sums import add_fours, cells_of, load_fours, store_fou
 from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
-SEATS = gl.constexpr(2)
-"""Turns whose dS is kept: of this one, and of the one before, from which dQ is made."""
-AHEAD = gl.constexpr(2)
-"""Turns whose adding may be allowed ahead of time, no more than there are slots."""
+SLOTS = gl.constexpr(2)
+"""Turns by which one group may be ahead of the other."""
+RING = gl.constexpr(4)
+"""Turns whose adding is allowed ahead of time."""
 HALF = gl.constexpr(64)
 FAR = gl.constexpr(2**30)
 
@@ -47,12 +47,16 @@ def start_scores(
 
 @gluon.jit
 def start_share(
-    tiles, passed, turn,
+    tiles, passing, turn,
     WHICH: gl.constexpr, BLOCK_D: gl.constexpr, WALKED: gl.constexpr, Q_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Start half of the columns of what 128 keys send back to the queries of a turn."""
     k_tiles, _, _, _, _, _ = tiles
-    seat = (turn + SEATS) % SEATS
+    passed, passed_ready, _ = passing
+    # The turn before the first one finds its barrier a phase ahead and passes.
+    around = turn + 2 * SLOTS
+    seat = around % SLOTS
+    mbarrier.wait(passed_ready.index(seat), around // SLOTS & 1)
     nothing = gl.zeros([WALKED, HALF], gl.float32, Q_LAYOUT)
     upper = passed.index(2 * seat).permute((1, 0))
     keys = k_tiles.index(0).reshape([ROWS, BLOCK_D]).slice(WHICH * HALF, HALF, dim=1)
@@ -63,24 +67,18 @@ def start_share(
 
 
 @gluon.jit
-def wait_for_both(reached, turn, COUNT: gl.constexpr):
-    """Wait until both groups have reached a point of a turn; before the first turn all have."""
-    around = turn + 2 * COUNT
-    mbarrier.wait(reached.index(around % COUNT), around // COUNT & 1)
-
-
-@gluon.jit
 def add_share(
-    share, turn, target, go, where, tile, last, beyond, scale,
+    share, turn, target, escort, where, tile, last, beyond, scale,
     WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
     FINAL: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Add a half of one block's share to those of the programs before."""
     sums, grad_q, grad_q_strides, queries = target
+    go, done = escort
     batch, head, pair, _ = where
     block = last - 1 - turn
     cells = cells_of(sums, (pair * last + block) * 2 + WHICH, LAYOUT)
-    mbarrier.wait(go.index(turn % AHEAD), turn // AHEAD & 1)
+    mbarrier.wait(go.index(turn % RING), turn // RING & 1)
     if FINAL and block < beyond:
         if tile > 0:
             share = share + load_fours(cells)
@@ -95,11 +93,13 @@ def add_share(
         add_fours(cells, share)
     else:
         store_fours(cells, share)
+    group_barrier()
+    mbarrier.arrive(done.index(turn % RING), count=1)
 
 
 @gluon.jit
 def walk_queries(
-    scores, grads, tiles, barriers, passed, target, go, where, columns, tile, first, last,
+    scores, grads, tiles, barriers, passing, target, escort, where, columns, tile, first, last,
     end, beyond, shift, scale,
     WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
     STAGES: gl.constexpr, MASKED: gl.constexpr, FINAL: gl.constexpr,
@@ -107,7 +107,8 @@ def walk_queries(
 ):  # fmt: skip
     """Turns `first` to `last`."""
     _, v_tiles, q_tiles, grad_tiles, lse_tiles, delta_tiles = tiles
-    _, _, b_ready, over, met = barriers
+    _, _, b_ready, free = barriers
+    passed, passed_ready, passed_free = passing
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     ACROSS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     grad_k, grad_v = grads
@@ -130,32 +131,34 @@ def walk_queries(
         delta_row = delta_tiles.index(slot).reshape([WALKED]).load(ACROSS)
         grad_weights = warpgroup_mma_wait(1, deps=[grad_weights])
         grad_scores = (weights * (grad_weights - delta_row[None, :])).to(q_tiles.dtype)
-        wait_for_both(met, turn - 1, SEATS)
-        passed.index(2 * (turn % SEATS) + WHICH).store(grad_scores)
+        seat = turn % SLOTS
+        mbarrier.wait(passed_free.index(seat), ((turn + 1) // SLOTS & 1) ^ 1)
+        passed.index(2 * seat + WHICH).store(grad_scores)
         fence_async_shared()
+        mbarrier.arrive(passed_ready.index(seat), count=1)
         narrow = gl.convert_layout(grad_scores, P_LAYOUT)
         q_tile = q_tiles.index(slot).reshape([WALKED, BLOCK_D])
-        share = start_share(tiles, passed, turn - 1, WHICH, BLOCK_D, WALKED, S_LAYOUT)
         grad_k = warpgroup_mma(narrow, q_tile, grad_k, is_async=True)
+        share = start_share(tiles, passing, turn - 1, WHICH, BLOCK_D, WALKED, S_LAYOUT)
         grad_v = warpgroup_mma_wait(3, deps=[grad_v])
-        scores = start_scores(tiles, barriers, turn + 1, WHICH, BLOCK_D, WALKED, STAGES, S_LAYOUT)
-        share = warpgroup_mma_wait(2, deps=[share])
-        mbarrier.arrive(met.index(turn % SEATS), count=1)
+        scores = start_scores(
+            tiles, barriers, turn + 1, WHICH, BLOCK_D, WALKED, STAGES, S_LAYOUT
+        )
+        grad_k, share = warpgroup_mma_wait(1, deps=[grad_k, share])
+        mbarrier.arrive(free.index(slot), count=1)
+        mbarrier.arrive(passed_free.index((turn + SLOTS - 1) % SLOTS), count=1)
         if turn > 0:
             add_share(
-                share, turn - 1, target, go, where, tile, end, beyond, scale,
+                share, turn - 1, target, escort, where, tile, end, beyond, scale,
                 WHICH, BLOCK_D, HEAD_DIM, WALKED, FINAL, S_LAYOUT,
             )  # fmt: skip
-        grad_k = warpgroup_mma_wait(1, deps=[grad_k])
-        group_barrier()  # all threads have added before one of them says so
-        mbarrier.arrive(over.index(slot), count=1)
         scores = warpgroup_mma_wait(0, deps=[scores])
     return scores, grad_k, grad_v
 
 
 @gluon.jit
 def consume(
-    tiles, barriers, passed, go, targets, target, where, sizes, tile, last_tile, beyond, scale,
+    tiles, barriers, passing, escort, targets, target, where, sizes, tile, last_tile, beyond, scale,
     WHICH: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, WALKED: gl.constexpr,
     STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
@@ -176,58 +179,53 @@ def consume(
     if tile == last_tile:
         turns = 0
     scores, k_sum, v_sum = walk_queries(
-        scores, (zero, zero), tiles, barriers, passed, target, go, where, columns, tile,
+        scores, (zero, zero), tiles, barriers, passing, target, escort, where, columns, tile,
         0, turns, last, beyond, shift, scale,
         WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, False, False, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
     scores, k_sum, v_sum = walk_queries(
-        scores, (k_sum, v_sum), tiles, barriers, passed, target, go, where, columns, tile,
+        scores, (k_sum, v_sum), tiles, barriers, passing, target, escort, where, columns, tile,
         turns, last - first, last, beyond, shift, scale,
         WHICH, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
-    turns = last - first
-    if turns > 0:
-        wait_for_both(barriers[4], turns - 1, SEATS)
-        share = start_share(tiles, passed, turns - 1, WHICH, BLOCK_D, WALKED, S_LAYOUT)
+    if last > first:
+        share = start_share(tiles, passing, last - first - 1, WHICH, BLOCK_D, WALKED, S_LAYOUT)
         share = warpgroup_mma_wait(0, deps=[share])
         add_share(
-            share, turns - 1, target, go, where, tile, last, beyond, scale,
+            share, last - first - 1, target, escort, where, tile, last, beyond, scale,
             WHICH, BLOCK_D, HEAD_DIM, WALKED, True, S_LAYOUT,
         )  # fmt: skip
-        group_barrier()
-        mbarrier.arrive(barriers[3].index(turns % STAGES), count=1)
     write(v_sum, grad_v, grad_v_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
     k_sum = k_sum * scale
     write(k_sum, grad_k, grad_k_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
 
 
 @gluon.jit
-def look(go, before, tile, turns):
+def look(escort, before, tile, turns):
     """Let a turn's share be added once the program before has added its own."""
+    go, _ = escort
     added_before = 0
     for turn in range(0, turns):
-        mbarrier.wait(go.index(turn % AHEAD), (turn // AHEAD & 1) ^ 1)
+        mbarrier.wait(go.index(turn % RING), (turn // RING & 1) ^ 1)
         if tile > 0:
             while added_before <= turn:
                 added_before = gl.atomic_add(before, 0, sem="acquire")
-        mbarrier.arrive(go.index(turn % AHEAD), count=1)
+        mbarrier.arrive(go.index(turn % RING), count=1)
     if tile > 0:
         gl.store(before, 0)
 
 
 @gluon.jit
-def tell(go, over, own, turns, told, STAGES: gl.constexpr):
+def tell(escort, own, turns, told):
     """Tell the next program which turns are added."""
-    for turn in range(0, AHEAD):
+    go, done = escort
+    for turn in range(0, RING):
         mbarrier.arrive(go.index(turn), count=1)
-    if turns > 0:
-        wait_for_both(over, 0, STAGES)
     for turn in range(0, turns):
-        # What a turn sends back is added in the one after.
-        wait_for_both(over, turn + 1, STAGES)
+        mbarrier.wait(done.index(turn % RING), turn // RING & 1)
         if turn < told:
             gl.atomic_xchg(own, turn + 1, sem="release")
-        mbarrier.arrive(go.index(turn % AHEAD), count=1)
+        mbarrier.arrive(go.index(turn % RING), count=1)
 
 
 @gluon.jit
@@ -241,7 +239,7 @@ def produce(
     last one: whatever lies there, for scores that nobody uses.
     """
     k_tiles, v_tiles, q_tiles, grad_tiles, lse_tiles, delta_tiles = tiles
-    kept_ready, a_ready, b_ready, free, _ = barriers
+    kept_ready, a_ready, b_ready, free = barriers
     batch, head, _, start = where
     SIZE: gl.constexpr = walked[0].block_type.nbytes + 4 * WALKED
     mbarrier.expect(kept_ready, 4 * kept[0].block_type.nbytes)
@@ -267,19 +265,27 @@ def produce(
 
 
 @gluon.jit
-def make_passed(dtype: gl.constexpr, WALKED: gl.constexpr):
-    """Shared memory through which the groups see each other's dS."""
+def make_passing(dtype: gl.constexpr, WALKED: gl.constexpr):
+    """Shared memory through which groups see each other's dS."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return gl.allocate_shared_memory(dtype, [2 * SEATS, ROWS, WALKED], LAYOUT)
+    passed = gl.allocate_shared_memory(dtype, [2 * SLOTS, ROWS, WALKED], LAYOUT)
+    ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(ready.index(slot), count=2)
+        mbarrier.init(free.index(slot), count=2)
+    return passed, ready, free
 
 
 @gluon.jit
-def make_pairs(COUNT: gl.constexpr):
-    """Barriers at which two arrive."""
-    pairs = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(COUNT):
-        mbarrier.init(pairs.index(slot), count=2)
-    return pairs
+def make_escort():
+    """Barriers of adding: may be done, is done."""
+    go = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(RING):
+        mbarrier.init(go.index(slot), count=2)
+        mbarrier.init(done.index(slot), count=2)
+    return go, done
 
 
 @gluon.jit(do_not_specialize=["pairs", "heads", "abreast"])
@@ -316,11 +322,9 @@ def hopper_wide_kernel(
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], lse.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], delta.layout)
     tiles = (a_kept, b_kept, a_walked, b_walked, lse_tiles, delta_tiles)
-    passed = make_passed(q.dtype, WALKED)
-    go = make_pairs(AHEAD)
-    met = make_pairs(SEATS)
-    kept_ready, a_ready, b_ready, over = make_barriers(CONSUMERS, STAGES)
-    barriers = (kept_ready, a_ready, b_ready, over, met)
+    passing = make_passing(q.dtype, WALKED)
+    escort = make_escort()
+    barriers = make_barriers(CONSUMERS, STAGES)
     targets = (grad_k, grad_v, grad_k_strides, grad_v_strides)
     target = (sums, grad_q, grad_q_strides, queries)
     sizes = (first, clear, last, keys, shift)
@@ -328,14 +332,14 @@ def hopper_wide_kernel(
     turns = gl.maximum(last - first, 0)
     # Compile-time values stay so only where the tuple is written in the call itself.
     gl.warp_specialize([
-        (consume, (tiles, barriers, passed, go, targets, target, where, sizes,
+        (consume, (tiles, barriers, passing, escort, targets, target, where, sizes,
                    tile, tiles_of_keys - 1, beyond, scale,
                    0, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
-        (consume, (tiles, barriers, passed, go, targets, target, where, sizes,
+        (consume, (tiles, barriers, passing, escort, targets, target, where, sizes,
                    tile, tiles_of_keys - 1, beyond, scale,
                    1, BLOCK_D, HEAD_DIM, WALKED, STAGES, IS_CAUSAL)),
-        (look, (go, own - 1, tile, turns)),
-        (tell, (go, over, own, turns, last - beyond, STAGES)),
+        (look, (escort, own - 1, tile, turns)),
+        (tell, (escort, own, turns, last - beyond)),
         (produce, ((k, v), (q, grad_o), (lse, delta), tiles, barriers, where, first, last,
                    WALKED, STAGES)),
     ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
