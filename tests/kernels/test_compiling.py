@@ -33,6 +33,7 @@ from lmlab.kernels.hopper_forward import hopper_forward_kernel
 from lmlab.kernels.hopper_keys import hopper_keys_kernel
 from lmlab.kernels.hopper_once import hopper_once_kernel
 from lmlab.kernels.hopper_queries import hopper_queries_kernel
+from lmlab.kernels.hopper_wide import hopper_wide_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -229,7 +230,7 @@ def row_type(length: int) -> str:
 
 def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]:
     """The types of a specialised kernel's arguments; kept tiles have 64 rows for each group."""
-    walks_queries = kernel in (hopper_keys_kernel, hopper_once_kernel)
+    walks_queries = kernel in (hopper_keys_kernel, hopper_once_kernel, hopper_wide_kernel)
     kept = tile_type(64, head_dim)
     moving = tile_type(walked, head_dim)
     numbers = row_type(walked) if walks_queries else "*fp32"
@@ -249,6 +250,11 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
     }
 
 
+WIDE_SPILLS = 256
+"""Bytes that one walk at head dimension 128 may spill, which it does mostly around the diagonal."""
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
     ("kernel", "head_dim", "groups", "walked", "stages"),
     [
@@ -257,17 +263,24 @@ def specialised_types(kernel: Any, head_dim: int, walked: int) -> dict[str, Any]
         pytest.param(hopper_keys_kernel, 64, 2, 64, 3, id="gradients of keys, 64"),
         pytest.param(hopper_queries_kernel, 128, 2, 64, 2, id="gradient of queries, 128"),
         pytest.param(hopper_once_kernel, 64, 2, 64, 3, id="all gradients, 64"),
+        pytest.param(hopper_wide_kernel, 128, 2, 64, 2, id="all gradients, 128"),
     ],
 )
 def test_specialised_warps_are_counted_and_neither_spill_nor_wait_for_each_product(
-    kernel: Any, head_dim: int, groups: int, walked: int, stages: int, tmp_path: Path
+    kernel: Any,
+    head_dim: int,
+    groups: int,
+    walked: int,
+    stages: int,
+    is_causal: bool,
+    tmp_path: Path,
 ) -> None:
     fixed = {
         "CONSUMERS": groups,
         "WALKED": walked,
         "BLOCK_D": head_dim,
         "HEAD_DIM": head_dim,
-        "IS_CAUSAL": True,
+        "IS_CAUSAL": is_causal,
         "STAGES": stages,
     }
     types = specialised_types(kernel, head_dim, walked) | dict.fromkeys(fixed, "constexpr")
@@ -278,11 +291,11 @@ def test_specialised_warps_are_counted_and_neither_spill_nor_wait_for_each_produ
 
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
-    assert spilled_bytes(built, tmp_path) == 0
+    assert spilled_bytes(built, tmp_path) <= (WIDE_SPILLS if kernel is hopper_wide_kernel else 0)
     case = case_of(
         "backward" if kernel is not hopper_forward_kernel else "forward", "hopper", 16, head_dim
     )
-    once = kernel is hopper_once_kernel
+    once = kernel in (hopper_once_kernel, hopper_wide_kernel)
     cut = Tiles(
         kept=64 * groups, walked=walked, warps=8, stages=stages, specialised=True, once=once
     )

@@ -151,12 +151,13 @@ def test_backward_in_one_walk(shape: Shape, is_causal: bool, kernels: dict[str, 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("once", [False, True], ids=["two walks", "one walk"])
 def test_scores_that_are_all_low_do_not_reach_beyond_the_last_key(
-    once: bool, is_causal: bool, kernels: dict[str, Emulated]
+    once: bool, head_dim: int, is_causal: bool, kernels: dict[str, Emulated]
 ) -> None:
     """The log-sum-exp is then so low that a key that is not there has an infinite weight."""
-    q, k, v, grad_o = Shape(keys=130, head_dim=64).inputs(torch.float16)
+    q, k, v, grad_o = Shape(keys=130, head_dim=head_dim).inputs(torch.float16)
     q, k = q / 16 + 4, k / 16 - 4
     wide = tuple(x.double() for x in (q, k, v, grad_o))
     right, right_lse = attend(*wide[:3], is_causal)
@@ -164,7 +165,7 @@ def test_scores_that_are_all_low_do_not_reach_beyond_the_last_key(
 
     grads = launch.backward(
         grad_o, q, k, v, right.half(), right_lse.float(),
-        is_causal=is_causal, scale=0.125, tiles=replace(tiles_of(walked=64), once=once),
+        is_causal=is_causal, scale=head_dim**-0.5, tiles=replace(tiles_of(walked=64), once=once),
     )  # fmt: skip
 
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
@@ -263,10 +264,17 @@ def test_forward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
         pytest.param(128, tiles_of(128, 32, 3), id="128, blocks of 32"),
         pytest.param(64, replace(tiles_of(128, 64, 2), once=True), id="64, one walk"),
         pytest.param(64, replace(tiles_of(128, 64, 3), once=True), id="64, one walk, three slots"),
+        pytest.param(128, replace(tiles_of(128, 64, 2), once=True), id="128, one walk"),
+        pytest.param(
+            128, replace(tiles_of(128, 64, 3), once=True), id="128, one walk, three slots"
+        ),
+        pytest.param(80, replace(tiles_of(128, 64, 2), once=True), id="80, one walk"),
     ],
 )
 def test_backward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
-    shape = Shape(keys=1111, queries=1000, head_dim=head_dim, heads=4, batch=2)
+    # Without a mask one walk takes whole tiles of keys only.
+    keys = 1111 if is_causal else 1152
+    shape = Shape(keys=keys, queries=1000, head_dim=head_dim, heads=4, batch=2)
     q, k, v, grad_o = shape.inputs(torch.bfloat16, "cuda")
     options = {"is_causal": is_causal, "scale": head_dim**-0.5}
     o, lse = launch.forward(q, k, v, **options)

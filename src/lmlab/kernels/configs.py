@@ -76,7 +76,11 @@ class Tiles:
     def plain(self) -> Tiles:
         """For the kernels that run where the specialised ones cannot: powers of two."""
         kept = 1 << (self.kept.bit_length() - 1)
-        return replace(self, kept=kept, descriptors=True, specialised=False, once=False)
+        # One walk may have fewer stages because dS takes their room, which a plain kernel has not.
+        stages = 3 if self.once else self.stages
+        return replace(
+            self, kept=kept, stages=stages, descriptors=True, specialised=False, once=False
+        )
 
     def __str__(self) -> str:
         return f"{self.kept} x {self.walked}, {self.warps} warps, {self.stages} stages"

@@ -26,7 +26,7 @@ On an H200 (bf16, causal, 16 heads, sequence 16384, d = 128, three stages): 368 
 of 128 x 64 and 8 warps, 297 with 64 x 32 and 4; 64 x 64 with 4 warps spills and reaches 220. One
 head of 65536 at d = 64 with 64 x 64 and 4 warps: 361 with loads by descriptors, which take 43
 registers less (154 instead of 197: three programs on an SM instead of two), 289 without. On Hopper
-`hopper_backward` and `hopper_once` have groups of warps that load or compute.
+`hopper_backward`, `hopper_once` and `hopper_wide` have groups of warps that load or compute.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.

@@ -9,7 +9,7 @@ them (it says so, C7512). The other group fills that gap.
 On an H200 (bf16, causal, 16 heads, sequence 16384), both launches and D: 3.62 ms at head dimension
 64 with blocks of 64, 4.26 with 32; 5.1 ms at 128, the plain kernel without descriptors 7.5. The
 seven products run at 750 TFLOP/s there, which leaves fewer products as the only way on:
-`hopper_once` has five.
+`hopper_once` and, at head dimension 128, `hopper_wide` have five.
 
 Registers set the sizes. At head dimension 128 the sums dK and dV of 64 rows take 128 of a thread's
 240, and blocks of 64 queries just fit; at 64 there is room. Head dimension 256 does not fit.

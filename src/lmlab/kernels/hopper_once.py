@@ -20,20 +20,17 @@ Sums of 128 keys and 64 queries in flight take most of the registers: a group th
 the one that adds 88, which suffices for a head dimension of 64.
 
 Tried on an H200 (bf16, causal, 16 heads, sequence 16384), milliseconds with D, beside 3.04 of cuDNN
-and 3.62 of two walks: 2.81; with two slots for dS instead of three 2.85; with sums row by row 3.36;
-the copy engine adding from shared memory (cp.reduce.async.bulk) 3.44; no adding at all, so wrong,
-about 2.7. With sums row by row, telling the next program every turn 3.90, every second 3.45, every
-fourth 3.43.
-
-At head dimension 128 there are no registers for a third group. Two groups that also make half of
-dQ each, sums in panels: 5.44 ms, the copy engine adding 5.80, no adding about 4.4, two walks 5.09,
-cuDNN 4.66. Blocks of 32 queries: 6.5. On a slower day (two walks 5.27 to 5.38, cuDNN 4.69): adding
-four numbers at a time 5.66, storing instead of adding, so wrong, 5.60, and a share of the heads in
-one walk beside the rest in two, whatever the share, 5.53 to 6.07. There two walks stay.
+and 3.62 of two walks: 2.81; with two slots for dS instead of three 2.85; with sums in panels of
+eight columns, added one by one, 2.81, row by row 3.36; the copy engine adding from shared memory
+(cp.reduce.async.bulk) 3.44; no adding at all, so wrong, about 2.7. With sums row by row, telling
+the next program every turn 3.90, every second 3.45, every fourth 3.43. Eight heads side by side
+instead of sixteen 3.04 where this took 2.87, four 3.22.
 
 Tried on a day on which this kernel took 3.80 and cuDNN 3.33: turns in pairs, the products of the
 second begun under the first, 3.76 to 4.04; no third group, dQ made by the two in turn with keys and
 values in registers, 3.70, but with one head 0.78 to 0.95 against 0.59 to 0.76.
+
+At head dimension 128 there are no registers for a third group; `hopper_wide` does it with two.
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.

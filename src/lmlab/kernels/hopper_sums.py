@@ -3,7 +3,8 @@
 Where a number of a tile lies is nobody else's business, so it lies where adding is cheapest. After
 a product a thread holds, of every eight columns, two neighbours in a row and in the eighth row
 below: these four lie together, and what a warp adds at once is 512 bytes in a row. One instruction
-adds four numbers; alone they take four times as many, and these wait for the way to the L2.
+adds the four, where one by one there would be four that wait for the way to the L2. A group that
+does nothing else hardly feels that (`hopper_once`), one that computes does (`hopper_wide`).
 """
 
 # Parameters of a kernel are typed by Triton at every call, not by Python.
@@ -12,6 +13,7 @@ adds four numbers; alone they take four times as many, and these wait for the wa
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+# Rows and columns of a tile.
 SIDE = gl.constexpr(64)
 
 

@@ -18,8 +18,11 @@ same tiles, 23.7 instead of 28.5 for 2048. In fp32 at head dimension 64 and in b
 queries and fewer were timed with the tiles that are chosen and no others: 9.5 instead of 14.7 us in
 bf16 at 32, 16.4 instead of 22.1 in fp32 at 64.
 
-One head of 32768 at head dimension 64 takes 0.87 ms in two walks and 0.94 in one; more heads with
-as many rows in all follow it and were not timed.
+One walk or two, by the number of rows: at head dimension 64 one head of 32768 takes 0.87 ms in two
+walks and 0.94 in one, two of 16384 0.44 and 0.49, four of 8192 0.24 and 0.25. At 128 one head of
+32768 takes 1.31 and 1.50, two of 16384 0.68 and 0.78; but three of them 1.34 and 1.07, one of them
+0.62 and 0.58, one of 65536 4.94 and 4.74, four of 8192 0.54 and 0.39, sixteen of 2048 0.19 and
+0.14.
 
 Columns: architecture (several with commas), direction, bits of the type, head dimension (up to),
 mask (causal, full, any), longer sequence (up to), batch x heads x queries (up to); then the choice:
