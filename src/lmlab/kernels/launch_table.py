@@ -22,7 +22,7 @@ One walk or two, by the number of rows: at head dimension 64 one head of 32768 t
 walks and 0.94 in one, two of 16384 0.44 and 0.49, four of 8192 0.24 and 0.25. At 128 one head of
 32768 takes 1.31 and 1.50, two of 16384 0.68 and 0.78; but three of them 1.34 and 1.07, one of them
 0.62 and 0.58, one of 65536 4.94 and 4.74, four of 8192 0.54 and 0.39, sixteen of 2048 0.19 and
-0.14.
+0.14. Without a mask two walks stay at 128: one was not timed there.
 
 Columns: architecture (several with commas), direction, bits of the type, head dimension (up to),
 mask (causal, full, any), longer sequence (up to), batch x heads x queries (up to); then the choice:
@@ -71,10 +71,11 @@ hopper            backward  16   128  any     any     1024    32   64  4  3  own
 hopper            backward  16   128  any     any     2048    64   64  4  3  own-delta
 hopper            backward  16   128  any     any     8192    64   64  4  3
 hopper            backward  16   128  any    1024      any    64   32  4  3
-hopper            backward  16   128  any    8192      any   128   64  8  2  specialised once
-hopper            backward  16   128  any     any    16384   128   64  8  2  specialised once
+hopper            backward  16   128  causal 8192      any   128   64  8  2  specialised once
+hopper            backward  16   128  causal  any    16384   128   64  8  2  specialised once
 hopper            backward  16   128  any     any    32768   128   64  8  3  specialised
-hopper            backward  16   128  any     any      any   128   64  8  2  specialised once
+hopper            backward  16   128  causal  any      any   128   64  8  2  specialised once
+hopper            backward  16   128  any     any      any   128   64  8  3  specialised
 hopper            backward  16   256  any     any      any    64   32  8  2  descriptors
 hopper            forward   32    32  any     any     2048    64   32  4  2  tf32x3
 hopper            forward   32    32  any     any    16384   128   64  8  2  tf32x3
