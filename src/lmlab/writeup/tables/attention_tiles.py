@@ -47,7 +47,7 @@ def tiles(collected: Collected, data: pd.DataFrame) -> Table | None:
         ],
         caption=f"{caption(used)} Medians; {asked['stages']} walked tiles loaded ahead. Shared "
         f"memory as the compiled kernel takes it; a program may have {binary_bytes(limit)}. "
-        "Chosen: what the launch table takes for this problem, with as many tiles ahead as it says.",
+        "Chosen: what the launch table takes for this problem, as many ahead as it says.",
         sources=sources_of(used),
     )
 
