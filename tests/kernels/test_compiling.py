@@ -266,7 +266,7 @@ WIDE_SPILLS = 256
         pytest.param(hopper_wide_kernel, 128, 2, 64, 2, id="all gradients, 128"),
     ],
 )
-def test_specialised_warps_are_counted_and_neither_spill_nor_wait_for_each_product(
+def test_specialised_warps_fit_hardly_spill_and_do_not_wait_for_each_product(
     kernel: Any,
     head_dim: int,
     groups: int,
@@ -301,6 +301,7 @@ def test_specialised_warps_are_counted_and_neither_spill_nor_wait_for_each_produ
     )
     assert built.metadata.shared <= shared_bytes(case, cut)
     assert "serialized" not in assembler_report(built.asm["ptx"], tmp_path)
+    assert ("red.relaxed.gpu.global.add.v4.f32" in built.asm["ptx"]) == once
 
 
 def assembler_report(code: str, folder: Path) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from lmlab.kernels import hopper, launch
 from lmlab.kernels import problem as problem_module
 from lmlab.kernels.configs import Tiles
+from lmlab.kernels.hopper_sums import cells_of
 from lmlab.kernels.problem import Processor, backward_plan, forward_plan
 from tests.attention.reference import TOLERANCE, Shape, attend, output_and_gradients
 from tests.kernels import warp_emulator
@@ -119,18 +120,29 @@ def test_backward(shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "stages"),
     [
-        pytest.param(Shape(keys=384, head_dim=64), id="whole tiles"),
-        pytest.param(Shape(keys=300, queries=172, head_dim=40, heads=2, batch=2), id="ragged"),
-        pytest.param(Shape(keys=4, head_dim=64), id="shorter than a tile"),
-        pytest.param(Shape(keys=384, head_dim=128), id="wide"),
-        pytest.param(Shape(keys=700, queries=500, head_dim=104, heads=2), id="wide, ragged"),
-        pytest.param(Shape(keys=256, queries=248, head_dim=128, batch=2), id="wide, fewer queries"),
-        pytest.param(Shape(keys=4, head_dim=128), id="wide, shorter than a tile"),
+        pytest.param(Shape(keys=384, head_dim=64), 2, id="whole tiles"),
+        pytest.param(Shape(keys=300, queries=172, head_dim=40, heads=2, batch=2), 3, id="ragged"),
+        pytest.param(Shape(keys=4, head_dim=64), 2, id="shorter than a tile"),
+        pytest.param(Shape(keys=640, head_dim=128), 2, id="wide"),
+        pytest.param(Shape(keys=128, head_dim=128), 2, id="wide, one tile"),
+        pytest.param(Shape(keys=460, queries=300, head_dim=104), 3, id="wide, ragged"),
+        pytest.param(
+            Shape(keys=256, queries=120, head_dim=128, heads=2, batch=2), 2, id="wide, many heads"
+        ),
+        pytest.param(Shape(keys=4, head_dim=128), 2, id="wide, shorter than a tile"),
     ],
 )
-def test_backward_in_one_walk(shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -> None:
+def test_backward_in_one_walk(
+    shape: Shape,
+    stages: int,
+    is_causal: bool,
+    kernels: dict[str, Emulated],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress = torch.zeros(64, dtype=torch.int32)
+    monkeypatch.setattr(hopper, "counters", lambda count, device: progress)
     q, k, v, grad_o = shape.inputs(torch.float16)
     wide = tuple(x.double() for x in (q, k, v, grad_o))
     right, right_lse = attend(*wide[:3], is_causal)
@@ -138,9 +150,10 @@ def test_backward_in_one_walk(shape: Shape, is_causal: bool, kernels: dict[str, 
     grads = launch.backward(
         grad_o, q, k, v, right.half(), right_lse.float(),
         is_causal=is_causal, scale=shape.head_dim**-0.5,
-        tiles=replace(tiles_of(walked=64), once=True),
+        tiles=replace(tiles_of(walked=64, stages=stages), once=True),
     )  # fmt: skip
 
+    assert not progress.any()  # as the next launch expects it
     is_one_walk = is_causal or shape.keys % 128 == 0
     name = "hopper_once_kernel" if shape.head_dim <= 64 else "hopper_wide_kernel"
     assert kernels[name].launches == int(is_one_walk)
@@ -205,20 +218,59 @@ def test_a_slot_reused_too_early_is_noticed(
 ) -> None:
     """The emulator's own test: without the wait for free slots it hangs or the numbers are off."""
     monkeypatch.setattr(warp_emulator, "PATIENCE_S", 0.5)
-    emulator = kernels["hopper_forward_kernel"].emulator
-    world = emulator._kernel.__globals__
-    produce = world["produce"]
-    careless = dict(produce.__globals__)
-    careless["mbarrier"] = SimpleNamespace(
-        **vars(careless["mbarrier"]) | {"wait": lambda barrier, phase: None}
-    )
-    world["produce"] = type(produce)(produce.__code__, careless)
+    wait_for_nothing(kernels["hopper_forward_kernel"], "produce")
     q, k, v, _ = Shape(keys=1024, head_dim=16).inputs(torch.float16)
 
     with pytest.raises(AssertionError):  # noqa: PT012 - either it hangs or the result is off
         o, _ = launch.forward(q, k, v, is_causal=False, scale=0.25, tiles=tiles_of())
         right, _ = attend(q.double(), k.double(), v.double(), False, 0.25)
         assert np.allclose(o.numpy(), right.numpy(), atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("careless", ["produce", "add_share"])
+def test_one_walk_that_does_not_wait_is_noticed(
+    careless: str, kernels: dict[str, Emulated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a free slot, nor for the program before to have added its share."""
+    monkeypatch.setattr(warp_emulator, "PATIENCE_S", 0.5)
+    wait_for_nothing(kernels["hopper_wide_kernel"], careless)
+    q, k, v, grad_o = Shape(keys=640, head_dim=128).inputs(torch.float16)
+    wide = tuple(x.double() for x in (q, k, v, grad_o))
+    right, right_lse = attend(*wide[:3], True)
+
+    with pytest.raises(AssertionError):  # noqa: PT012 - either it hangs or the result is off
+        grads = launch.backward(
+            grad_o, q, k, v, right.half(), right_lse.float(),
+            is_causal=True, scale=128**-0.5, tiles=replace(tiles_of(walked=64), once=True),
+        )  # fmt: skip
+        correct = output_and_gradients(lambda q, k, v: attend(q, k, v, True)[0], *wide)[1:]
+        for grad, expected in zip(grads, correct, strict=True):
+            assert np.allclose(grad.numpy(), expected.numpy(), atol=TOLERANCE[torch.float16])
+
+
+def wait_for_nothing(kernel: Emulated, name: str) -> None:
+    """Let one function of a kernel pass every barrier at once."""
+    world = kernel.emulator._kernel.__globals__
+    function = world[name]
+    careless = dict(function.__globals__)
+    careless["mbarrier"] = SimpleNamespace(
+        **vars(careless["mbarrier"]) | {"wait": lambda barrier, phase: None}
+    )
+    world[name] = type(function)(function.__code__, careless)
+
+
+def test_four_sums_that_a_thread_holds_lie_together() -> None:
+    """A thread's registers after a product of 64 rows and columns, and 512 bytes a warp."""
+    cells = Emulator(cells_of)._kernel(Pointer(np.zeros(3 * 4096)), warp_emulator.wrap(2), None)
+    offsets = cells.offset - 2 * 4096
+
+    assert sorted(offsets.flatten()) == list(range(4096))
+    warp, lane, eighth = np.ogrid[:4, :32, :8]
+    row, column = 16 * warp + lane // 4, 8 * eighth + 2 * (lane % 4)
+    four = [offsets[row + down, column + right] for down in (0, 8) for right in (0, 1)]
+    assert all((four[n] == four[0] + n).all() for n in range(4))
+    assert (four[0] % 128 == 4 * lane).all()
 
 
 def is_hopper() -> bool:
@@ -273,7 +325,7 @@ def test_forward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
 )
 def test_backward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
     # Without a mask one walk takes whole tiles of keys only.
-    keys = 1111 if is_causal else 1152
+    keys = 1152 if tiles.once and not is_causal else 1111
     shape = Shape(keys=keys, queries=1000, head_dim=head_dim, heads=4, batch=2)
     q, k, v, grad_o = shape.inputs(torch.bfloat16, "cuda")
     options = {"is_causal": is_causal, "scale": head_dim**-0.5}

@@ -76,7 +76,7 @@ class Tiles:
     def plain(self) -> Tiles:
         """For the kernels that run where the specialised ones cannot: powers of two."""
         kept = 1 << (self.kept.bit_length() - 1)
-        # One walk may have fewer stages because dS takes their room, which a plain kernel has not.
+        # Two stages suit one walk at head dimension 128; a plain kernel of these tiles spills then.
         stages = 3 if self.once else self.stages
         return replace(
             self, kept=kept, stages=stages, descriptors=True, specialised=False, once=False

@@ -92,7 +92,8 @@ def launch_backward(
 ) -> Any:
     """One launch, or two, for keys and values and for queries; returns the first one's kernel."""
     width, walked = plan.constants["BLOCK_D"], tiles.walked
-    has_one_walk = tiles.once and width in (ROWS, 2 * ROWS) and walked == ROWS
+    # At head dimension 128 a turn starts the next one's scores before it frees its own slot.
+    has_one_walk = tiles.once and tiles.stages > 1 and width in (ROWS, 2 * ROWS) and walked == ROWS
     if has_one_walk and _has_bounded_weights(problem, tiles):
         return launch_once(problem, grad_o, q, k, v, lse, delta, grads, scale, tiles, plan)
     grad_q, grad_k, grad_v = grads

@@ -13,8 +13,8 @@ does nothing else hardly feels that (`hopper_once`), one that computes does (`ho
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# Rows and columns of a tile.
 SIDE = gl.constexpr(64)
+"""Rows and columns of a tile."""
 
 
 @gluon.jit

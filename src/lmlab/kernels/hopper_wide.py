@@ -5,8 +5,8 @@ fixed order by programs that follow each other. But the sums of 64 keys and valu
 thread's 240 registers, and nothing is left for a third group. So the two groups that make dS also
 make dQ, half of its columns each, from the dS of both. What lets that pay:
 
-- dQ of a turn is multiplied in the turn after it. dS lies in shared memory for two turns, and no
-  group waits for the other in the middle of one.
+- dQ of a turn is multiplied in the turn after it. dS lies in shared memory for two turns, and a
+  group waits only for what the other did in the turn before.
 - The scores of the next turn are under way while a share is added, so the tensor cores are busy
   meanwhile. They are done when the loop turns: the compiler serialises what is in flight there.
 - Who computes asks other processors nothing. One warp looks how far the program before has come
@@ -57,14 +57,14 @@ from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
 SLOTS = gl.constexpr(2)
-"""Turns by which one group may be ahead of the other."""
+"""Turns whose dS is kept: this one's, and that of the one before, from which dQ is made."""
 RING = gl.constexpr(4)
 """Turns whose adding is allowed ahead of time."""
-# Columns of dQ that one group makes.
 HALF = gl.constexpr(64)
-# More turns than a walk has: their quotient is zero, which the compiler cannot know. Otherwise it
-# keeps the eight addresses of a product for the whole loop, in registers that there are not.
+"""Columns of dQ that one group makes."""
 FAR = gl.constexpr(2**30)
+"""More turns than a walk has: their quotient is zero, which the compiler cannot know. Otherwise it
+keeps the eight addresses of a product for the whole loop, in registers that there are not."""
 
 group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -266,7 +266,7 @@ def look(escort, before, tile, turns):
 
 @gluon.jit
 def tell(escort, own, turns, told):
-    """Tell the next program how many turns are added, as far as it sees their blocks: one warp."""
+    """Tell the next program how many of its own turns are added here: one warp."""
     go, done = escort
     for turn in range(0, RING):
         mbarrier.arrive(go.index(turn), count=1)
