@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from lmlab.kernels.hopper_group import ROWS
+from lmlab.kernels.hopper_group import ROWS, write
 
 
 @gluon.jit
@@ -111,6 +111,35 @@ def make_tiles(
 
 
 @gluon.jit
+def make_query_tiles(
+    kept, walked, rows,
+    CONSUMERS: gl.constexpr, WALKED: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Shared memory of a walk over the queries: their tiles come with a number for each row."""
+    a_kept, b_kept, a_walked, b_walked = make_tiles(
+        kept, walked, CONSUMERS, WALKED, BLOCK_D, STAGES
+    )
+    a_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], rows[0].layout)
+    b_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], rows[1].layout)
+    return a_kept, b_kept, a_walked, b_walked, a_rows, b_rows
+
+
+@gluon.jit
+def make_passing(
+    dtype: gl.constexpr, WALKED: gl.constexpr, SLOTS: gl.constexpr, READERS: gl.constexpr
+):
+    """Shared memory through which dS goes from both groups to those who read it."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    passed = gl.allocate_shared_memory(dtype, [2 * SLOTS, ROWS, WALKED], LAYOUT)
+    ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(ready.index(slot), count=2)
+        mbarrier.init(free.index(slot), count=READERS)
+    return passed, ready, free
+
+
+@gluon.jit
 def make_barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
     """Barriers of the kept tiles and of each slot: filled by the copy engine, then emptied."""
     kept_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -124,3 +153,31 @@ def make_barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
         mbarrier.init(free.index(slot), count=CONSUMERS)
     fence_async_shared()
     return kept_ready, a_ready, b_ready, free
+
+
+@gluon.jit
+def blocks_that_see(
+    tile, queries, keys, KEPT: gl.constexpr, WALKED: gl.constexpr, IS_CAUSAL: gl.constexpr
+):
+    """Blocks of queries for a tile of keys: the first, the first that sees all of it, the end."""
+    shift = keys - queries
+    first = 0
+    clear = 0
+    last = (queries + WALKED - 1) // WALKED
+    if IS_CAUSAL:
+        first = gl.maximum(tile * KEPT - shift, 0) // WALKED
+        clear = (gl.maximum(tile * KEPT + KEPT - 1 - shift, 0) + WALKED - 1) // WALKED
+        clear = gl.minimum(clear, last)
+    return first, clear, last
+
+
+@gluon.jit
+def write_keys(
+    k_sum, v_sum, targets, batch, head, start, keys, scale,
+    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Write the gradients of 64 keys and their values."""
+    grad_k, grad_v, grad_k_strides, grad_v_strides = targets
+    write(v_sum, grad_v, grad_v_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, LAYOUT)
+    k_sum = k_sum * scale
+    write(k_sum, grad_k, grad_k_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, LAYOUT)

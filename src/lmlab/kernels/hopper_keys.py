@@ -14,8 +14,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper_backward import make_barriers, make_tiles, produce, two_products
-from lmlab.kernels.hopper_group import ROWS, write
+from lmlab.kernels.hopper_backward import (
+    blocks_that_see,
+    make_barriers,
+    make_query_tiles,
+    produce,
+    two_products,
+    write_keys,
+)
+from lmlab.kernels.hopper_group import ROWS
 from lmlab.kernels.tiles import place
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -73,7 +80,6 @@ def consume_queries(
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     batch, head, _, start = where
     first, clear, last, keys, shift = sizes
-    grad_k, grad_v, grad_k_strides, grad_v_strides = targets
     start = start + WHICH * ROWS
     columns = start + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
     zero = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
@@ -89,9 +95,7 @@ def consume_queries(
         WHICH, BLOCK_D, WALKED, STAGES, False, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
     k_sum, v_sum = grads
-    write(v_sum, grad_v, grad_v_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
-    k_sum = k_sum * scale
-    write(k_sum, grad_k, grad_k_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
+    write_keys(k_sum, v_sum, targets, batch, head, start, keys, scale, BLOCK_D, HEAD_DIM, O_LAYOUT)
 
 
 @gluon.jit(do_not_specialize=["pairs", "heads", "abreast"])
@@ -107,23 +111,11 @@ def hopper_keys_kernel(
     tile, batch, head = place(gl.program_id(0), tiles_of_keys, pairs, heads, abreast, False)
     batch, head = batch.to(gl.int32), head.to(gl.int32)
     where = (batch, head, head, tile * KEPT)
-    shift = keys - queries
-    first = 0
-    clear = 0
-    last = (queries + WALKED - 1) // WALKED
-    if IS_CAUSAL:
-        first = gl.maximum(tile * KEPT - shift, 0) // WALKED
-        clear = (gl.maximum(tile * KEPT + KEPT - 1 - shift, 0) + WALKED - 1) // WALKED
-        clear = gl.minimum(clear, last)
-    a_kept, b_kept, a_walked, b_walked = make_tiles(
-        (k, v), (q, grad_o), CONSUMERS, WALKED, BLOCK_D, STAGES
-    )
-    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], lse.layout)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], delta.layout)
-    tiles = (a_kept, b_kept, a_walked, b_walked, lse_tiles, delta_tiles)
+    first, clear, last = blocks_that_see(tile, queries, keys, KEPT, WALKED, IS_CAUSAL)
+    tiles = make_query_tiles((k, v), (q, grad_o), (lse, delta), CONSUMERS, WALKED, BLOCK_D, STAGES)
     barriers = make_barriers(CONSUMERS, STAGES)
     targets = (grad_k, grad_v, grad_k_strides, grad_v_strides)
-    sizes = (first, clear, last, keys, shift)
+    sizes = (first, clear, last, keys, keys - queries)
     # Compile-time values stay so only where the tuple is written in the call itself.
     gl.warp_specialize([
         (consume_queries, (tiles, barriers, targets, where, sizes, scale,

@@ -50,7 +50,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper_backward import make_barriers, make_tiles
+from lmlab.kernels.hopper_backward import (
+    blocks_that_see,
+    make_barriers,
+    make_passing,
+    make_query_tiles,
+    write_keys,
+)
 from lmlab.kernels.hopper_group import ROWS, write
 from lmlab.kernels.hopper_sums import add_fours, cells_of, load_fours, store_fours
 from lmlab.kernels.tiles import place
@@ -212,7 +218,6 @@ def consume(
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     batch, head, _, start = where
     first, clear, last, keys, shift = sizes
-    grad_k, grad_v, grad_k_strides, grad_v_strides = targets
     start = start + WHICH * ROWS
     columns = start + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
     zero = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
@@ -240,9 +245,7 @@ def consume(
             share, last - first - 1, target, escort, where, tile, last, beyond, scale,
             WHICH, BLOCK_D, HEAD_DIM, WALKED, True, S_LAYOUT,
         )  # fmt: skip
-    write(v_sum, grad_v, grad_v_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
-    k_sum = k_sum * scale
-    write(k_sum, grad_k, grad_k_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, O_LAYOUT)
+    write_keys(k_sum, v_sum, targets, batch, head, start, keys, scale, BLOCK_D, HEAD_DIM, O_LAYOUT)
 
 
 @gluon.jit
@@ -314,19 +317,6 @@ def produce(
 
 
 @gluon.jit
-def make_passing(dtype: gl.constexpr, WALKED: gl.constexpr):
-    """Shared memory through which the groups see each other's dS, and its barriers."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    passed = gl.allocate_shared_memory(dtype, [2 * SLOTS, ROWS, WALKED], LAYOUT)
-    ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(SLOTS):
-        mbarrier.init(ready.index(slot), count=2)
-        mbarrier.init(free.index(slot), count=2)
-    return passed, ready, free
-
-
-@gluon.jit
 def make_escort():
     """Barriers of a turn's share: it may be added, both halves are added."""
     go = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
@@ -352,31 +342,20 @@ def hopper_wide_kernel(
     batch, head = batch.to(gl.int32), head.to(gl.int32)
     pair = batch * heads + head
     where = (batch, head, pair, tile * KEPT)
-    shift = keys - queries
-    first = 0
-    clear = 0
+    first, clear, last = blocks_that_see(tile, queries, keys, KEPT, WALKED, IS_CAUSAL)
+    # The first block that sees a key of the next program; blocks before it end here.
     beyond = 0
-    last = (queries + WALKED - 1) // WALKED
     if IS_CAUSAL:
-        first = gl.maximum(tile * KEPT - shift, 0) // WALKED
-        clear = (gl.maximum(tile * KEPT + KEPT - 1 - shift, 0) + WALKED - 1) // WALKED
-        clear = gl.minimum(clear, last)
-        # The first block that sees a key of the next program; blocks before it end here.
-        beyond = gl.maximum((tile + 1) * KEPT - shift, 0) // WALKED
+        beyond = gl.maximum((tile + 1) * KEPT - (keys - queries), 0) // WALKED
     if tile == tiles_of_keys - 1:
         beyond = last
-    a_kept, b_kept, a_walked, b_walked = make_tiles(
-        (k, v), (q, grad_o), CONSUMERS, WALKED, BLOCK_D, STAGES
-    )
-    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], lse.layout)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, WALKED], delta.layout)
-    tiles = (a_kept, b_kept, a_walked, b_walked, lse_tiles, delta_tiles)
-    passing = make_passing(q.dtype, WALKED)
+    tiles = make_query_tiles((k, v), (q, grad_o), (lse, delta), CONSUMERS, WALKED, BLOCK_D, STAGES)
+    passing = make_passing(q.dtype, WALKED, SLOTS, 2)
     escort = make_escort()
     barriers = make_barriers(CONSUMERS, STAGES)
     targets = (grad_k, grad_v, grad_k_strides, grad_v_strides)
     target = (sums, grad_q, grad_q_strides, queries)
-    sizes = (first, clear, last, keys, shift)
+    sizes = (first, clear, last, keys, keys - queries)
     own = progress + pair * tiles_of_keys + tile
     turns = gl.maximum(last - first, 0)
     # Compile-time values stay so only where the tuple is written in the call itself.
