@@ -16,7 +16,6 @@ from lmlab.study.chapters import GRIDS, all_points
 from lmlab.study.config import load
 from tests.workflow.conftest import COMMAND, Project, Run
 
-
 HOPELESS = 50
 """Arm CPUs without bf16 instructions take hundreds of times as long, others a few times at most."""
 
