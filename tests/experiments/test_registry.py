@@ -9,16 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from lmlab.experiments.outcome import Unsupported
-from lmlab.experiments.registry import (
-    code_modules,
-    fingerprint,
-    load,
-    refuse_unsupported_attention,
-)
+from lmlab.experiments.registry import code_modules, fingerprint, load
 from lmlab.import_path import ImportPathError
 from lmlab.study.chapters import GRIDS, all_points
 from lmlab.study.config import load as load_study
@@ -123,23 +116,6 @@ def test_an_edit_makes_stale_what_runs_it(tree: Path, edit: Edit, stale: set[str
 def test_every_chapter_of_the_study_has_a_module_that_measures_it() -> None:
     for chapter in GRIDS:
         assert callable(load(chapter))
-
-
-def test_an_attention_that_is_not_itself_on_a_device_is_not_measured_in_a_model() -> None:
-    flash = end_to_end_point(attention="flash")
-    with pytest.raises(Unsupported, match=r"^attention = 'flash': on a CPU .* means nothing$"):
-        load("end_to_end")(flash, torch.device("cpu"))
-
-
-def test_an_attention_of_ranks_is_refused_before_their_size_is_chosen() -> None:
-    point = Point("fsdp", {"attention": "sdpa_cudnn", "precision": "bf16"}, {"sizes": ["small"]})
-    with pytest.raises(Unsupported, match="sdpa_cudnn"):
-        refuse_unsupported_attention(point, torch.device("cpu"))
-
-
-def test_arms_of_one_point_stand_or_fall_by_themselves() -> None:
-    asked = {"attention": "flash", "arms": ["naive", "flash"], "precision": "fp32"}
-    refuse_unsupported_attention(Point("attention", {"topic": "model"}, asked), torch.device("cpu"))
 
 
 def test_every_point_of_every_study_has_a_fingerprint() -> None:

@@ -134,6 +134,17 @@ def test_a_caption_of_nothing_says_so() -> None:
     assert describe([]) == "Nothing measured."
 
 
+def test_a_caption_tells_why_points_are_unsupported() -> None:
+    reasons = ["no bf16 here", "no bf16 here", "too large"]
+    results = [
+        factory.failed(point, "unsupported", reason)
+        for point, reason in zip(POINTS, reasons, strict=False)
+    ]
+    assert describe(results) == (
+        "Nothing measured. Unsupported: no bf16 here (2 points); too large (1 point)."
+    )
+
+
 def test_a_chapter_sees_the_results_of_those_it_refers_to(root: Path) -> None:
     profiles = collect(
         STUDY, "profile", machine="nvidia-h200", device="cuda", results=root / "results",

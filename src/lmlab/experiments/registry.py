@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 
 from lmlab import import_path
 from lmlab.attention import registry as attention
-from lmlab.attention.support import why_unsupported
-from lmlab.experiments.outcome import Unsupported
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
@@ -31,15 +29,16 @@ if TYPE_CHECKING:
 
 RUNNER = "lmlab.experiments.run"
 RANK_RUNNER = "lmlab.experiments.ranks"
-NARROW_HEAD = 16
-# What names, lists and files a measurement without moving its number: a variant more, another
-# label in a result or a new version of the package must not send anybody back to the machine.
+# What names, lists, files or refuses a measurement without moving its number: a variant more,
+# another label in a result or a new version of the package must not send anybody back to the
+# machine.
 NOT_COUNTED = (
     "lmlab",
     "lmlab.attention",
     "lmlab.attention.registry",
     "lmlab.attention.support",
     "lmlab.experiments.record",
+    "lmlab.experiments.refusals",
     "lmlab.experiments.registry",
     "lmlab.import_path",
     "lmlab.measure.environment",
@@ -62,29 +61,13 @@ def load(chapter: str) -> Chapter:
     function: Chapter = import_path.resolve(path_of(chapter))
 
     def measure(point: Point, device: torch.device) -> Outcome:
-        refuse_unsupported_attention(point, device)
+        # Here, because it imports torch, which naming a chapter must not cost.
+        from lmlab.experiments.refusals import refuse_unsupported
+
+        refuse_unsupported(point, device)
         return function(point, device)
 
     return measure
-
-
-def refuse_unsupported_attention(point: Point, device: torch.device) -> None:
-    """Raise `Unsupported` for a model whose attention is not measured on this device.
-
-    Where variants are arms of one point, each arm stands or falls by itself.
-    """
-    asked = {**point.settings, **point.parameters}
-    if "attention" not in asked or "arms" in asked:
-        return
-    # Here, because it imports torch, which naming a chapter must not cost.
-    from lmlab.measure.precision import precision_named
-
-    # Ranks choose the size themselves, from what fits; narrow heads fit every variant.
-    head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD
-    dtype = precision_named(asked["precision"]).dtype
-    reason = why_unsupported(asked["attention"], device=device, dtype=dtype, head_dim=head_dim)
-    if reason:
-        raise Unsupported(f"attention = {asked['attention']!r}: {reason}")
 
 
 def code_modules(point: Point) -> list[str]:
