@@ -22,6 +22,7 @@ from lmlab.experiments.launch import ranks_here, torchrun_words
 from lmlab.experiments.registry import check_code, code_modules, fingerprint_of, has_ranks
 from lmlab.experiments.standing import advice, installed_torch, remarks_on, standing
 from lmlab.measure.identity import find_machine
+from lmlab.study import config_file
 from lmlab.study.chapters import GRIDS, READS, all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
@@ -47,6 +48,10 @@ HERE = find_machine()
 TYPED = retyped(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})
 try:
+    # Of a key that stands twice in a file Snakemake has taken the last, without a word. A module is
+    # given its configuration: the files of the workflow that has it are not its own.
+    for file in [] if workflow.modifier.skip_configfile else workflow.configfiles:
+        config_file.read(Path(file))
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring

@@ -136,6 +136,26 @@ def test_a_size_in_the_file_with_wrong_heads_ends_in_one_line(fresh: Project) ->
     assert "Traceback" not in done.stderr
 
 
+def test_a_key_that_stands_twice_in_the_file_ends_in_one_line(fresh: Project) -> None:
+    fresh.edit("config.yaml", "machine: auto", "machine: auto\nmachine: mine")
+    done = fresh.run("snakemake -n", check=False)
+    assert done.returncode != 0
+    assert "config.yaml, line 6: 'machine' is given twice; allowed: each key once" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_keys_of_the_workflow_that_has_this_as_a_module_are_its_own(
+    fresh: Project, tmp_path: Path
+) -> None:
+    user = Project(tmp_path / "user")
+    user.folder.mkdir()
+    (user.folder / "Snakefile").write_text(
+        MODULE.format(project=fresh.folder, config=OWN_CONFIG) + 'configfile: "samples.yaml"\n'
+    )
+    (user.folder / "samples.yaml").write_text("samples: a\nsamples: b\n")
+    user.run("snakemake -n --cores 1 --config study=nano")
+
+
 def test_a_model_of_the_users_own_is_measured_and_counted_as_code(measured: Project) -> None:
     measured.only("end_to_end", "memory")
     package = measured.folder / "mine"
