@@ -28,6 +28,7 @@ SMALL = {
 def config() -> dict[str, Any]:
     values = factory.config(study="full")
     values["studies"]["full"]["end_to_end"].update(SMALL)
+    values["studies"]["full"]["profile"].update(sizes=["small"], contexts=[128, 256])
     return values
 
 
@@ -47,10 +48,10 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(values))
 
 
-def built(root: Path) -> dict[str, Any]:
-    out = root / "report" / "chapters" / "end_to_end.json"
+def built(root: Path, chapter: str = "end_to_end") -> dict[str, Any]:
+    out = root / "report" / "chapters" / f"{chapter}.json"
     build(
-        config(), "end_to_end", machine="nvidia-h200", device="cuda", results=root / "results",
+        config(), chapter, machine="nvidia-h200", device="cuda", results=root / "results",
         figures=root / "report" / "figures", out=out,
     )  # fmt: skip
     document: dict[str, Any] = json.loads(out.read_text())
@@ -67,6 +68,35 @@ def test_results_without_what_the_page_reads_are_told_and_the_others_shown(tmp_p
     assert told.count("which is read now; made by other code or changed by hand") == 2
     assert str(tmp_path) not in told
     assert document["tables"]["times_fp32"]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("chapter", "way", "missing"),
+    [
+        pytest.param("profile", ["modes"], "train_step", id="a mode"),
+        pytest.param("profile", ["modes"], "forward", id="the first mode"),
+        pytest.param("data_parallel", ["arms", "naive"], "ranks_ms", id="times of an arm"),
+        pytest.param("fsdp", ["arms", "ddp"], "ranks_ms", id="times of what is compared with"),
+    ],
+)
+def test_what_a_result_lacks_in_its_depth_is_found_out(
+    tmp_path: Path, chapter: str, way: list[str], missing: str
+) -> None:
+    def take_out(values: dict[str, Any]) -> None:
+        inner = values["data"]
+        for key in way:
+            inner = inner[key]
+        del inner[missing]
+
+    files_of(tmp_path, "machine")
+    files_of(tmp_path, "end_to_end")
+    measured = [file for file in files_of(tmp_path, chapter) if is_ok(file)]
+    change(measured[0], take_out)
+    assert f"has no '{missing}', which is read now" in json.dumps(built(tmp_path, chapter))
+
+
+def is_ok(file: Path) -> bool:
+    return bool(json.loads(file.read_text())["status"] == "ok")
 
 
 def test_a_reader_that_asks_again_for_what_was_refused_is_not_asked_for_ever(

@@ -99,7 +99,7 @@ def failures(job: Job) -> dict[str, str]:
     return {
         label(name, job): str(arm["reason"])
         for name, arm in job.data["arms"].items()
-        if "ranks_ms" not in arm
+        if arm["status"] != "ok"
     }
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from lmlab.study.results import Result
 from lmlab.writeup.collect import Collected, Row
-from lmlab.writeup.profile_words import MATMULS
+from lmlab.writeup.profile_words import MATMULS, MODE_NAMES
 
 PLACE = ["size", "context", "batch", "precision"]
 CLOCK = ("n", "mean_ms", "sd_ms", "median_ms", "q1_ms", "q3_ms")
@@ -49,7 +49,7 @@ def modes(collected: Collected) -> pd.DataFrame:
     rows = [
         {**place, "mode": mode, **_run(run)}
         for place, data in _recorded(collected)
-        for mode, run in data["modes"].items()
+        for mode, run in _modes(data)
     ]
     return pd.DataFrame(rows, columns=MODE_COLUMNS)
 
@@ -59,7 +59,7 @@ def phases(collected: Collected) -> pd.DataFrame:
     rows = [
         {**place, "mode": mode, "phase": phase["phase"], **_in_ms(phase)}
         for place, data in _recorded(collected)
-        for mode, run in data["modes"].items()
+        for mode, run in _modes(data)
         for phase in run["phases"]
     ]
     return pd.DataFrame(rows, columns=PHASE_COLUMNS)
@@ -77,7 +77,7 @@ def families(collected: Collected) -> pd.DataFrame:
             "share": total["total_ns"] / max(run["total_ns"], 1),
         }
         for place, data in _recorded(collected)
-        for mode, run in data["modes"].items()
+        for mode, run in _modes(data)
         for family, total in run["families"].items()
     ]
     return pd.DataFrame(rows, columns=FAMILY_COLUMNS)
@@ -88,7 +88,7 @@ def kernels(collected: Collected) -> pd.DataFrame:
     rows = [
         {**place, "mode": mode, **row}
         for place, data in _recorded(collected)
-        for mode, run in data["modes"].items()
+        for mode, run in _modes(data)
         for row in _kernels(run, data["names"])
     ]
     return pd.DataFrame(rows, columns=KERNEL_COLUMNS)
@@ -202,6 +202,12 @@ def _ok(collected: Collected) -> list[Result]:
 def _recorded(collected: Collected) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
     for result in _ok(collected):
         yield {key: result.parameters[key] for key in PLACE}, result.data
+
+
+def _modes(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each mode by its name: a result that lacks one is found out, not read without it."""
+    for mode in MODE_NAMES:
+        yield mode, data["modes"][mode]
 
 
 def _point(row: Row) -> dict[str, Any]:

@@ -159,5 +159,5 @@ def hideable(trace: Mapping[str, Any]) -> float | None:
 
 
 def sound(arms: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The arms that have times."""
-    return {name: arm for name, arm in arms.items() if "ranks_ms" in arm}
+    """The arms that have times, by their status: one that says so and has none is found out."""
+    return {name: arm for name, arm in arms.items() if arm["status"] == "ok"}

@@ -57,7 +57,7 @@ def steps(job: Job) -> Table:
     failed = [
         [frames.label(name, job), STATUS_CELLS[arm["status"]], *[NOTHING] * 4]
         for name, arm in job.data["arms"].items()
-        if "ranks_ms" not in arm
+        if arm["status"] != "ok"
     ]
     return Table(
         title=f"A training step by variant, {size_of(job)}, {job.who}: mean ± deviation (median)",
