@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from lmlab.experiments.refusals import is_emulated
 from lmlab.measure.identity import find_machine
 from lmlab.study.chapters import GRIDS, all_points
 from lmlab.study.config import load
@@ -19,17 +21,16 @@ from tests.workflow.conftest import COMMAND, Project, Run
 @pytest.mark.slow
 @pytest.mark.skipif(find_machine().device == "cuda", reason="with a GPU the study is another one")
 def test_the_tiny_study_measures_every_point_in_under_5_minutes(fresh: Project) -> None:
+    if is_emulated(torch.bfloat16):
+        pytest.skip("this CPU emulates bf16: it refuses some points and is slow in all others")
     start = time.monotonic()
     fresh.run(COMMAND, timeout_s=900)
     seconds = time.monotonic() - start
     results = [json.loads(file) for file, _ in fresh.results().values()]
     assert {result["status"] for result in results} == {"ok", "unsupported"}
-    unsupported = [result for result in results if result["status"] == "unsupported"]
-    # Some CPUs have no instructions for bf16; none has tiles of our kernels or the leaderboard.
-    emulated = [result for result in unsupported if "emulated" in result["reason"]]
-    assert {result["parameters"]["precision"] for result in emulated} <= {"bf16"}
+    # A CPU has neither tiles of our kernels to compare nor the leaderboard's shape.
     without_numbers = {
-        result["parameters"]["topic"] for result in unsupported if result not in emulated
+        result["parameters"]["topic"] for result in results if result["status"] == "unsupported"
     }
     assert without_numbers == {"tiles", "leaderboard"}
     assert {result["chapter"] for result in results} == set(GRIDS)

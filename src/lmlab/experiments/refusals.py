@@ -64,14 +64,18 @@ def refuse_emulated_type(asked: Mapping[str, Any]) -> None:
     dtype = precision_named(asked["precision"]).dtype if operations else torch.float32
     if dtype == torch.float32:
         return
-    product_s = seconds_of_a_product(dtype)
-    step_s = operations / (2 * PROBE**3) * product_s
-    if step_s > LONGEST_STEP_S and product_s > EMULATED * seconds_of_a_product(torch.float32):
+    step_s = operations / (2 * PROBE**3) * seconds_of_a_product(dtype)
+    if step_s > LONGEST_STEP_S and is_emulated(dtype):
         print(f"{asked['precision']}: a step would take about {step_s:.1f} s")
         raise Unsupported(
             f"{asked['precision']} is emulated on this CPU: a product takes over {EMULATED} times "
             f"as long as in fp32, and a step would take over {LONGEST_STEP_S} s"
         )
+
+
+def is_emulated(dtype: torch.dtype) -> bool:
+    """Whether the CPU multiplies this type without instructions of its own, told by the clock."""
+    return seconds_of_a_product(dtype) > EMULATED * seconds_of_a_product(torch.float32)
 
 
 def products_of_a_step(asked: Mapping[str, Any]) -> float:
