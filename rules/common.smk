@@ -48,10 +48,11 @@ HERE = find_machine()
 TYPED = retyped(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})
 try:
-    # Of a key that stands twice in a file Snakemake has taken the last, without a word. A module is
-    # given its configuration: the files of the workflow that has it are not its own.
-    for file in [] if workflow.modifier.skip_configfile else workflow.configfiles:
-        config_file.read(Path(file))
+    # Of a key that stands twice in a file Snakemake has taken the last, without a word. Where this
+    # is a module, the files are those of the workflow that has it.
+    if Path(workflow.main_snakefile).resolve().is_relative_to(ROOT):
+        for file in workflow.configfiles:
+            config_file.read(Path(file))
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring

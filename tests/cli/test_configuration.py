@@ -48,6 +48,12 @@ def test_a_file_that_is_no_yaml_is_named_in_one_line(content: bytes, file: Path)
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_json_file_may_have_tabs(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('{\n\t"study":\t"nano"\n}\n')
+    assert read_config(file, []) == {"study": "nano"}
+
+
 @pytest.mark.parametrize("content", ["", "- 1", "text"], ids=["empty", "a list", "a text"])
 def test_a_file_without_keys_is_refused(content: str, file: Path) -> None:
     file.write_text(content)

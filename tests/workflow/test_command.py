@@ -144,16 +144,16 @@ def test_a_key_that_stands_twice_in_the_file_ends_in_one_line(fresh: Project) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("given", ["    config: " + OWN_CONFIG, ""], ids=["given", "shared"])
 def test_keys_of_the_workflow_that_has_this_as_a_module_are_its_own(
-    fresh: Project, tmp_path: Path
+    fresh: Project, tmp_path: Path, given: str
 ) -> None:
     user = Project(tmp_path / "user")
     user.folder.mkdir()
-    (user.folder / "Snakefile").write_text(
-        MODULE.format(project=fresh.folder, config=OWN_CONFIG) + 'configfile: "samples.yaml"\n'
-    )
-    (user.folder / "samples.yaml").write_text("samples: a\nsamples: b\n")
-    user.run("snakemake -n --cores 1 --config study=nano")
+    snakefile = MODULE.format(project=fresh.folder, config=None).replace("    config: None", given)
+    (user.folder / "Snakefile").write_text('configfile: "mine.yaml"\n' + snakefile)
+    (user.folder / "mine.yaml").write_text("study: tiny\nstudy: nano\n")
+    user.run("snakemake -n --cores 1")
 
 
 def test_a_model_of_the_users_own_is_measured_and_counted_as_code(measured: Project) -> None:

@@ -12,9 +12,10 @@ import pytest
 from lmlab.study.chapters import points_of
 from lmlab.study.config import load
 from lmlab.study.points import Point
-from lmlab.study.results import LacksKey
+from lmlab.study.results import LacksKey, Result
 from lmlab.writeup import build as building
 from lmlab.writeup.build import build
+from lmlab.writeup.registry import part
 from tests.writeup import factory, synthetic
 
 SMALL = {
@@ -93,6 +94,32 @@ def test_what_a_result_lacks_in_its_depth_is_found_out(
     measured = [file for file in files_of(tmp_path, chapter) if is_ok(file)]
     change(measured[0], take_out)
     assert f"has no '{missing}', which is read now" in json.dumps(built(tmp_path, chapter))
+
+
+@pytest.mark.parametrize(
+    ("chapter", "key", "value"),
+    [
+        ("end_to_end", "precision", "bf16"),
+        ("memory", "precision", "bf16"),
+        ("profile", "size", "xl"),
+    ],
+)
+def test_tables_with_unsupported_cells_tell_the_reason_once(
+    chapter: str, key: str, value: str
+) -> None:
+    def make(point: Point, device: str) -> Result:
+        if point.parameters.get(key) == value:
+            return factory.failed(point, "unsupported", "not here", device)
+        return synthetic.MAKERS[chapter](point, device)
+
+    made = part("tables", chapter)(synthetic.collected(chapter, make=make))
+    made.pop("published", None)  # its caption is about the publications
+    told = {name: table.caption.count("not here") for name, table in made.items()}
+    unsupported = {
+        name for name, table in made.items() if "unsupported" in json.dumps(table.to_json()["rows"])
+    }
+    assert unsupported
+    assert {name for name in unsupported if told[name] != 1} == set()
 
 
 def is_ok(file: Path) -> bool:

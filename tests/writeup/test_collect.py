@@ -9,7 +9,7 @@ import pytest
 
 from lmlab.study.chapters import READS, points_of
 from lmlab.study.files import REFERENCES
-from lmlab.writeup.caption import describe
+from lmlab.writeup.caption import describe, with_reasons
 from lmlab.writeup.collect import collect, pattern_of, sources_of
 from lmlab.writeup.provenance import provenance, tally
 from tests.writeup import factory, synthetic
@@ -140,9 +140,10 @@ def test_a_caption_tells_why_points_are_unsupported() -> None:
         factory.failed(point, "unsupported", reason)
         for point, reason in zip(POINTS, reasons, strict=False)
     ]
-    assert describe(results) == (
-        "Nothing measured. Unsupported: no bf16 here (2 points); too large (1 point)."
+    assert with_reasons("Said.", results) == (
+        "Said. Unsupported: no bf16 here (2 points); too large (1 point)."
     )
+    assert with_reasons("Said.", [synthetic.end_to_end(POINTS[0])]) == "Said."
 
 
 def test_a_chapter_sees_the_results_of_those_it_refers_to(root: Path) -> None:

@@ -40,7 +40,9 @@ def parse(text: str) -> Any:
 def read(path: Path) -> dict[str, Any]:
     """The keys and values of a file, or a `ConfigError`."""
     try:
-        config = parse(path.read_text())
+        text = path.read_text()
+        # YAML forbids the tabs that JSON allows between its words.
+        config = parse(text.expandtabs() if path.suffix == ".json" else text)
     except RepeatedKey as error:
         raise ConfigError(f"{path}, line {error.line}: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -32,18 +32,14 @@ PARAMETER_PHRASES: dict[str, Callable[[Any], str]] = {
 def describe(
     results: Sequence[Result], phases: Iterable[str] = (), columns: Iterable[str] = ()
 ) -> str:
-    """Device, settings and statistics of these results, and why some are unsupported.
+    """Device, settings and statistics of these results, as one sentence.
 
     Parameters that are columns of the table say themselves what they are and are left out.
     """
     ok = [result for result in results if result.status == "ok"]
-    sentences = [_measured(ok, set(phases), set(columns)), _unsupported(results)]
-    return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _measured(ok: Sequence[Result], wanted: set[str], columns: set[str]) -> str:
     if not ok:
         return "Nothing measured."
+    wanted = set(phases)
     measurements = [
         measurement
         for result in ok
@@ -53,7 +49,7 @@ def _measured(ok: Sequence[Result], wanted: set[str], columns: set[str]) -> str:
     phrases = [
         _agreed("device", map(device_of, ok)),
         *_setup(ok),
-        *_parameters(ok, columns),
+        *_parameters(ok, set(columns)),
         _agreed("clock", (CLOCKS[m["clock"]] for m in measurements)),
         _agreed("cache", (f"{m['cache']} cache" for m in measurements if m["cache"] != "warm")),
         _sample_count([int(m["n"]) for m in measurements]),
@@ -61,11 +57,11 @@ def _measured(ok: Sequence[Result], wanted: set[str], columns: set[str]) -> str:
     return f"{', '.join(phrase for phrase in phrases if phrase)}."
 
 
-def _unsupported(results: Sequence[Result]) -> str:
-    """Every reason once, with the number of points that it stands for."""
+def with_reasons(said: str, results: Sequence[Result]) -> str:
+    """A caption, and why points of its table are unsupported: every reason once."""
     counts = Counter(str(r.reason) for r in results if r.status == "unsupported")
     told = "; ".join(f"{reason} ({_points(count)})" for reason, count in counts.items())
-    return f"Unsupported: {told}." if told else ""
+    return f"{said} Unsupported: {told}." if told else said
 
 
 def _points(count: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.writeup.caption import describe
+from lmlab.writeup.caption import describe, with_reasons
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import end_to_end as frames
 from lmlab.writeup.frames.cold_start import FEWEST_SETTLED_STEPS, TOLERANCE, traces
@@ -205,7 +205,7 @@ def caption(used: Sequence[Row], rows: pd.DataFrame) -> str:
     """From the results behind a table; a batch that is a column is left out."""
     columns = ["batch"] if rows["batch"].nunique() > 1 else []
     results = [row.result for row in used if row.result is not None]
-    return describe(results, columns=[*columns, "start"])
+    return with_reasons(describe(results, columns=[*columns, "start"]), results)
 
 
 def cold_caption(used: Sequence[Row], rows: pd.DataFrame) -> str:

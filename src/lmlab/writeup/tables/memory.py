@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.writeup.caption import describe
+from lmlab.study.results import Result
+from lmlab.writeup.caption import describe, with_reasons
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import memory as frames
 from lmlab.writeup.frames.memory import CATEGORIES, MODES
@@ -80,8 +81,8 @@ def replay(collected: Collected, data: pd.DataFrame) -> Table:
             [*place, *(cell for row in here for cell in cells(row))]
             for place, here in places(steps, precisions)
         ],
-        caption=f"{caption(collected)} The allocator counts blocks, which are larger than what was "
-        "asked for; the replay cuts them by the allocator's own rule.",
+        caption=f"{grid_caption(collected)} The allocator counts blocks, which are larger than "
+        "what was asked for; the replay cuts them by the allocator's own rule.",
         sources=sources_of(frames.rows_of(collected, frames.TIMELINE)),
     )
 
@@ -123,8 +124,8 @@ def shares(collected: Collected, data: pd.DataFrame) -> Table:
             *(Column(CATEGORIES[name].capitalize()) for name in used),
         ],
         rows=sorted(body, key=lambda cells: list(MODES.values()).index(cells[0])),
-        caption=f"{caption(collected)} Shares of the replayed peak. Workspace: what a phase makes "
-        "and gives back, gradients of activations among it, and what libraries keep.",
+        caption=f"{grid_caption(collected)} Shares of the replayed peak. Workspace: what a phase "
+        "makes and gives back, gradients of activations among it, and what libraries keep.",
         sources=sources_of(
             row
             for row in frames.rows_of(collected, frames.TIMELINE)
@@ -197,7 +198,7 @@ def stream(collected: Collected, data: pd.DataFrame) -> Table:
             *(Column(f"allocated / live at the peak, {p}") for p in precisions),
         ],
         rows=rows,
-        caption=f"{caption(collected)} Allocations of exactly that many bytes in one training "
+        caption=f"{grid_caption(collected)} Allocations of exactly that many bytes in one training "
         "step; other tensors may happen to be as large.",
         sources=sources_of(frames.rows_of(collected, frames.TIMELINE)),
     )
@@ -305,7 +306,7 @@ def by_place(
             ]
             for key in keys
         ],
-        caption=f"{caption(collected)} {note}",
+        caption=f"{grid_caption(collected)} {note}",
         sources=sources_of(frames.rows_of(collected, frames.TIMELINE)),
     )
 
@@ -330,12 +331,17 @@ def status_cell(row: pd.Series) -> str:
 
 def caption(collected: Collected) -> str:
     """Device and settings of the grid's results."""
-    results = [
-        row.result
-        for row in frames.rows_of(collected, frames.TIMELINE)
-        if row.result is not None and row.result.status == "ok"
-    ]
-    return describe(results)
+    return describe(_grid(collected))
+
+
+def grid_caption(collected: Collected) -> str:
+    """The same for a table of the whole grid, whose cells may be unsupported."""
+    return with_reasons(caption(collected), _grid(collected))
+
+
+def _grid(collected: Collected) -> list[Result]:
+    rows = frames.rows_of(collected, frames.TIMELINE)
+    return [row.result for row in rows if row.result is not None]
 
 
 def peak_note(collected: Collected) -> str:

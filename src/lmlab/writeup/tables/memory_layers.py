@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.writeup.caption import describe
+from lmlab.writeup.caption import describe, with_reasons
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import memory as frames
 from lmlab.writeup.numbers import binary_bytes, percent, significant
@@ -138,8 +138,9 @@ def unused(collected: Collected, data: pd.DataFrame) -> Table:
             *(Column(f"{title}, {p}") for p in precisions for title in titles),
         ],
         rows=rows,
-        caption=f"{describe(_results(used))} Both peaks of one step that began with an emptied "
-        "allocator; splits are free pieces in segments that are partly in use, at their own peak.",
+        caption=f"{with_reasons(describe(_results(used)), _results(used))} Both peaks of one step "
+        "that began with an emptied allocator; splits are free pieces in segments that are partly "
+        "in use, at their own peak.",
         sources=sources_of(used),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.study.results import Result
-from lmlab.writeup.caption import describe
+from lmlab.writeup.caption import describe, with_reasons
 from lmlab.writeup.collect import Collected
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import listed
@@ -69,11 +69,11 @@ def recorded(results: Sequence[Result], collected: Collected) -> str:
     """The caption of a table that a profiler made."""
     ok = [result for result in results if result.status == "ok"]
     if not ok:
-        return "Nothing recorded."
+        return with_reasons("Nothing recorded.", results)
     shown = [key for key in ("batch",) if len({r.parameters[key] for r in ok}) > 1]
     precisions = listed(dict.fromkeys(str(result.parameters["precision"]) for result in ok))
     said = describe(ok, phases=NO_PHASE, columns=shown).removesuffix(".")
-    return f"{said}, {precisions}; recorded by {tools_of(ok)}."
+    return with_reasons(f"{said}, {precisions}; recorded by {tools_of(ok)}.", results)
 
 
 def kernel_word(collected: Collected) -> str:

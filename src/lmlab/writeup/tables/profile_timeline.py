@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lmlab.writeup import profile_words as words
-from lmlab.writeup.caption import describe
+from lmlab.writeup.caption import describe, with_reasons
 from lmlab.writeup.collect import Collected, Row, sources_of
 from lmlab.writeup.frames import profile as frames
 from lmlab.writeup.numbers import factor, fixed, mean_and_deviation, percent, significant
@@ -67,7 +67,8 @@ def clock(collected: Collected) -> Table:
 
 
 def _clock_caption(collected: Collected) -> str:
-    said, tools = describe(collected.results), tools_of(collected.results)
+    said = with_reasons(describe(collected.results), collected.results)
+    tools = tools_of(collected.results)
     if not tools:
         return said
     return (
