@@ -71,12 +71,12 @@ def test_phases_are_those_of_the_mode(outcome: Outcome) -> None:
 def test_the_prediction_is_the_measured_peak(precision: str, context: int) -> None:
     shape = {"d_model": 32, "d_ff": 128, "context": context, "vocab_size": 200}
     point = memory_point(precision=precision, **shape)
+    # On some CPUs a small product packs its weights first, which no model of the step knows.
+    packed = 4 * shape["d_model"] * max(shape["d_ff"], shape["vocab_size"])
     for mode in memory.measure(point, torch.device("cpu")).data["modes"].values():
         measured = mode["live_categories_bytes"]
-        # On some CPUs a small product packs its weights first, which no model of the step knows.
-        without_scratch = mode["replayed_bytes"] - measured["workspace"]
-        predicted = mode["predicted"]["bytes"]
-        assert without_scratch / 1.05 <= predicted <= mode["replayed_bytes"] * 1.05
+        predicted, replayed = mode["predicted"]["bytes"], mode["replayed_bytes"]
+        assert (replayed - packed) / 1.05 <= predicted <= replayed * 1.05
         for category in ("parameters", "optimizer_state", "weight_copies"):
             assert mode["predicted"]["categories_bytes"][category] == pytest.approx(
                 measured[category], rel=0.1

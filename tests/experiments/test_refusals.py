@@ -31,12 +31,13 @@ LARGE = {"d_model": 512, "d_ff": 2048, "context": 512}
 
 @pytest.fixture
 def slow_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU that multiplies bf16 number by number."""
+    """Two cores that multiply bf16 number by number."""
 
     def seconds(dtype: torch.dtype) -> float:
         return 0.1 if dtype == torch.bfloat16 else 0.1 / (2 * SLOW)
 
     monkeypatch.setattr(refusals, "seconds_of_a_product", seconds)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 def test_an_attention_that_is_not_itself_on_a_device_is_not_measured_in_a_model() -> None:
@@ -120,9 +121,18 @@ def test_products_of_every_point_can_be_counted(study: str) -> None:
     assert counted == {"end_to_end", "memory", "profile", "attention"}
 
 
-def test_a_product_is_timed_in_one_thread_and_all_are_there_again() -> None:
+def test_a_product_is_timed_in_one_thread_and_all_are_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, set_threads, asked = torch.get_num_threads(), torch.set_num_threads, []
+
+    def note(count: int) -> None:
+        asked.append(count)
+        set_threads(count)
+
+    monkeypatch.setattr(torch, "set_num_threads", note)
     seconds_of_a_product.cache_clear()
-    before = torch.get_num_threads()
     rate = 2 * PROBE**3 / seconds_of_a_product(torch.float32)
     assert 1e8 < rate < 1e12
+    assert asked == [1, before]
     assert torch.get_num_threads() == before

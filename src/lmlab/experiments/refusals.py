@@ -100,8 +100,8 @@ def products_of_a_step(asked: Mapping[str, Any]) -> float:
 def seconds_of_a_product(dtype: torch.dtype) -> float:
     """Time of one product of square matrices in one thread, asked once a process.
 
-    With more threads the shortest of them waits for whoever else uses a core, and that would be
-    the time of the wait. The first of three products prepares.
+    With more threads even the shortest time holds a wait for whoever else uses a core, many times
+    as long as the product in fp32. The first of three products prepares.
     """
     matrix, threads, times = torch.ones(PROBE, PROBE, dtype=dtype), torch.get_num_threads(), []
     torch.set_num_threads(1)
