@@ -18,17 +18,17 @@ from pathlib import Path
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from lmlab.experiments.launch import ranks_here, torchrun_words
-from lmlab.experiments.registry import check_code, code_modules, fingerprint_of, has_ranks
-from lmlab.experiments.standing import advice, installed_torch, remarks_on, standing
+from lmlab.jobs.launch import ranks_here, torchrun_words
+from lmlab.jobs.registry import check_code, code_modules, fingerprint_of, has_ranks
+from lmlab.jobs.staleness import advice, installed_torch, remarks_on, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study import config_file
-from lmlab.study.chapters import GRIDS, READS, all_points, points_of
+from lmlab.jobs.catalog import all_points, points_of
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.overrides import retyped, words
 from lmlab.study.selection import check_results_are_there, select
-from lmlab.writeup.registry import chapter_fingerprint, page_fingerprint
+
 
 RESULTS = "results"
 PEAKS = ROOT / "src" / "lmlab" / "measure" / "peaks.yaml"

@@ -44,7 +44,7 @@ rule profile:
     params:
         script=script("measure.py"),
         complete=script("nsys_result.py"),
-        program=derived(sys.executable, "-m", "lmlab.experiments.run"),
+        program=derived(sys.executable, "-m", "lmlab.jobs.run"),
         nsys=derived(NSYS.path if NSYS else "nsys"),
         profile_options=derived(*(NSYS.profile_options() if NSYS else [])),
         export_options=derived(*(NSYS.export_options() if NSYS else [])),

@@ -17,9 +17,9 @@ from lmlab.attention import registry as attention
 from lmlab.cli import keys, main, measure
 from lmlab.cli.keys import KINDS, KeyValueError
 from lmlab.cli.measure import point_from_words
-from lmlab.experiments import run, unmeasured
-from lmlab.experiments.outcome import Outcome, Unsupported
-from lmlab.study.chapters import all_points, points_of
+from lmlab.jobs import run, unmeasured
+from lmlab.jobs.catalog import all_points, points_of
+from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.study.config import Study, load
 from lmlab.study.files import ROOT, SCHEMAS
 from lmlab.study.points import Point

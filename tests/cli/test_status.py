@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lmlab.cli import main
-from lmlab.experiments.registry import fingerprint
+from lmlab.jobs.registry import fingerprint
 from lmlab.measure.identity import find_machine
-from tests.experiments.points import precision_point
+from tests.jobs.points import precision_point
 
 Lines = Callable[..., list[str]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lmlab.study.chapters import all_points, points_of
+from lmlab.jobs.catalog import all_points, points_of
 from lmlab.study.config import ConfigError, load
 from lmlab.study.files import ROOT
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lmlab.experiments.profile import trace_folder
+from lmlab.chapters.profile.measure import trace_folder
+from lmlab.jobs.catalog import points_of
 from lmlab.measure.identity import find_machine
 from lmlab.measure.trace.nsys_command import TROUBLE
-from lmlab.study.chapters import points_of
 from lmlab.study.config import load
 from lmlab.study.files import ROOT
 from lmlab.study.results import read

@@ -11,9 +11,9 @@ import pytest
 import torch
 import yaml
 
-from lmlab.experiments.refusals import is_slow
+from lmlab.jobs.catalog import GRIDS, all_points
+from lmlab.jobs.preflight import is_slow
 from lmlab.measure.identity import find_machine
-from lmlab.study.chapters import GRIDS, all_points
 from lmlab.study.config import load
 from tests.workflow.conftest import COMMAND, Project, Run
 

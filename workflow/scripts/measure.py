@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmlab.experiments.job import run_job
+from lmlab.jobs.job import run_job
 from lmlab.study.points import point_from_json
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmlab.experiments.nsys_result import complete
+from lmlab.chapters.profile.nsys_result import complete
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmlab.experiments.launch import run_ranks
+from lmlab.jobs.launch import run_ranks
 from lmlab.study.points import point_from_json
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import lmlab
 from lmlab.cli import measure, status
-from lmlab.study.chapters import GRIDS
+from lmlab.jobs.catalog import chapters
 
 WRONG_USE = 2
 INTERRUPTED = 130  # as a shell says that a command ended by Ctrl-C
@@ -96,7 +96,9 @@ def _add_measure(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command = _command(
         commands, "measure", "measure one point, print it", MEASURE_HELP, MEASURE_USAGE
     )
-    command.add_argument("chapter", choices=list(GRIDS), help=", ".join(GRIDS), metavar="CHAPTER")
+    command.add_argument(
+        "chapter", choices=chapters(), help=", ".join(chapters()), metavar="CHAPTER"
+    )
     command.add_argument(
         "settings", nargs="*", default=[], metavar="key=value", help="what to set for it"
     )

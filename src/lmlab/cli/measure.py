@@ -25,12 +25,12 @@ from lmlab.cli.keys import (
     several,
 )
 from lmlab.cli.ranks import run_ranks
-from lmlab.experiments.launch import ranks_here, torchrun_words
-from lmlab.experiments.registry import check_code, has_ranks
+from lmlab.jobs.catalog import points_of
+from lmlab.jobs.launch import ranks_here, torchrun_words
+from lmlab.jobs.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
 from lmlab.study.arms import without_a_time
-from lmlab.study.chapters import points_of
 from lmlab.study.config import Study, keys_of_config, load
 from lmlab.study.points import Point
 from lmlab.study.results import Result, read
@@ -79,7 +79,7 @@ def write(result: Result, out: Path) -> None:
 
 def alone(point: Point, machine: Machine) -> Result:
     """The result of a point that this process measures itself."""
-    from lmlab.experiments.run import measure_point  # torch, seconds: not before all is checked
+    from lmlab.jobs.run import measure_point  # torch, seconds: not before all is checked
 
     return measure_point(point, machine)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from lmlab.experiments.job import SIGNAL_BASE
+from lmlab.jobs.job import SIGNAL_BASE
 from lmlab.measure.warm_start.client import SignalRelay
 from lmlab.measure.warm_start.processes import die_with_parent
 from lmlab.study.files import ROOT

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmlab.cli.configuration import read_config
-from lmlab.experiments.registry import check_code
-from lmlab.experiments.standing import Standing, installed_torch, standing
+from lmlab.jobs.catalog import all_points
+from lmlab.jobs.registry import check_code
+from lmlab.jobs.staleness import Standing, installed_torch, standing
 from lmlab.measure.identity import find_machine
 from lmlab.study.arms import failed_arms
-from lmlab.study.chapters import all_points
 from lmlab.study.config import load
 from lmlab.study.selection import check_results_are_there, select
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmlab.experiments import memory_modes
-from tests.experiments.points import memory_point
+from lmlab.chapters.memory.measure import timeline as memory_modes
+from tests.jobs.points import memory_point
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,0 +1,99 @@
+"""What one rank of a data-parallel job computes: a model, its own part of the batch, a loss.
+
+Every rank starts from the same weights, as a seed gives them, and draws its own tokens, so that
+ranks have unlike gradients and averaging them is visible. The optimizer is PyTorch's AdamW for
+everybody: comparisons here are about communication, and the sharded variants of PyTorch take its
+own optimizers.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lmlab.jobs.outcome import Unsupported
+from lmlab.jobs.workload import Workload, workload_of
+from lmlab.measure.precision import why_unsupported
+from lmlab.model.loss import cross_entropy
+from lmlab.study.points import Point
+
+# Far enough apart that no two ranks of neighbouring seeds draw the same tokens.
+SEEDS_APART = 10_007
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A size that a point may be measured with."""
+
+    size: str
+    workload: Workload
+
+
+def candidates(point: Point, device: torch.device) -> list[Candidate]:
+    """The sizes of a point, in the study's order; `Unsupported` if the precision is."""
+    if reason := why_unsupported(str(point.parameters["precision"]), device):
+        raise Unsupported(reason)
+    return [
+        Candidate(
+            size=shape["size"],
+            workload=workload_of(
+                Point(
+                    point.chapter,
+                    {**point.parameters, "mode": "train_step"},
+                    {**point.settings, **shape},
+                )
+            ),
+        )
+        for shape in point.settings["sizes"]
+    ]
+
+
+class RankWork:
+    """A workload on this rank."""
+
+    def __init__(
+        self, workload: Workload, device: torch.device, *, own_tokens: bool = True
+    ) -> None:
+        self.workload = workload
+        self.device = device
+        seed = workload.seed + (SEEDS_APART * (1 + dist.get_rank()) if own_tokens else 0)
+        self.tokens, self.targets = replace(workload, seed=seed).batch(device)
+
+    def model(self) -> nn.Module:
+        """The model with the weights that its seed gives, the same on every rank."""
+        return self.workload.build(self.device)
+
+    def loss(self, model: nn.Module) -> Tensor:
+        """Loss of this rank's tokens."""
+        with self._autocast():
+            return cross_entropy(model(self.tokens), self.targets)
+
+    def adamw(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of every arm that has a plain one."""
+        return torch.optim.AdamW(parameters)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        precision = self.workload.precision
+        if not precision.autocast:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=precision.dtype)
+
+
+def release(device: torch.device) -> None:
+    """Give back what was torn down: to the allocator, and from there to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the weights, and of their gradients."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,0 +1,127 @@
+"""One point measured in this process: the program that a measurement job runs.
+
+    python -m lmlab.jobs.run --point JSON --machine ID --out PATH
+
+The machine must be the one whose folder the result goes to: a job that a scheduler put elsewhere
+would otherwise file one GPU's numbers under another's name. Two measurements never overlap on a
+device, whoever started them. Running out of memory, or asking for what a device does not have, ends
+with a result; so does any other error of the measured code, with its traceback in the log. An
+interrupt, or a machine that is not ready to measure at all, writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+
+from lmlab.jobs.outcome import Chapter, Outcome, Unsupported, without_numbers
+from lmlab.jobs.record import open_record
+from lmlab.jobs.registry import load
+from lmlab.measure.device import is_out_of_memory, set_threads, torch_device
+from lmlab.measure.exclusive import exclusive
+from lmlab.measure.gpu_state import GpuWatch
+from lmlab.measure.identity import Machine, find_machine
+from lmlab.study.points import Point, point_from_json
+from lmlab.study.results import Result
+
+NOTHING_WRITTEN = 2
+
+
+class WrongMachine(ValueError):
+    """A job that landed on another machine than the one it measures."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one point and write its result; 2 if there is nothing to measure it on."""
+    arguments = _parser().parse_args(argv)
+    try:
+        machine = _the_machine_named(arguments.machine)
+        result = measure_point(point_from_json(arguments.point), machine)
+        result.write(arguments.out)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return NOTHING_WRITTEN
+    print(result.headline())
+    return 0
+
+
+def measure_point(point: Point, machine: Machine) -> Result:
+    """The result of a point, measured here and now, alone on its device."""
+    if os.getcwd() not in sys.path:  # where a user's own model is looked for
+        sys.path.insert(0, os.getcwd())
+    device = torch_device(machine.device)
+    chapter = load(point.chapter)
+    with exclusive(machine.device):
+        record = open_record(point, machine)
+        set_threads()
+        with GpuWatch(device) as watch:
+            outcome = attempt(chapter, point, device)
+    flags = [*watch.flags, *(["noisy"] if outcome.noisy else [])]
+    return record.close(outcome.flagged(*flags))
+
+
+def attempt(chapter: Chapter, point: Point, device: torch.device) -> Outcome:
+    """Run a chapter's code; whatever it raises becomes an outcome with a reason."""
+    try:
+        return chapter(point, device)
+    except Unsupported as error:
+        return without_numbers("unsupported", str(error))
+    except Exception as error:
+        traceback.print_exc()
+        if is_out_of_memory(error):
+            return without_numbers("oom", memory_reason(error, device))
+        return without_numbers("failed", f"{type(error).__name__}: {error}")
+
+
+def memory_reason(error: BaseException, device: torch.device) -> str:
+    """What was asked for and what the device has, from the allocator's own words."""
+    message = str(error)
+    gpu = re.search(
+        r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+)",
+        message,
+        re.DOTALL,
+    )
+    if gpu:
+        asked, capacity, free = gpu.groups()
+        return f"asked for {asked}, {free} of the GPU's {capacity} free"
+    cpu = re.search(r"tried to allocate (\d+) bytes", message)
+    if cpu:
+        memory = psutil.virtual_memory()
+        return (
+            f"asked for {_gib(int(cpu[1]))}, {_gib(memory.available)} of the machine's "
+            f"{_gib(memory.total)} free"
+        )
+    return f"{message or type(error).__name__} ({device.type})"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _the_machine_named(name: str) -> Machine:
+    machine = find_machine()
+    if machine.id != name:
+        raise WrongMachine(
+            f"machine = {name!r}, but this is {machine.id!r}; a result is measured where it belongs"
+        )
+    return machine
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
+    parser.add_argument("--point", required=True, help="the point as JSON")
+    parser.add_argument("--machine", required=True, help="id of the machine this must be")
+    parser.add_argument("--out", required=True, type=Path, help="file that the result goes to")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

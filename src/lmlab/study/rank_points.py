@@ -1,0 +1,55 @@
+"""Three chapters that train on several ranks: data parallel, sharded optimizer, FSDP.
+
+A point is one job on so many ranks, placed on GPUs of their own, on one GPU that they share, or on
+the cores of a CPU. Which size it takes is found where it runs, because what a link
+can carry differs between machines by a factor of a thousand; so all sizes that may be taken are
+settings, largest first, each with what stands behind its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmlab.study.config import Study
+from lmlab.study.points import Point, Scalar
+
+SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
+
+
+def rank_points(
+    chapter: str, study: Study, block: Mapping[str, Any], own: tuple[str, ...]
+) -> list[Point]:
+    """One point per placement and world size; `own` names settings of this chapter alone."""
+    shared = ("step_limit_s", "warmup", "rounds", "time_cap_s")
+    settings = {
+        **_model(study, block["sizes"]),
+        **study.rank_settings(),
+        **{key: block[key] for key in (*own, *shared)},
+    }
+    return [
+        Point(chapter, _parameters(study, block, placement, world_size), settings)
+        for placement, world_sizes in block["placements"].items()
+        for world_size in world_sizes
+    ]
+
+
+def _parameters(
+    study: Study, block: Mapping[str, Any], placement: str, world_size: int
+) -> dict[str, Scalar]:
+    return {
+        "placement": placement,
+        "world_size": world_size,
+        "context": block["context"],
+        "batch": block["batch"],
+        "precision": block["precision"],
+        "attention": study.common["attention"],
+        **study.own_model(),
+    }
+
+
+def _model(study: Study, sizes: list[str]) -> dict[str, Any]:
+    """What all sizes have in common, and the sizes themselves."""
+    one = study.size_settings(sizes[0])
+    common = {key: value for key, value in one.items() if key not in SHAPE}
+    return {**common, "sizes": study.shapes(sizes)}

@@ -1,1 +1,0 @@
-"""Results into tables, figures, findings and pages. No torch."""

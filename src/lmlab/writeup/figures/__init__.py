@@ -1,1 +1,0 @@
-"""One module a chapter: `figures(collected)` gives its drawings by name."""

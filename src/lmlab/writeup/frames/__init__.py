@@ -1,1 +1,0 @@
-"""Results as tidy frames, one module a chapter: what tables, figures, findings and checks share."""

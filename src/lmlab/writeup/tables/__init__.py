@@ -1,1 +1,0 @@
-"""One module a chapter: `tables(collected)` gives its tables by name."""

@@ -1,0 +1,260 @@
+"""End to end: the phases of each mode, what a step consists of, and whose model it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmlab.chapters.end_to_end import measure as end_to_end
+from lmlab.jobs import workload
+from lmlab.jobs.outcome import Unsupported
+from lmlab.jobs.workload import Step, workload_of
+from lmlab.model import cost
+from lmlab.model.shape import ModelShape
+from tests.jobs.points import end_to_end_point
+
+PHASES = {
+    "forward": ["forward"],
+    "forward_backward": ["forward", "backward"],
+    "train_step": ["zero_grad", "forward", "backward", "optimizer"],
+}
+MODES = pytest.mark.parametrize("mode", PHASES)
+SHAPE = ModelShape(
+    vocab_size=17, context=8, batch=2, d_model=16, d_ff=24, num_layers=2, num_heads=2
+)
+
+OWN_MODEL = """
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(
+        self, vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta{more}
+    ):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.head = nn.Linear(d_model, vocab_size)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+"""
+
+
+class Watching(nn.Module):
+    """A model that notes what is switched on while it runs forward and backward."""
+
+    seen: dict[str, tuple[str, bool]]
+
+    def __init__(self, vocab_size: int, **_: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, 4)
+        self.head = nn.Linear(4, vocab_size)
+        type(self).seen = {}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self._note("forward")
+        logits: Tensor = self.head(self.embedding(tokens))
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: self._note("backward"))
+        return logits
+
+    def _note(self, when: str) -> None:
+        switches = torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")
+        type(self).seen[when] = switches
+
+
+WATCHING = f"{__name__}:Watching"
+
+
+@pytest.fixture
+def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of the user's own on the path, forgotten afterwards."""
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield package
+    for name in [name for name in sys.modules if name.startswith("own_package")]:
+        del sys.modules[name]
+
+
+@MODES
+def test_a_mode_has_its_phases_and_a_total(mode: str, cpu: torch.device) -> None:
+    outcome = end_to_end.measure(end_to_end_point(mode=mode), cpu)
+    assert list(outcome.measurements) == [*PHASES[mode], "total"]
+    assert all(len(m.samples_ms) == 3 for m in outcome.measurements.values())
+
+
+@MODES
+def test_phases_add_up_to_no_more_than_the_total(mode: str, cpu: torch.device) -> None:
+    outcome = end_to_end.measure(end_to_end_point(mode=mode), cpu)
+    total = outcome.measurements["total"].samples_ms
+    parts = [outcome.measurements[name].samples_ms for name in PHASES[mode]]
+    for step, whole in enumerate(total):
+        assert 0 < sum(part[step] for part in parts) <= whole
+
+
+@MODES
+def test_operations_are_those_of_the_mode(mode: cost.Mode, cpu: torch.device) -> None:
+    data = end_to_end.measure(end_to_end_point(mode=mode), cpu).data
+    assert data["flops"] == cost.flops(SHAPE, mode=mode, convention="full")
+    assert data["flop_convention"] == "full"
+    assert set(data["flops"]) == set(PHASES[mode]) - {"zero_grad"}
+
+
+def test_data_describes_the_step(cpu: torch.device) -> None:
+    data = end_to_end.measure(end_to_end_point(warmup=2), cpu).data
+    parameters = cost.parameter_count(SHAPE).total
+    assert data["tokens_per_step"] == 2 * 8
+    assert data["parameters_total"] == parameters
+    assert data["parameters_bytes"] == 4 * parameters
+    assert list(data["warmup_samples_ms"]) == [*PHASES["train_step"], "total"]
+    assert all(len(times) == 2 for times in data["warmup_samples_ms"].values())
+    assert data["init_s"] > 0
+    assert data["threads"] == torch.get_num_threads()
+
+
+def test_what_a_cpu_does_not_tell_is_null(cpu: torch.device) -> None:
+    data = end_to_end.measure(end_to_end_point(), cpu).data
+    assert data["gpu_busy_ms"] is None
+    assert data["peak_memory_bytes"] is None
+
+
+def test_fp32_is_fp32_whatever_was_allowed_before(cpu: torch.device) -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        outcome = end_to_end.measure(end_to_end_point(model=WATCHING), cpu)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert Watching.seen == {"forward": ("highest", False), "backward": ("highest", False)}
+    assert outcome.data["tf32"] is False
+
+
+def test_autocast_covers_forward_and_not_backward(cpu: torch.device) -> None:
+    end_to_end.measure(end_to_end_point(model=WATCHING, precision="bf16"), cpu)
+    assert Watching.seen == {"forward": ("highest", True), "backward": ("highest", False)}
+
+
+def test_forward_alone_keeps_no_graph(cpu: torch.device) -> None:
+    end_to_end.measure(end_to_end_point(model=WATCHING, mode="forward"), cpu)
+    assert list(Watching.seen) == ["forward"]
+
+
+@pytest.mark.parametrize("mode", ["forward_backward", "train_step"])
+def test_gradients_do_not_pile_up_over_steps(mode: str, cpu: torch.device) -> None:
+    asked = workload_of(end_to_end_point(mode=mode))
+    model = asked.build(cpu)
+    step = Step(asked, model, cpu)
+    norms = []
+    for _ in range(2):
+        end_to_end.prepare(step, step.phases())
+        for name, run in step.phases():
+            if name != "optimizer":
+                run()
+        norms.append(sum(p.grad.norm().item() for p in model.parameters() if p.grad is not None))
+    assert norms[1] == pytest.approx(norms[0])
+
+
+def test_a_train_step_changes_the_weights(cpu: torch.device) -> None:
+    asked = workload_of(end_to_end_point())
+    model = asked.build(cpu)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _, run in Step(asked, model, cpu).phases():
+        run()
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_seed_gives_the_same_weights_and_tokens(cpu: torch.device) -> None:
+    first, second, other = (workload_of(end_to_end_point(seed=seed)) for seed in (1, 1, 2))
+    tokens = [each.batch(cpu)[0] for each in (first, second, other)]
+    heads = [next(iter(each.build(cpu).parameters())) for each in (first, second, other)]
+    assert torch.equal(tokens[0], tokens[1])
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(tokens[0], tokens[2])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_targets_are_the_tokens_that_follow(cpu: torch.device) -> None:
+    tokens, targets = workload_of(end_to_end_point()).batch(cpu)
+    assert tokens.shape == targets.shape == (2, 8)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert int(tokens.max()) < 17
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(", *, attention, device=None", id="like ours"),
+        pytest.param("", id="without attention or device"),
+        pytest.param(", **rest", id="taking anything"),
+    ],
+)
+def test_a_users_own_model_is_measured(own_package: Path, more: str, cpu: torch.device) -> None:
+    (own_package / "model.py").write_text(OWN_MODEL.format(more=more))
+    outcome = end_to_end.measure(end_to_end_point(model="own_package.model:Model"), cpu)
+    assert list(outcome.measurements) == [*PHASES["train_step"], "total"]
+    assert outcome.data["flops"] is None
+    assert outcome.data["parameters_total"] == 17 * 16 + 16 * 17 + 17
+
+
+def test_an_attention_that_a_model_cannot_take_is_unsupported(
+    own_package: Path, cpu: torch.device
+) -> None:
+    (own_package / "model.py").write_text(OWN_MODEL.format(more=""))
+    point = end_to_end_point(model="own_package.model:Model", attention="elsewhere:attention")
+    with pytest.raises(Unsupported, match="takes no attention argument"):
+        end_to_end.measure(point, cpu)
+
+
+def test_a_precision_that_the_device_lacks_is_unsupported(cpu: torch.device) -> None:
+    with pytest.raises(Unsupported, match="tf32"):
+        end_to_end.measure(end_to_end_point(precision="tf32"), cpu)
+
+
+HUGE = {"d_model": 1 << 16, "d_ff": 1 << 20, "num_layers": 96, "num_heads": 1 << 9}
+
+
+def test_a_point_that_cannot_fit_is_skipped_where_the_study_says_so(cpu: torch.device) -> None:
+    with pytest.raises(Unsupported, match=r"needs about [\d.]+ GiB, [\d.]+ GiB free"):
+        end_to_end.measure(end_to_end_point(**HUGE, skip_if_too_large=True), cpu)
+
+
+def test_only_what_the_cost_model_describes_is_judged_by_it(
+    monkeypatch: pytest.MonkeyPatch, cpu: torch.device
+) -> None:
+    monkeypatch.setattr(end_to_end, "free_memory_bytes", lambda device: 0)
+    with pytest.raises(Unsupported):
+        end_to_end.refuse_if_too_large(workload_of(end_to_end_point()), cpu)
+    end_to_end.refuse_if_too_large(workload_of(end_to_end_point(model=WATCHING)), cpu)
+    end_to_end.refuse_if_too_large(workload_of(end_to_end_point(attention="a:b")), cpu)
+
+
+def test_a_point_that_fits_is_not_skipped(cpu: torch.device) -> None:
+    assert end_to_end.measure(end_to_end_point(skip_if_too_large=True), cpu).status == "ok"
+
+
+def test_a_point_that_cannot_fit_is_tried_otherwise(
+    monkeypatch: pytest.MonkeyPatch, cpu: torch.device
+) -> None:
+    def build(self: workload.Workload, device: torch.device) -> nn.Module:
+        raise torch.OutOfMemoryError("tried")
+
+    monkeypatch.setattr(workload.Workload, "build", build)
+    with pytest.raises(torch.OutOfMemoryError, match="tried"):
+        end_to_end.measure(end_to_end_point(**HUGE), cpu)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_says_how_busy_it_was_and_how_much_it_held() -> None:
+    device = torch.device("cuda", 0)
+    data = end_to_end.measure(end_to_end_point(), device).data
+    assert set(data["gpu_busy_ms"]) == set(PHASES["train_step"])
+    assert data["gpu_busy_ms"]["forward"] > 0
+    assert data["peak_memory_bytes"] > 4 * data["parameters_bytes"]

@@ -1,0 +1,328 @@
+"""Ranks end in a result however they end: with numbers, with a reason, never with a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.jobs import launch, unmeasured
+from lmlab.jobs.launch import (
+    JobEnd,
+    crashed_ranks,
+    deadline_s,
+    read_notes,
+    run_ranks,
+    run_torchrun,
+    torchrun_words,
+    why_it_failed,
+    why_not_here,
+)
+from lmlab.measure import warm_start
+from lmlab.measure.identity import Machine, find_machine
+from lmlab.study.files import ROOT
+from lmlab.study.points import Point
+from lmlab.study.results import Result, read
+
+ONE_NODE = {"nnodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:29500"}
+WITHOUT_GPU = Machine("cpu-a", "cpu", "A", 0)
+ONE_GPU = Machine("nvidia-b", "cuda", "B", 1)
+
+# A chapter that ends in the way its point names, on rank 1; rank 0 waits for it in a collective.
+CHAPTER = """
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+from lmlab.jobs.outcome import Outcome
+
+
+def measure(point, device):
+    way = point.settings["way"]
+    if dist.get_rank() == 1:
+        if way == "raises":
+            raise ValueError("rank one\\nbroke")
+        if way == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if way == "hangs":
+            time.sleep(600)
+    ranks = torch.full((2,), float(dist.get_rank()), device=device)
+    dist.all_reduce(ranks)
+    return Outcome(data={"sum": ranks.tolist(), "threads_variable": os.environ["OMP_NUM_THREADS"]})
+"""
+
+
+def point_of(way: str = "ends well", **changes: Any) -> Point:
+    parameters = {"placement": "cpu", "world_size": 2}
+    settings = {"nnodes": 1, "time_cap_s": 5.0, "way": way}
+    return Point(
+        "failing",
+        {key: changes.get(key, value) for key, value in parameters.items()},
+        {key: changes.get(key, value) for key, value in settings.items()},
+    )
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with that chapter in it."""
+    folder = tmp_path_factory.mktemp("ranks")
+    shutil.copytree(ROOT / "src" / "lmlab", folder / "src" / "lmlab")
+    shutil.copytree(ROOT / "workflow" / "schemas", folder / "workflow" / "schemas")
+    (folder / "src" / "lmlab" / "experiments" / "failing.py").write_text(CHAPTER)
+    return folder / "src"
+
+
+@pytest.fixture
+def measure(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Point], Result]:
+    """Run a point with real ranks and read its result."""
+    monkeypatch.chdir(tree)
+    monkeypatch.setenv("PYTHONPATH", str(tree))
+    monkeypatch.setattr(warm_start, "run", lambda module, words: unmeasured.main(words))
+    monkeypatch.setattr(launch, "usable_cores", lambda: 2)
+
+    def measure(point: Point) -> Result:
+        out = tmp_path / "results" / "point.json"
+        words = torchrun_words(int(point.parameters["world_size"]), ONE_NODE)
+        assert run_ranks(point, find_machine().id, out, words) == 0
+        return read(out)
+
+    return measure
+
+
+def test_one_node_needs_no_rendezvous() -> None:
+    words = " ".join(torchrun_words(4, ONE_NODE))
+    assert words == ("torchrun --nnodes 1 --nproc-per-node 4 --standalone --local-addr 127.0.0.1")
+
+
+def test_several_nodes_meet_where_the_configuration_says() -> None:
+    ranks = {"nnodes": 2, "rdzv_backend": "c10d", "rdzv_endpoint": "head:29400"}
+    assert " ".join(torchrun_words(8, ranks)) == (
+        "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint head:29400"
+    )
+
+
+@pytest.mark.parametrize(
+    ("placement", "world_size", "nnodes", "machine", "reason"),
+    [
+        ("own_gpu", 4, 1, ONE_GPU, "needs 4 GPUs, 1 found"),
+        ("own_gpu", 1, 1, WITHOUT_GPU, "needs 1 GPU, 0 found"),
+        ("own_gpu", 2, 2, ONE_GPU, None),
+        ("shared_gpu", 2, 1, WITHOUT_GPU, "needs 1 GPU, 0 found"),
+        ("shared_gpu", 2, 1, ONE_GPU, None),
+        ("cpu", 6, 1, ONE_GPU, "needs 6 CPU cores, 4 found"),
+        ("cpu", 4, 1, WITHOUT_GPU, None),
+    ],
+)
+def test_what_a_machine_lacks_is_known_before_any_rank_starts(
+    placement: str, world_size: int, nnodes: int, machine: Machine, reason: str | None
+) -> None:
+    point = point_of(placement=placement, world_size=world_size, nnodes=nnodes)
+    assert why_not_here(point, machine, cores=4) == reason
+
+
+def test_a_world_too_large_is_a_result_at_once(
+    measure: Callable[[Point], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "run_torchrun", lambda *_: pytest.fail("no rank may start"))
+    result = measure(point_of(world_size=3))
+    assert (result.status, result.reason) == ("unsupported", "needs 3 CPU cores, 2 found")
+
+
+def test_ranks_that_do_not_share_nodes_evenly_are_refused() -> None:
+    with pytest.raises(ValueError, match="world_size = 3 cannot be spread evenly over 2 nodes"):
+        why_not_here(point_of(world_size=3, nnodes=2), ONE_GPU)
+
+
+@pytest.mark.parametrize(
+    ("machine", "command", "complaint"),
+    [
+        ("nvidia-z9000", ["torchrun"], "machine = 'nvidia-z9000', but this is"),
+        (find_machine().id, ["mpirun", "-n", "2"], "command = 'mpirun -n 2'; allowed: torchrun"),
+    ],
+)
+def test_another_machine_or_another_starter_is_refused(
+    tmp_path: Path, machine: str, command: list[str], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        run_ranks(point_of(), machine, tmp_path / "x.json", command)
+
+
+@pytest.mark.slow
+def test_rank_0_writes_what_the_group_did(measure: Callable[[Point], Result]) -> None:
+    result = measure(point_of())
+    assert result.status == "ok"
+    assert result.data["sum"] == [1.0, 1.0]
+    assert result.data["threads_variable"] == "1"
+    assert result.data["ranks"] == {
+        **{"backend": "gloo", "world_size": 2, "device": "cpu", "gpus": 0, "nnodes": 1},
+        "threads": 1,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("raises", "rank 1: ValueError: rank one broke"),
+        ("is killed", "rank 1: process killed by SIGKILL, perhaps by the kernel"),
+    ],
+)
+def test_a_rank_that_ends_ends_the_job_with_its_reason(
+    measure: Callable[[Point], Result],
+    capfd: pytest.CaptureFixture[str],
+    way: str,
+    reason: str,
+) -> None:
+    start = time.monotonic()
+    result = measure(point_of(way))
+    assert result.status == "failed"
+    assert str(result.reason).startswith(reason)
+    assert time.monotonic() - start < 60
+    if way == "raises":
+        assert "Traceback" in capfd.readouterr().err, "the log has the whole of it"
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_given_up_by_those_who_wait(
+    measure: Callable[[Point], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "COLLECTIVE_TIMEOUT_S", 4.0)
+    result = measure(point_of("hangs"))
+    assert result.status == "failed"
+    assert re.match(r"rank 0: .*[Tt]imed? ?out", str(result.reason)), result.reason
+
+
+@pytest.mark.slow
+def test_two_nodes_measure_one_point_and_one_of_them_writes_it(tree: Path, tmp_path: Path) -> None:
+    point = point_of(nnodes=2)
+    ranks = {"nnodes": 2, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:29641"}
+    out = tmp_path / "point.json"
+    command = [
+        *(sys.executable, str(ROOT / "workflow" / "scripts" / "ranks.py")),
+        *("--point", point.to_json(), "--machine", find_machine().id, "--out", str(out)),
+        *("--", *torchrun_words(2, ranks)),
+    ]
+    nodes = []
+    for node in ("a", "b"):
+        (tmp_path / node).mkdir()  # a temporary folder, and so a lock, of its own
+        own = {"TMPDIR": str(tmp_path / node), "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+        nodes.append(subprocess.Popen(command, cwd=tree, env={**os.environ, **own}))
+    assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+    result = read(out)
+    assert result.data["sum"] == [1.0, 1.0]
+    assert result.data["ranks"]["nnodes"] == 2
+
+
+def test_a_job_in_which_nobody_moves_is_killed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "START_ALLOWANCE_S", 5)  # a busy machine starts Python in seconds
+    program = "import subprocess, sys; print('up', file=sys.stderr, flush=True); " + (
+        "subprocess.run(['sleep', '61.125'])"
+    )
+    point = point_of(time_cap_s=0.1)
+    end = run_torchrun([sys.executable, "-c", program], point)
+    assert (end.status, end.last_words) == (None, "up\n")
+    assert why_it_failed(end, [], deadline_s(point)) == (
+        "failed",
+        "no result after 5.2 s, so its ranks were killed",
+    )
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "sleep 61.125" not in left
+
+
+def test_an_interrupt_ends_the_ranks_and_leaves_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = launch.run_torchrun
+    stand_in = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(launch, "run_torchrun", lambda command, point: real(stand_in, point))
+    out = tmp_path / "point.json"
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    start = time.monotonic()
+    assert run_ranks(point_of(), find_machine().id, out, ["torchrun"]) == 128 + signal.SIGTERM
+    assert time.monotonic() - start < 30
+    assert not out.exists()
+
+
+def summary(*failures: tuple[str, int, int]) -> str:
+    """The list of failures that torchrun prints."""
+    blocks = [
+        f"[{index}]:\n  time      : 2026-01-01_{when}\n  host      : here\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 7)\n"
+        "  error_file: <N/A>\n"
+        for index, (when, rank, code) in enumerate(failures)
+    ]
+    return "Root Cause (first observed failure):\n" + "".join(blocks)
+
+
+@pytest.mark.parametrize(
+    ("failures", "crashed"),
+    [
+        ((), {}),
+        ((("10:00:00", 0, 1), ("10:00:00", 1, -9)), {1: signal.SIGKILL}),
+        ((("10:00:00", 1, 1), ("10:00:00", 0, -15)), {}),
+        ((("10:00:00", 1, 1), ("10:00:31", 0, -9)), {}),
+        ((("10:00:00", 3, -11),), {3: signal.SIGSEGV}),
+    ],
+    ids=["nothing said", "killed", "ended by torchrun", "killed by torchrun", "crashed"],
+)
+def test_who_crashed_is_read_from_torchruns_last_words(
+    failures: tuple[tuple[str, int, int], ...], crashed: dict[int, int]
+) -> None:
+    assert crashed_ranks(summary(*failures)) == crashed
+
+
+def test_the_first_note_gives_the_reason_and_a_crash_goes_before_it(tmp_path: Path) -> None:
+    for rank, at_ns, reason in ((0, 20, "connection closed"), (1, 10, "ValueError: broke")):
+        note = {"rank": rank, "at_ns": at_ns, "status": "failed", "reason": reason}
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(note))
+    notes = read_notes(tmp_path)
+    failed = JobEnd(status=1, last_words=summary(("10:00:00", 1, 1)))
+    assert why_it_failed(failed, notes, 9) == ("failed", "rank 1: ValueError: broke")
+    killed = JobEnd(status=1, last_words=summary(("10:00:00", 2, -9)))
+    assert why_it_failed(killed, notes, 9)[1].startswith("rank 2: process killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("unsupported", "bf16 is not there"),
+        ("oom", "rank 2: bf16 is not there"),
+        ("failed", "rank 2: bf16 is not there"),
+    ],
+)
+def test_what_no_rank_can_do_is_nobodys_fault(status: str, reason: str) -> None:
+    note = {"rank": 2, "at_ns": 1, "status": status, "reason": "bf16 is not there"}
+    assert why_it_failed(JobEnd(status=1, last_words=""), [note], 9) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("last_words", "reason"),
+    [
+        ("one\nport taken\n", "torchrun ended with status 3 and no result: port taken"),
+        ("", "torchrun ended with status 3 and no result"),
+    ],
+)
+def test_a_torchrun_that_started_no_rank_is_quoted(last_words: str, reason: str) -> None:
+    assert why_it_failed(JobEnd(status=3, last_words=last_words), [], 9) == ("failed", reason)
+
+
+def test_the_launcher_needs_no_torch() -> None:
+    script = str(ROOT / "workflow" / "scripts" / "ranks.py")
+    program = f"import runpy, sys; runpy.run_path({script!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

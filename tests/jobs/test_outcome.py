@@ -1,0 +1,64 @@
+"""An outcome is numbers, or one line that says why there are none."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from lmlab.jobs.outcome import CRASHES, Outcome, killed_by, without_numbers
+from lmlab.measure.statistics import Measurement
+
+
+def timed(*samples: float) -> Measurement:
+    return Measurement(samples_ms=samples, clock="host", cache="warm", stopped="test")
+
+
+QUIET, NOISY = timed(10.0, 10.1, 10.2), timed(5.0, 10.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("measurements", "noisy"),
+    [
+        pytest.param({"total": QUIET}, False, id="quiet total"),
+        pytest.param({"total": NOISY}, True, id="noisy total"),
+        pytest.param({"zero_grad": NOISY, "total": QUIET}, False, id="noise in a small phase"),
+        pytest.param({"a": QUIET, "b": NOISY}, True, id="no total, one noisy"),
+        pytest.param({}, False, id="nothing timed"),
+    ],
+)
+def test_noise_is_judged_by_the_total(measurements: dict[str, Measurement], noisy: bool) -> None:
+    assert Outcome(measurements=measurements).noisy is noisy
+
+
+def test_each_flag_is_raised_once() -> None:
+    assert Outcome(flags=("noisy",)).flagged("throttled", "noisy").flags == ("noisy", "throttled")
+
+
+def test_a_reason_is_one_line_of_bounded_length() -> None:
+    outcome = without_numbers("failed", "first\n  second\n" + "x" * 1000)
+    assert outcome.reason is not None
+    assert outcome.reason.startswith("first second xxx")
+    assert len(outcome.reason) == 300
+
+
+def test_an_error_without_words_still_has_a_reason() -> None:
+    assert without_numbers("failed", " \n ").reason == "no reason given"
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        pytest.param(signal.SIGSEGV, "process killed by SIGSEGV", id="crash"),
+        pytest.param(signal.SIGKILL, "because memory ran out", id="perhaps the OOM killer"),
+    ],
+)
+def test_a_killed_process_is_a_failure_with_the_signals_name(number: int, reason: str) -> None:
+    outcome = killed_by(number)
+    assert outcome.status == "failed"
+    assert reason in str(outcome.reason)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_is_no_crash(number: signal.Signals) -> None:
+    assert number not in CRASHES

@@ -1,0 +1,138 @@
+"""What is not measured on a device ends with a reason before anything is built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+
+from lmlab.jobs import preflight as refusals
+from lmlab.jobs.catalog import all_points
+from lmlab.jobs.outcome import Unsupported
+from lmlab.jobs.preflight import (
+    PROBE,
+    SLOW,
+    products_of_a_step,
+    refuse_unsupported,
+    seconds_of_a_product,
+)
+from lmlab.jobs.registry import load
+from lmlab.model.cost import flops
+from lmlab.model.shape import ModelShape
+from lmlab.study.config import load as load_study
+from lmlab.study.files import ROOT
+from lmlab.study.points import Point
+from tests.chapters.attention.points import benchmark_point
+from tests.jobs.points import end_to_end_point
+
+CPU = torch.device("cpu")
+LARGE = {"d_model": 512, "d_ff": 2048, "context": 512}
+
+
+@pytest.fixture
+def slow_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores that multiply bf16 number by number."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        return 0.1 if dtype == torch.bfloat16 else 0.1 / (2 * SLOW)
+
+    monkeypatch.setattr(refusals, "seconds_of_a_product", seconds)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
+def test_an_attention_that_is_not_itself_on_a_device_is_not_measured_in_a_model() -> None:
+    flash = end_to_end_point(attention="flash")
+    with pytest.raises(Unsupported, match=r"^attention = 'flash': on a CPU .* means nothing$"):
+        load("end_to_end")(flash, CPU)
+
+
+def test_an_attention_of_ranks_is_refused_before_their_size_is_chosen() -> None:
+    point = Point("fsdp", {"attention": "sdpa_cudnn", "precision": "bf16"}, {"sizes": ["small"]})
+    with pytest.raises(Unsupported, match="sdpa_cudnn"):
+        refuse_unsupported(point, CPU)
+
+
+def test_arms_of_one_point_stand_or_fall_by_themselves() -> None:
+    asked = {"attention": "flash", "arms": ["naive", "flash"], "precision": "fp32"}
+    refuse_unsupported(Point("attention", {"topic": "model"}, asked), CPU)
+
+
+@pytest.mark.usefixtures("slow_bf16")
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(end_to_end_point(precision="bf16", **LARGE), id="model"),
+        pytest.param(benchmark_point("naive", precision="bf16", sequence=4096), id="attention"),
+    ],
+)
+def test_a_long_step_in_a_slow_type_is_refused(point: Point) -> None:
+    with pytest.raises(
+        Unsupported, match=r"^bf16 has no fast products on this CPU: .* over 0.5 s$"
+    ):
+        load(point.chapter)(point, CPU)
+
+
+@pytest.mark.usefixtures("slow_bf16")
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(end_to_end_point(precision="bf16"), id="a short step"),
+        pytest.param(end_to_end_point(precision="fp32", **LARGE), id="another type"),
+        pytest.param(
+            end_to_end_point(precision="bf16", model="mine:Model", **LARGE), id="own model"
+        ),
+        pytest.param(end_to_end_point(precision="bf16", start="cold", **LARGE), id="a cold start"),
+    ],
+)
+def test_what_is_short_or_fast_or_not_counted_or_cold_is_measured(point: Point) -> None:
+    refuse_unsupported(point, CPU)
+
+
+@pytest.mark.usefixtures("slow_bf16")
+def test_a_gpu_is_not_judged_by_its_host() -> None:
+    refuse_unsupported(end_to_end_point(precision="bf16", **LARGE), torch.device("cuda"))
+
+
+def test_a_type_with_fast_products_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "seconds_of_a_product", lambda dtype: 0.1)
+    refuse_unsupported(end_to_end_point(precision="bf16", **LARGE), CPU)
+
+
+def test_products_are_those_of_the_points_own_mode() -> None:
+    point = end_to_end_point(mode="forward")
+    asked = {**point.settings, **point.parameters}
+    shape = ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__})
+
+    assert products_of_a_step(asked) == flops(shape, mode="forward")["forward"]["matmul"]
+    assert products_of_a_step({**asked, "mode": "train_step"}) == 3 * products_of_a_step(asked)
+
+
+def test_products_of_attention_alone_are_those_of_both_passes() -> None:
+    point = benchmark_point("naive", sequence=64, head_dim=16, causal=False)
+    asked = {**point.settings, **point.parameters}
+    assert products_of_a_step(asked) == 14 * asked["batch"] * 64**2 * 16
+
+
+@pytest.mark.parametrize("study", ["full", "tiny", "nano"])
+def test_products_of_every_point_can_be_counted(study: str) -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    points = all_points(load_study({**config, "study": study}, "cpu"))
+    counted = {p.chapter for p in points if products_of_a_step({**p.settings, **p.parameters}) > 0}
+    assert counted == {"end_to_end", "memory", "profile", "attention"}
+
+
+def test_a_product_is_timed_in_one_thread_and_all_are_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, set_threads, asked = torch.get_num_threads(), torch.set_num_threads, []
+
+    def note(count: int) -> None:
+        asked.append(count)
+        set_threads(count)
+
+    monkeypatch.setattr(torch, "set_num_threads", note)
+    seconds_of_a_product.cache_clear()
+    rate = 2 * PROBE**3 / seconds_of_a_product(torch.float32)
+    assert 1e8 < rate < 1e12
+    assert asked == [1, before]
+    assert torch.get_num_threads() == before
