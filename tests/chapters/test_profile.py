@@ -11,8 +11,8 @@ import torch
 from lmlab.chapters.profile import measure as profile
 from lmlab.chapters.profile.measure import measure, trace_folder
 from lmlab.jobs.outcome import Outcome, Unsupported
-from lmlab.measure.trace import chrome_trace, nsys_capture
-from lmlab.measure.trace.nsys_command import TROUBLE, UNDER_NSYS
+from lmlab.measure.trace import chrome_trace, recording
+from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE, UNDER_NSYS
 from tests.jobs.points import profile_point
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ PRODUCTS = 2 * 9 + 1  # 7 projections and 2 in attention a layer, and the head
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(UNDER_NSYS, raising=False)
-    monkeypatch.delenv(TROUBLE, raising=False)
+    monkeypatch.delenv(NSYS_UNAVAILABLE, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_under_autocast_types_mix_and_nothing_is_counted() -> None:
 def test_the_result_says_who_recorded_it(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.data["tool"] == f"torch profiler {torch.__version__}"
     assert outcome.data["tool_note"] is None
-    monkeypatch.setenv(TROUBLE, "nsys is not on the PATH")
+    monkeypatch.setenv(NSYS_UNAVAILABLE, "nsys is not on the PATH")
     assert measure(profile_point(), CPU).data["tool_note"] == "nsys is not on the PATH"
 
 
@@ -128,12 +128,12 @@ def test_under_nsys_the_report_is_left_to_nsys(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_gpus_capture_begins_after_all_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(nsys_capture, "synchronize", lambda device: None)
+    monkeypatch.setattr(recording, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: order.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: order.append("stop"))
-    nsys_capture.capture(lambda: order.append("run"), device=torch.device("cuda"))
+    recording.capture(lambda: order.append("run"), device=torch.device("cuda"))
     with pytest.raises(ZeroDivisionError):
-        nsys_capture.capture(lambda: 1 / 0, device=torch.device("cuda"))
+        recording.capture(lambda: 1 / 0, device=torch.device("cuda"))
     assert order == ["start", "run", "stop", "start", "stop"]
 
 

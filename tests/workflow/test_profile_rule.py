@@ -13,7 +13,7 @@ import yaml
 from lmlab.chapters.profile.measure import trace_folder
 from lmlab.jobs.catalog import points_of
 from lmlab.measure.identity import find_machine
-from lmlab.measure.trace.nsys_command import TROUBLE
+from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE
 from lmlab.study.config import load
 from lmlab.study.files import ROOT
 from lmlab.study.results import read
@@ -104,12 +104,12 @@ def test_a_broken_nsys_is_one_line_before_any_job_and_torch_records(fresh: Proje
     assert "error while loading shared libraries" in lines[0]
     assert lines[0].endswith("; torch's profiler records instead")
     assert "nsys profile" not in done.stderr
-    assert f"env {TROUBLE}=" in done.stderr
+    assert f"env {NSYS_UNAVAILABLE}=" in done.stderr
 
 
 AMISS = {
     "not there": (None, "nsys is not on the PATH"),
-    "broken": ("broken", "--version ends with 1"),
+    "broken": ("broken", "--version exits with 1"),
 }
 
 

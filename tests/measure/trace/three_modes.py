@@ -1,8 +1,8 @@
-"""An export as nsys would write it for a profile point: three modes of a model of two layers.
+"""An export as nsys would write it for a profile point: three modes of a two-layer model.
 
-The host launches every 10 us and the device is slower, so it never waits within a mode; backward is
-launched by the autograd thread; the optimizer runs the model's own elementwise kernel; each mode
-ends with a synchronize. Times of kernels are round numbers that tests can add up.
+The host launches every 10 us and the device is slower, so the device is never idle within a mode.
+Backward is launched by the autograd thread, the optimizer runs one of the model's own elementwise
+kernels, and each mode ends with a synchronize. Kernel times are round numbers that tests can add.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DURATION_US = {SGEMM: 400, SGEMM_BACKWARD: 700, BMM: 100, SCALE: 30, FILL: 20, S
 
 
 class Recorder:
-    """Writes launches one after the other, and the kernels behind them on one stream."""
+    """Writes launches one after the other, and their kernels on one stream."""
 
     def __init__(self, builder: ExportBuilder) -> None:
         self.builder = builder
@@ -54,7 +54,7 @@ class Recorder:
         self.host = end
 
     def range(self, name: str, *inside: object) -> None:
-        """A range around calls of the arguments, each of them a function or a kernel's name."""
+        """A range around the arguments, each a function to call or a kernel to launch."""
         start = self.host
         for each in inside:
             if isinstance(each, str):
@@ -86,7 +86,7 @@ class Recorder:
 
 
 def write_export(path: Path) -> None:
-    """The export of one point, in a file that is not there yet."""
+    """Write the export of one point to a new file."""
     with ExportBuilder(path) as builder:
         recorder = Recorder(builder)
 

@@ -33,13 +33,10 @@ from lmlab.jobs.workload import OWN_ATTENTION, Step, Workload, workload_of
 from lmlab.measure.clock import collector_paused, synchronize
 from lmlab.measure.identity import find_machine
 from lmlab.measure.precision import tf32_allowed, why_unsupported
-from lmlab.measure.trace import chrome_trace
 from lmlab.measure.trace.annotate import annotated
-from lmlab.measure.trace.frames import Trace
-from lmlab.measure.trace.nsys_capture import capture, under_nsys
-from lmlab.measure.trace.nsys_command import TROUBLE
+from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE
 from lmlab.measure.trace.ranges import named
-from lmlab.measure.trace.torch_profiler import profile, profile_to, tool_name
+from lmlab.measure.trace.recording import capture, profile, under_nsys
 from lmlab.model.attention_cost import attention_parts
 from lmlab.study.points import Point
 
@@ -117,17 +114,8 @@ def record(
         if under_nsys():
             capture(run_all, device=device)
             return {}
-        if point.settings["keep_traces"]:
-            return of_trace(_kept(run_all, trace_folder(point) / TORCH_TRACE, device))
-        trace = profile(run_all, device=device)
-    return of_trace(trace)
-
-
-def _kept(function: Any, file: Path, device: torch.device) -> Trace:
-    """The trace, left as a file that a browser can open."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    profile_to(file, function, device=device)
-    return chrome_trace.read(file, on_cpu=device.type == "cpu", tool=tool_name())
+        keep_as = trace_folder(point) / TORCH_TRACE if point.settings["keep_traces"] else None
+        return of_trace(profile(run_all, device=device, keep_as=keep_as))
 
 
 def trace_folder(point: Point) -> Path:
@@ -138,7 +126,7 @@ def trace_folder(point: Point) -> Path:
 def describe(workload: Workload, model: nn.Module) -> dict[str, Any]:
     """What ran, and under which settings."""
     return {
-        "tool_note": os.environ.get(TROUBLE) or None,
+        "tool_note": os.environ.get(NSYS_UNAVAILABLE) or None,
         "tokens_per_step": workload.shape.tokens,
         "parameters_total": sum(p.numel() for p in model.parameters()),
         "attention_cost": attention_cost(workload),

@@ -11,7 +11,6 @@ first) and names of its kernels, longest first, or null where the attention has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +80,10 @@ def attention_parts(run: Trace, names: Names) -> list[dict[str, Any]] | None:
 
 def _part(name: str, kernels: pd.DataFrame, names: Names) -> dict[str, Any]:
     summary = kernel_summary(kernels).head(NAMES_OF_A_PART)
-    pairs: Sequence[tuple[str, str]] = list(
-        zip(summary["name"], summary["short_name"], strict=True)
-    )
     return {
         "part": name,
         "kernels": len(kernels),
         "total_ns": int(kernels["duration_ns"].sum()),
         "product_ns": int(kernels["duration_ns"][kernels["family"].isin(MATMULS)].sum()),
-        "names": [names.add(*pair) for pair in pairs],
+        "names": names.add_all(summary),
     }

@@ -1,4 +1,4 @@
-"""A real step under PyTorch's profiler: phases, own times, layers; on a GPU where there is one."""
+"""A real train step under the PyTorch profiler: phases, self times, layers; on a GPU if any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmlab.measure.trace import chrome_trace, gpu_time, summary
 from lmlab.measure.trace.annotate import annotated
 from lmlab.measure.trace.frames import CPU, Trace
 from lmlab.measure.trace.ranges import named
-from lmlab.measure.trace.torch_profiler import profile, profile_to
+from lmlab.measure.trace.recording import profile
 from lmlab.model.adamw import AdamW
 from lmlab.model.loss import cross_entropy
 from lmlab.model.transformer import TransformerLM
@@ -41,7 +41,7 @@ def profiled_step(device: torch.device) -> Trace:
     model = TransformerLM(50, 16, 32, 2, 2, 64, device=device)
     step = train_step(model, device)
     step()
-    with annotated(model):
+    with annotated(model, attention_in_parts=True):
         return profile(step, device=device)
 
 
@@ -50,18 +50,10 @@ def cpu_trace() -> Trace:
     return profiled_step(torch.device("cpu"))
 
 
-def test_every_operator_that_works_stands_in_its_phase(cpu_trace: Trace) -> None:
+def test_every_operator_is_in_its_phase_with_the_expected_family(cpu_trace: Trace) -> None:
     kernels = cpu_trace.kernels
-    assert set(kernels["ranges"].map(lambda path: path[0])) == set(PHASES)
-    assert set(kernels["kind"]) == {"op"}
-    assert set(kernels["device"]) == {CPU}
-    assert (kernels["delay_ns"] == 0).all()
-
-
-def test_products_softmax_and_optimizer_are_where_they_belong(cpu_trace: Trace) -> None:
-    kernels = cpu_trace.kernels
-    phases = [path[0] for path in kernels["ranges"]]
-    counts = Counter(zip(phases, kernels["family"], strict=True))
+    counts = Counter(zip([path[0] for path in kernels["ranges"]], kernels["family"], strict=True))
+    assert {phase for phase, _ in counts} == set(PHASES)
     # Two layers of 7 products and 2 in attention, and the head; each twice in the backward pass.
     assert counts["forward", "matmul"] == 2 * 9 + 1
     assert counts["backward", "matmul"] == 2 * counts["forward", "matmul"]
@@ -70,47 +62,49 @@ def test_products_softmax_and_optimizer_are_where_they_belong(cpu_trace: Trace) 
     assert {phase for phase, family in counts if family == "optimizer"} == {"optimizer"}
 
 
-def test_times_add_up_without_counting_any_twice(cpu_trace: Trace) -> None:
-    for phase in PHASES:
-        range_ns = cpu_trace.ranges.query("name == @phase")["duration_ns"].sum()
-        own_ns = [
-            summary.within(frame, phase)["duration_ns"].sum()
-            for frame in (cpu_trace.kernels, cpu_trace.host)
-        ]
-        assert 0 < sum(own_ns) <= range_ns
-
-
-def test_layers_and_attention_are_marked_in_the_forward_pass(cpu_trace: Trace) -> None:
-    softmax = cpu_trace.kernels.query("name == 'aten::_softmax'")
-    assert softmax["ranges"].tolist() == [
-        ("forward", "layers.0", "attention"),
-        ("forward", "layers.1", "attention"),
-    ]
-
-
-def test_a_cpu_has_no_calls_to_wait_for(cpu_trace: Trace) -> None:
+def test_cpu_operators_have_no_launch_delay_and_no_waits(cpu_trace: Trace) -> None:
+    kernels = cpu_trace.kernels
+    assert (set(kernels["kind"]), set(kernels["device"])) == ({"op"}, {CPU})
+    assert (kernels["delay_ns"] == 0).all()
     assert set(cpu_trace.host["kind"]) == {"op"}
     assert gpu_time.waits(cpu_trace).empty
-
-
-def test_the_tool_is_named_with_its_version(cpu_trace: Trace) -> None:
     assert cpu_trace.tool == f"torch profiler {torch.__version__}"
 
 
+def test_self_times_never_exceed_the_phase(cpu_trace: Trace) -> None:
+    for phase in PHASES:
+        range_ns = cpu_trace.ranges.query("name == @phase")["duration_ns"].sum()
+        frames = (cpu_trace.kernels, cpu_trace.host)
+        self_ns = sum(summary.within(frame, phase)["duration_ns"].sum() for frame in frames)
+        assert 0 < self_ns <= range_ns
+
+
+def test_layers_and_parts_of_attention_are_marked_in_the_forward_pass(cpu_trace: Trace) -> None:
+    forward = summary.within(cpu_trace.kernels, "forward")
+    softmax = forward.query("name == 'aten::_softmax'")
+    assert softmax["ranges"].tolist() == [
+        ("forward", f"layers.{layer}", "attention", "softmax") for layer in (0, 1)
+    ]
+    parts = {name: set(summary.within(forward, name)["name"]) for name in ("scores", "softmax")}
+    assert "aten::bmm" in parts["scores"]
+    assert {"aten::mul", "aten::masked_fill_"} <= parts["softmax"]
+    assert "aten::bmm" not in parts["softmax"]
+
+
 def test_a_trace_can_be_kept_for_a_browser(tmp_path: Path) -> None:
-    file = tmp_path / "kept.json.gz"
-    profile_to(file, lambda: torch.ones(3) + 1, device=torch.device("cpu"))
+    file = tmp_path / "new folder" / "kept.json.gz"
+    profile(lambda: torch.ones(3) + 1, device=torch.device("cpu"), keep_as=file)
     assert "aten::add" in set(chrome_trace.read(file, on_cpu=True).kernels["name"])
 
 
 @pytest.mark.gpu
 @NEEDS_GPU
-def test_a_gpus_backward_kernels_are_found_from_another_thread() -> None:
+def test_backward_kernels_launched_by_the_autograd_thread_are_attributed() -> None:
     trace = profiled_step(torch.device("cuda", 0))
-    forward, backward, optimizer = summary.range_totals(trace.kernels, PHASES)["kernels"].tolist()
+    forward, backward, optimizer = (len(summary.within(trace.kernels, p)) for p in PHASES)
     assert backward > 1.3 * forward
     assert not trace.kernels["launch_ns"].isna().any()
-    assert len(trace.host["thread"].unique()) == 2, "autograd launches from its own"
+    assert len(trace.host["thread"].unique()) == 2, "autograd launches from its own thread"
     assert forward + backward + optimizer == len(trace.kernels)
 
 
