@@ -1,4 +1,4 @@
-"""A stand-in for the pynvml module: some GPUs, and answers that a test can change or withhold."""
+"""A fake pynvml module: some GPUs, and answers that a test can change or withhold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class NVMLError(Exception):
-    """What every failed question raises."""
+    """Raised by every failed call."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """Has the functions of pynvml that the measure room calls."""
+    """The functions of pynvml that lmlab.measure calls."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM = 1
@@ -93,7 +93,7 @@ class FakeNvml:
         return self._answer(gpu, "utilisation", SimpleNamespace(gpu=gpu.utilisation))
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
-        processes = [SimpleNamespace(pid=pid) for pid in gpu.pids]
+        processes = [SimpleNamespace(pid=pid, usedGpuMemory=gpu.memory_used) for pid in gpu.pids]
         return list(self._answer(gpu, "processes", processes))
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
@@ -107,10 +107,10 @@ class FakeNvml:
 
 
 class NewerFakeNvml(FakeNvml):
-    """Bindings that know the newer name, and whose older one has gone."""
+    """Bindings with the newer name of the clock reasons; the older one must not be called."""
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
         return self._answer(gpu, "reasons", gpu.reasons)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
-        raise AssertionError("the older name was asked although the newer one is there")
+        raise AssertionError("the older name was called although the newer one exists")
