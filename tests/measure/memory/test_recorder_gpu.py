@@ -1,4 +1,4 @@
-"""The caching allocator's own history, where there is a GPU."""
+"""The caching allocator's own history, on a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_replayed_peak_is_the_allocators_own_within_2_percent(precision: str
     for mode in modes_of(precision=precision).values():
         assert mode["status"] == "ok"
         assert mode["replayed_bytes"] == pytest.approx(mode["max_memory_allocated_bytes"], rel=0.02)
-        # The workspaces of cuBLAS, tens of MiB, are much beside so small a model.
+        # cuBLAS workspaces of tens of MiB are large relative to so small a model.
         off = abs(mode["predicted"]["bytes"] - mode["replayed_bytes"])
         assert off < 0.25 * mode["replayed_bytes"] or off < 96 * 2**20
 
@@ -51,7 +51,7 @@ def test_recording_does_not_change_the_peak() -> None:
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_running_out_of_memory_tells_what_was_asked_for(
+def test_running_out_of_memory_records_the_failed_request(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

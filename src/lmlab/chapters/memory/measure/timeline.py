@@ -19,7 +19,7 @@ from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak
 from lmlab.measure.identity import find_machine
 from lmlab.measure.memory.accounting import account
 from lmlab.measure.memory.observer import Observer, address_of
-from lmlab.measure.memory.recorder import Known, Recording, record
+from lmlab.measure.memory.recorder import KnownTensor, Recording, record
 from lmlab.measure.memory.summary import summarise
 from lmlab.measure.precision import tf32_allowed
 from lmlab.model import peak
@@ -176,10 +176,10 @@ def forget_graph(step: Step) -> None:
     vars(step)["_loss"] = None
 
 
-def known_tensors(model: nn.Module, step: Step) -> dict[int, Known]:
+def known_tensors(model: nn.Module, step: Step) -> dict[int, KnownTensor]:
     """Whatever lies at a known address now: the model, its gradients, optimizer state, batch."""
     return {
-        address_of(tensor): Known(
+        address_of(tensor): KnownTensor(
             category=category, name=name, size=tensor.untyped_storage().nbytes()
         )
         for category, name, tensor in _named_tensors(model, step)
