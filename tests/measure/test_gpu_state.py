@@ -20,7 +20,7 @@ from lmlab.measure.gpu_state import (
 )
 from lmlab.measure.nvml_reading import read_gpu
 
-from .fake_nvml import FakeGpu, FakeNvml, NewerFakeNvml
+from .fake_nvml import FakeGpu, FakeNvml
 
 CUDA = torch.device("cuda", 0)
 GIB = 2**30
@@ -152,8 +152,8 @@ def test_a_cpu_has_no_readings_and_no_flags() -> None:
     assert {os.getpid(), os.getppid()} <= own_usage(torch.device("cpu")).pids
 
 
-def test_the_newer_name_of_the_clock_reasons_is_preferred() -> None:
-    reading = read_gpu(NewerFakeNvml(), FakeGpu(reasons=HW_THERMAL))
+def test_the_newer_name_of_the_clock_reasons_is_known() -> None:
+    reading = read_gpu(FakeNvml(newer=True), FakeGpu(reasons=HW_THERMAL))
     assert reading.slowdown_reasons == ["hw_thermal_slowdown"]
 
 

@@ -91,15 +91,31 @@ def test_rows_beyond_the_limit_are_summed(step: Trace, monkeypatch: pytest.Monke
     assert sum(table["instances"]) + rest["instances"] == digested["kernels"]
 
 
-def test_copies_are_not_in_the_table(tmp_path: Path) -> None:
+def test_the_table_has_statistics_by_name_and_no_copies(tmp_path: Path) -> None:
     with ExportBuilder(tmp_path / "export.sqlite") as builder:
-        builder.range("run", 0, 100)
-        builder.launched("sgemm", 10, 20, 50, 1)
-        builder.call("cudaMemcpyAsync", 13, 15, 2)
-        builder.memcpy(1, 50, 57, 2)
-    digested = digest(section(nsys.read(tmp_path / "export.sqlite"), "run"), [], Names())
+        builder.range("run", 0, 1000)
+        for correlation, (name, duration) in enumerate(
+            [("sgemm", 10), ("sgemm", 20), ("sgemm", 60), ("b", 5), ("a", 5)]
+        ):
+            start = 100 * correlation
+            builder.launched(name, start + 10, start + 20, start + 20 + duration, correlation)
+        builder.call("cudaMemcpyAsync", 13, 15, 9)
+        builder.memcpy(1, 950, 957, 9)
+    names = Names()
+    digested = digest(section(nsys.read(tmp_path / "export.sqlite"), "run"), [], names)
     assert digested["copies"] == {"instances": 1, "total_ns": 7}
-    assert (digested["table"]["total_ns"], digested["total_ns"]) == ([30], 37)
+    assert digested["total_ns"] == 107
+    assert [row["name"] for row in names.rows()] == ["sgemm", "a", "b"], "ties in order of name"
+    assert digested["table"] == {
+        "name": [0, 1, 2],
+        "instances": [3, 1, 1],
+        "total_ns": [90, 5, 5],
+        "min_ns": [10, 5, 5],
+        "max_ns": [60, 5, 5],
+        "avg_ns": [30.0, 5.0, 5.0],
+        "med_ns": [20.0, 5.0, 5.0],
+        "sd_ns": [26.5, 0.0, 0.0],  # of a sample; one instance has none
+    }
 
 
 def test_the_host_side_has_waits_launches_and_how_far_the_host_is_ahead(

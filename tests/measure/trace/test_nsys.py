@@ -49,36 +49,30 @@ def test_a_kernel_row_has_all_documented_columns(builder: ExportBuilder) -> None
     assert trace.tool == "nsys 2025.3.1.90"
 
 
-def test_host_calls_are_classified_as_launch_or_wait(builder: ExportBuilder) -> None:
-    with builder:
-        builder.range("backward", 0, 50)
-        builder.call("cudaLaunchKernel_v7000", 10, 15, 1)
-        builder.call("cudaDeviceSynchronize_v3020", 60, 95, 2, thread=3)
-        builder.call("cuMemAlloc_v2", 96, 97, 3)
-    host = nsys.read(builder.path).host
-    assert tuple(host.columns) == HOST_COLUMNS
-    assert host[["name", "kind", "duration_ns", "thread", "ranges"]].to_numpy().tolist() == [
-        ["cudaLaunchKernel", "launch", 5, 1, ("backward",)],
-        ["cudaDeviceSynchronize", "synchronize", 35, 3, ()],
-        ["cuMemAlloc_v2", "other", 1, 1, ()],
-    ]
-
-
-def test_backward_kernels_belong_to_the_range_of_another_thread(builder: ExportBuilder) -> None:
-    with builder:
-        builder.range("backward", 0, 100, thread=1)
-        builder.call("cudaLaunchKernel", 50, 55, 1, thread=2)
-        builder.kernel("gemm", 60, 70, 1)
-    assert ranges_by_kernel(builder) == {"gemm": ("backward",)}
-
-
-def test_a_kernel_belongs_where_it_was_launched_not_where_it_ran(builder: ExportBuilder) -> None:
+def test_a_kernel_belongs_to_the_range_of_its_launch_whatever_the_thread(
+    builder: ExportBuilder,
+) -> None:
     with builder:
         builder.range("forward", 0, 20)
         builder.range("backward", 20, 40)
-        builder.launched("late", 19, 30, 35, 1)
-        builder.launched("edge", 20, 36, 39, 2)
-    assert ranges_by_kernel(builder) == {"late": ("forward",), "edge": ("backward",)}
+        builder.launched("runs late", 19, 30, 35, 1)
+        builder.launched("at the edge", 20, 36, 39, 2)
+        builder.call("cudaLaunchKernel_v7000", 25, 35, 3, thread=2)  # autograd's thread
+        builder.kernel("gemm", 60, 70, 3)
+        builder.call("cudaDeviceSynchronize_v3020", 50, 75, 4)
+        builder.call("cuMemAlloc_v2", 96, 97, 5)
+    assert ranges_by_kernel(builder) == {
+        "runs late": ("forward",),
+        "at the edge": ("backward",),
+        "gemm": ("backward",),
+    }
+    host = nsys.read(builder.path).host
+    assert tuple(host.columns) == HOST_COLUMNS
+    assert host[["name", "kind", "duration_ns", "thread", "ranges"]].to_numpy().tolist()[2:] == [
+        ["cudaLaunchKernel", "launch", 10, 2, ("backward",)],
+        ["cudaDeviceSynchronize", "synchronize", 25, 1, ()],
+        ["cuMemAlloc_v2", "other", 1, 1, ()],
+    ]
 
 
 def test_correlation_ids_and_ranges_are_per_process(builder: ExportBuilder) -> None:
@@ -92,22 +86,18 @@ def test_correlation_ids_and_ranges_are_per_process(builder: ExportBuilder) -> N
     assert kernels["ranges"].tolist() == [("rank 1",), ("rank 2",)]
 
 
-@pytest.mark.parametrize("event", [59, 60, 70, 71])
+@pytest.mark.parametrize("event", [34, 59, 60, 70, 71, 75])
 @pytest.mark.parametrize("registered", [False, True], ids=["text", "textId"])
-def test_every_kind_of_range_is_read(builder: ExportBuilder, event: int, registered: bool) -> None:
+def test_only_ranges_are_read_from_nvtx(
+    builder: ExportBuilder, event: int, registered: bool
+) -> None:
     with builder:
-        builder.range("forward", 0, 50, event=event, registered=registered)
+        builder.range("forward", -500, 50, event=event, registered=registered)
         builder.launched("k", 10, 20, 30, 1)
-    assert ranges_by_kernel(builder) == {"k": ("forward",)}
-
-
-@pytest.mark.parametrize("event", [34, 75], ids=["mark", "domain"])
-def test_other_nvtx_events_are_not_ranges(builder: ExportBuilder, event: int) -> None:
-    with builder:
-        builder.range("CCCL", -500, None, event=event)
-        builder.launched("k", 10, 20, 30, 1)
-    assert ranges_by_kernel(builder) == {"k": ()}
-    assert nsys.read(builder.path).ranges.empty
+    mark, domain = 34, 75
+    expected = () if event in (mark, domain) else ("forward",)
+    assert ranges_by_kernel(builder) == {"k": expected}
+    assert len(nsys.read(builder.path).ranges) == len(expected)
 
 
 def test_a_range_that_was_never_closed_lasts_until_the_end(builder: ExportBuilder) -> None:

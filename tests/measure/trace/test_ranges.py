@@ -63,21 +63,3 @@ def test_nvtx_ranges_are_of_the_process_not_the_thread(monkeypatch: pytest.Monke
     with recording(), named("forward"), named("layers.0"):
         pass
     assert nvtx.log == [("start", "forward"), ("start", "layers.0"), ("end", 2), ("end", 1)]
-
-
-def test_a_compiled_function_has_no_ranges_and_is_compiled_once() -> None:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    @torch.compile(backend=backend, fullgraph=True)
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        with named("inside"):
-            return x + 1
-
-    compiled(torch.ones(2))
-    with recording():
-        assert "inside" not in recorded_ranges(lambda: compiled(torch.ones(2)))
-    assert len(graphs) == 1

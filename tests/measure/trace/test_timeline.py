@@ -45,19 +45,17 @@ def test_the_bins_of_all_families_add_up_to_all_work(drawn: dict[str, Any]) -> N
     assert max(map(max, drawn["families"].values())) == 1000
 
 
-def test_phases_follow_each_other_on_the_device(drawn: dict[str, Any]) -> None:
+def test_phases_follow_each_other_on_the_device_and_run_ahead_on_the_host(
+    drawn: dict[str, Any],
+) -> None:
     rows = drawn["device_phases"]
     assert [row["phase"] for row in rows] == ["forward", "backward", "optimizer"]
     assert [row["duration_ns"] / US for row in rows] == [FORWARD_US, BACKWARD_US, OPTIMIZER_US]
     for before, after in pairwise(rows):
         assert before["start_ns"] + before["duration_ns"] == after["start_ns"]
-
-
-def test_the_host_finishes_long_before_the_device(drawn: dict[str, Any]) -> None:
     host = {row["phase"]: row for row in drawn["host_phases"]}
-    device = {row["phase"]: row for row in drawn["device_phases"]}
     assert list(host) == list(PHASES)
-    assert host["optimizer"]["start_ns"] < device["backward"]["start_ns"]
+    assert host["optimizer"]["start_ns"] < rows[1]["start_ns"]
 
 
 def test_one_layer_is_stored_kernel_by_kernel(step: Trace) -> None:
