@@ -1,8 +1,8 @@
 """Whether the GPU was in a fit state during a measurement, from readings before and after.
 
 - `throttled`: it ran below its clocks because of its surroundings: too hot (thermal slowdown by
-  software or hardware), or told to brake by its power supply. Such a number says more about the
-  rack than about the code.
+  software or hardware), or slowed by its power supply. Such a number says more about the rack than
+  about the code.
 - `power_capped`: it reached its power limit. On a datacenter GPU under matrix products that is
   normal operation, so it is a flag of its own and not a fault.
 - `gpu_shared`: another process used the GPU, before or after.

@@ -21,15 +21,8 @@ LINE = frame("/x/src/lmlab/model/layers.py", 55, "forward")
 
 
 def new_storage(address: int, size: int, copy_of: str | None = None) -> NewStorage:
-    return NewStorage(
-        address=address,
-        size=size,
-        operator="mm",
-        shape=(2, 3),
-        type="bf16",
-        copy_of=copy_of,
-        source=Source("a.py", 1, "f"),
-    )
+    made = {"operator": "mm", "shape": (2, 3), "type": "bf16", "source": Source("a.py", 1, "f")}
+    return NewStorage(address=address, size=size, copy_of=copy_of, **made)  # type: ignore[arg-type]
 
 
 def mark(number: int) -> list[dict[str, Any]]:

@@ -89,25 +89,12 @@ def test_a_layer_that_raises_closes_its_range(model: TransformerLM, opened: list
     assert opened[-1] == "/layers.1"
 
 
-class UserModel(nn.Module):
-    """Other names, nested lists, no attention function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Module()
-        self.encoder.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.encoder.blocks:
-            x = block(x)
-        return x
-
-
 def test_any_model_with_a_module_list_can_be_annotated(opened: list[str]) -> None:
-    model = UserModel()
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 2))
     with annotated(model):
-        model(torch.ones(1, 4))
-    assert opened[::2] == ["encoder.blocks.0", "encoder.blocks.1"]
+        model(torch.ones(1, 4, 8))
+    assert opened[::2] == ["1.layers.0", "1.layers.1"]
 
 
 def test_a_compiled_model_is_not_recompiled(
