@@ -102,7 +102,7 @@ def _measurement(arm: _Arm, device: torch.device) -> Measurement:
     on_gpu = device.type == "cuda"
     return Measurement(
         samples_ms=tuple(arm.samples),
-        clock="cuda_events" if on_gpu else "host",
+        clock="events" if on_gpu else "wall",
         cache="cold" if on_gpu else "warm",
         stopped=arm.stopped,
     )

@@ -44,7 +44,7 @@ class Rounds:
         """A step is over when its last rank is."""
         by_rank = self.samples_ms[arm][phase]
         slowest = tuple(max(times) for times in zip(*by_rank, strict=True))
-        return Measurement(samples_ms=slowest, clock="host", cache="warm", stopped=self.stopped)
+        return Measurement(samples_ms=slowest, clock="wall", cache="warm", stopped=self.stopped)
 
 
 def order_of(names: Sequence[str], number: int) -> list[str]:
