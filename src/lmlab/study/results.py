@@ -69,7 +69,7 @@ class Result:
                 f"{path}: {len(text):,} bytes; a result holds at most {SIZE_LIMIT_BYTES:,}: "
                 "reduce what it stores in data"
             )
-        write_atomically(path, json.dumps(json.loads(text), indent=1) + "\n")
+        write_atomically(path, _one_record_per_line(json.loads(text)))
 
     def headline(self) -> str:
         """What this point gave, short enough for a progress line."""
@@ -112,6 +112,15 @@ def read_of(point: Point, path: Path, machine: str) -> Result:
     if result.machine["id"] != machine:
         raise ResultError(f"{path}: measured on {result.machine['id']}, not on {machine}")
     return result
+
+
+def _one_record_per_line(values: Mapping[str, Any]) -> str:
+    """JSON whose diffs can be reviewed: a line per key, and per measurement."""
+    lines = {key: json.dumps(value) for key, value in values.items()}
+    records = ",\n  ".join(map(json.dumps, values["measurements"]))
+    lines["measurements"] = f"[\n  {records}\n ]" if records else "[]"
+    body = ",\n ".join(f"{json.dumps(key)}: {text}" for key, text in lines.items())
+    return f"{{\n {body}\n}}\n"
 
 
 def _headline(record: Mapping[str, Any]) -> str:
