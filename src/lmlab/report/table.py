@@ -26,6 +26,7 @@ STATUS_CELLS = {
     "missing": "not measured",
     "invalid": "unreadable",
 }
+EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
     "~": "the middle half of the samples spans more than 10 %",
@@ -165,11 +166,16 @@ class _Cell:
         if self.row is None:
             return DASH
         if self.row["status"] != "ok":
-            return STATUS_CELLS[self.row["status"]]
+            return escape(self.row["reason"]) if self.one_word else STATUS_CELLS[self.row["status"]]
         value = self.row[self.column.field]
         if value is None or pd.isna(value):
             return DASH
         return escape(FORMATS[self.column.format](value)) + "".join(self.marks())
+
+    @property
+    def one_word(self) -> bool:
+        """Whether the reason is short enough to be the cell: "overflow"."""
+        return self.row is not None and len(str(self.row["reason"]).split()) == 1
 
     def marks(self) -> list[str]:
         if self.row is None or self.row["status"] != "ok" or self.row.get("clock") not in CLOCKS:
@@ -192,7 +198,7 @@ def _reasons(cells: Sequence[_Cell]) -> list[str]:
     """Why cells are empty, each reason once."""
     lines: dict[str, None] = {}
     for cell in cells:
-        if cell.row is not None and cell.row["status"] in ("oom", "unsupported", "failed"):
+        if cell.row is not None and cell.row["status"] in EXPLAINED and not cell.one_word:
             lines[f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.row['reason'])}"] = None
     shown = list(lines)[:MAX_REASONS]
     return [
