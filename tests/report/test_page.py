@@ -112,7 +112,6 @@ def test_derived_rows_replace_the_chapters_own(tmp_path: Path) -> None:
 
 def test_text_from_results_is_escaped(tmp_path: Path) -> None:
     hostile = "<b>|*{{ 7 * 7 }}*|</b>\n# heading"
-    name = value("name", hostile, "")
     results = written(
         tmp_path / "results",
         [

@@ -30,6 +30,8 @@ from lmlab.report.text import times
 
 CONFIDENCE = 0.95
 SMALLEST_DIFFERENCE = 0.02
+# Half width of a log interval beyond which it says nothing, and exp would soon overflow.
+WIDEST = 100.0
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 
 
@@ -91,7 +93,7 @@ def _median_error(samples: Sequence[float], *, known: bool) -> float:
 def _interval(ratio: float, error: float, df: float) -> Interval:
     if not math.isfinite(error) or df < 1:
         return Interval(ratio=ratio, low=0.0, high=math.inf)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error
+    half = min(float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error, WIDEST)
     return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
 
 
