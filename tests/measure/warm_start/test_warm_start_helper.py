@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-
-from lmlab.measure.warm_start import libraries, run
 from lmlab.measure.warm_start.libraries import CudaTouchedError
 from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable, private_directory
 from lmlab.measure.warm_start.starting import WarmStartSettingError
+
+from lmlab.measure.warm_start import libraries, run
 from tests.measure.warm_start.conftest import CLIENT, Lab, gone, wait_until
 
 pytestmark = pytest.mark.slow
