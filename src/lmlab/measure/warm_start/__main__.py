@@ -4,6 +4,7 @@ There is one for each interpreter, environment and control group that needed one
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -29,7 +30,8 @@ def main() -> None:
             if stop:
                 os.kill(pid, signal.SIGTERM)
                 connection.settimeout(PATIENCE_S)
-                connection.recv(1)  # returns when the helper closes the connection
+                with contextlib.suppress(ConnectionError):
+                    connection.recv(1)  # returns when the helper closes the connection
 
 
 if __name__ == "__main__":

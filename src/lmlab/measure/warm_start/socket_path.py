@@ -50,7 +50,8 @@ def private_directory() -> Path:
         directory = Path(tempfile.gettempdir()) / f"lmlab-{os.getuid()}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode != stat.S_IFDIR | 0o700:
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if found.st_uid != os.geteuid() or not is_private:
         raise WarmStartUnavailable(
             f"{directory} is {stat.filemode(found.st_mode)} of user {found.st_uid}; "
             f"allowed: drwx------ of user {os.geteuid()}"
