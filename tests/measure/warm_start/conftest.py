@@ -7,6 +7,7 @@ would never come if a helper or a process of a job kept the client's pipes open.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,11 +25,11 @@ import pytest
 DEADLINE_S = 300.0  # for events that take milliseconds on an idle machine
 # A process of its own, because it is to be killed and to import no torch.
 CLIENT = """
-import json, sys
+import sys
 from lmlab.measure.warm_start import run
-status = run(sys.argv[2], sys.argv[3:])
+status = run(sys.argv[1], sys.argv[2:])
 assert "torch" not in sys.modules
-open(sys.argv[1], "w").write(str(status))
+print(f"status {status}", file=sys.stderr)
 """
 
 
@@ -40,16 +41,12 @@ class Outcome(NamedTuple):
     stderr: str
 
 
-class Client:
-    """A running client."""
-
-    def __init__(self, process: subprocess.Popen[str], report: Path) -> None:
-        self.process, self._report = process, report
-
-    def finish(self, stdin: str | None = None) -> Outcome:
-        stdout, stderr = self.process.communicate(stdin, timeout=DEADLINE_S)
-        assert self._report.exists(), stderr
-        return Outcome(int(self._report.read_text()), stdout, stderr)
+def finish(client: subprocess.Popen[str], stdin: str | None = None) -> Outcome:
+    """Wait for the end of a client and of its output."""
+    stdout, stderr = client.communicate(stdin, timeout=DEADLINE_S)
+    assert client.returncode == 0, stderr
+    stderr, _, status = stderr.rpartition("status ")
+    return Outcome(int(status), stdout, stderr)
 
 
 class Lab:
@@ -65,7 +62,6 @@ class Lab:
             (self.libraries / file).parent.mkdir(parents=True, exist_ok=True)
             (self.libraries / file).touch()
         self.python_path = f"{self.libraries}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-        self._clients = 0
 
     def write(self, module: str, source: str) -> None:
         (self.directory / f"{module}.py").write_text(source)
@@ -75,11 +71,9 @@ class Lab:
         switches["LMLAB_WARM_START"] = "1" if mode == "warm" else "0"
         return {**os.environ, **switches, "PYTHONPATH": self.python_path, **more}
 
-    def start(self, *job: str, mode: str = "warm", **environment: str) -> Client:
-        self._clients += 1
-        report = self.directory / f"report_{self._clients}"
-        process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, str(report), *job],
+    def start(self, *job: str, mode: str = "warm", **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", CLIENT, *job],
             cwd=self.directory,
             env=self.environment(mode, **environment),
             stdin=subprocess.PIPE,
@@ -87,10 +81,9 @@ class Lab:
             stderr=subprocess.PIPE,
             text=True,
         )
-        return Client(process, report)
 
     def run(self, *job: str, mode: str = "warm", stdin: str = "", **environment: str) -> Outcome:
-        return self.start(*job, mode=mode, **environment).finish(stdin)
+        return finish(self.start(*job, mode=mode, **environment), stdin)
 
     def helpers(self, action: str = "--status") -> list[int]:
         """The pids of the helpers that listen."""
@@ -130,22 +123,19 @@ def is_gone(pid: int) -> bool:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
+    with contextlib.closing(Lab(tmp_path)) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="module")
 def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One helper for all tests of a module that leave it as it was."""
-    lab = Lab(tmp_path_factory.mktemp("warm_start"))
-    yield lab
-    lab.close()
+    with contextlib.closing(Lab(tmp_path_factory.mktemp("shared"))) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="module")
 def torch_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """The same with the real torch."""
-    lab = Lab(tmp_path_factory.mktemp("warm_start"), real_torch=True)
-    yield lab
-    lab.close()
+    with contextlib.closing(Lab(tmp_path_factory.mktemp("torch"), real_torch=True)) as lab:
+        yield lab

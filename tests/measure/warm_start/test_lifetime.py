@@ -18,7 +18,7 @@ from lmlab.measure.warm_start.socket_path import (
     listen,
     private_directory,
 )
-from tests.measure.warm_start.conftest import Lab, is_gone, wait_until
+from tests.measure.warm_start.conftest import Lab, finish, is_gone, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -59,13 +59,13 @@ def test_no_process_remains_after_kill_9(
     lab.write("family", FAMILY)
     client = lab.start("family", "wait", mode=mode)
     pids = lab.read_pids("pids")
-    others = {"client": client.process.pid, "helper": psutil.Process(pids["supervisor"]).ppid()}
+    others = {"client": client.pid, "helper": psutil.Process(pids["supervisor"]).ppid()}
     os.kill({**pids, **others}[victim], signal.SIGKILL)
     wait_until(lambda: all(map(is_gone, pids.values())))
     if status is None:
-        client.process.communicate()
+        client.communicate()
     else:
-        assert client.finish().status == status
+        assert finish(client).status == status
     lab.write("trivial", TRIVIAL)
     assert lab.run("trivial", mode=mode) == (4, "", "")
     if mode == "warm":
@@ -84,16 +84,16 @@ def test_killing_one_job_leaves_others_alone(lab: Lab) -> None:
     lab.write("echo", "import sys\ndef main(argv):\n    print(sys.stdin.read())\n")
     killed, other = lab.start("family", "wait"), lab.start("echo")
     pids = lab.read_pids("pids")
-    killed.process.kill()
+    killed.kill()
     wait_until(lambda: all(map(is_gone, pids.values())))
-    killed.process.communicate()
-    assert other.finish("still here").stdout == "still here\n"
+    killed.communicate()
+    assert finish(other, "still here").stdout == "still here\n"
 
 
 def test_simultaneous_clients_share_one_helper(lab: Lab) -> None:
     lab.write("job", "import os\ndef main(argv):\n    print(os.getppid(), input())\n")
     clients = [lab.start("job") for _ in range(4)]
-    outputs = [client.finish("done\n").stdout.split() for client in clients]
+    outputs = [finish(client, "done\n").stdout.split() for client in clients]
     assert len({supervisor for supervisor, _ in outputs}) == 4
     assert len(lab.helpers()) == 1
 

@@ -6,8 +6,8 @@ number of the signal that killed it. If the helper is killed, the job is lost, w
 about the job; the status is then EX_TEMPFAIL (75).
 
 If no helper answers, the client starts one. A file lock makes sure that it is only one, however
-many clients arrive at once. The helper reports through a pipe that it listens, or why it cannot.
-It inherits nothing else: a daemon that keeps a workflow's pipes open would hold it up.
+many clients arrive at once. The helper closes a pipe when it listens, or writes to it why it
+cannot. It inherits nothing else: a daemon that keeps a workflow's pipes open would hold it up.
 """
 
 import contextlib
@@ -33,7 +33,6 @@ from lmlab.measure.warm_start.socket_path import (
     socket_path,
 )
 
-READY = "ready"
 PATIENCE_S = 120.0  # importing torch from a cold network disk can take a minute
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ATTEMPTS = 3
@@ -191,7 +190,7 @@ def _connect_or_start() -> socket.socket:
             _start_helper(path, idle_s)
             connection = connect(path)
     if connection is None:
-        raise WarmStartUnavailable(f"no helper answers at {path}")
+        raise WarmStartUnavailable(f"no helper answers at {path}; see the log next to it")
     return connection
 
 
@@ -215,5 +214,5 @@ def _start_helper(path: Path, idle_s: float) -> None:
             )
         if not select.select([answer], [], [], PATIENCE_S)[0]:
             raise WarmStartUnavailable(f"the helper did not start within {PATIENCE_S:.0f} s")
-        if (message := answer.read()) != READY:
-            raise WarmStartUnavailable(message or f"the helper died while starting, see {log.name}")
+        if error := answer.read():
+            raise WarmStartUnavailable(error)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from lmlab.measure.warm_start.client import PATIENCE_S, READY, Job
+from lmlab.measure.warm_start.client import PATIENCE_S, Job
 from lmlab.measure.warm_start.job import run_in_fork
 from lmlab.measure.warm_start.preload import preload
 from lmlab.measure.warm_start.processes import (
@@ -32,20 +32,19 @@ from lmlab.measure.warm_start.supervisor import EVENTS, receive_events_as_signal
 
 
 def main(path: str, ready: str, idle_s: str) -> None:
-    """Become a daemon, import, listen, report that, serve."""
+    """Become a daemon, import, listen, close the pipe `ready`, serve."""
     if os.fork():
         os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses would be lost
     adopt_orphans()
-    with os.fdopen(int(ready), "w") as announcement:
+    with os.fdopen(int(ready), "w") as report:
         try:
             preload()
             listener = listen(Path(path))
         except Exception as error:
-            announcement.write(f"the helper cannot start: {type(error).__name__}: {error}")
+            report.write(f"the helper cannot start: {type(error).__name__}: {error}")
             raise
-        sys.stdout.flush()
-        announcement.write(READY)
+    sys.stdout.flush()  # or each fork would write it again
     serve(listener, float(idle_s))
     Path(path).unlink(missing_ok=True)  # before the socket is closed, so that clients start another
     kill_family(os.getpid())
