@@ -6,15 +6,15 @@ number of the signal that killed it. If the helper is killed, the job is lost, w
 about the job; the status is then EX_TEMPFAIL (75).
 
 If no helper answers, the client starts one. A file lock makes sure that it is only one, however
-many clients arrive at once. The helper closes a pipe when it listens, or writes to it why it
-cannot. It inherits nothing else: a daemon that keeps a workflow's pipes open would hold it up.
+many clients arrive at once. The helper inherits a socket that already listens, so that clients can
+queue while it imports, and no other file: a daemon that keeps a workflow's pipes open would hold it
+up. If it dies, the kernel closes the socket and the queued clients notice.
 """
 
 import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -30,12 +30,13 @@ from lmlab.measure.warm_start.socket_path import (
     WarmStartUnavailable,
     connect,
     helper_environment,
+    listen,
     socket_path,
 )
 
 PATIENCE_S = 120.0  # importing torch from a cold network disk can take a minute
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ATTEMPTS = 3
+_ATTEMPTS = 2  # an idle helper may end just when a client connects
 # By path: the helper must run the client's code, whatever directory it is started in.
 _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -136,7 +137,7 @@ def _run_warm(module: str, arguments: list[str]) -> int:
     os.umask(umask := os.umask(0o077))
     environment = dict(os.environ)
     job = Job(module, arguments, environment, os.getcwd(), umask, ignored_signals())
-    for _ in range(_ATTEMPTS):  # an idle helper may end just now
+    for _ in range(_ATTEMPTS):
         with _connect_or_start() as connection, SignalRelay() as relay:
             connection.settimeout(PATIENCE_S)
             with contextlib.suppress(ConnectionError):
@@ -146,7 +147,7 @@ def _run_warm(module: str, arguments: list[str]) -> int:
             status = _follow(connection, relay)
         if status is not None:
             return status
-    raise WarmStartUnavailable("the helper does not take the job")
+    raise WarmStartUnavailable(f"the helper ended; see {socket_path().with_suffix('.log')}")
 
 
 def _run_plain(module: str, arguments: Sequence[str]) -> int:
@@ -190,29 +191,23 @@ def _connect_or_start() -> socket.socket:
             _start_helper(path, idle_s)
             connection = connect(path)
     if connection is None:
-        raise WarmStartUnavailable(f"no helper answers at {path}; see the log next to it")
+        raise WarmStartUnavailable(f"no helper at {path}; see the log next to it")
     return connection
 
 
 def _start_helper(path: Path, idle_s: float) -> None:
-    """Start a helper and wait until it listens."""
-    reader, writer = os.pipe()
-    arguments = [str(Path(__file__).parents[3]), str(path), str(writer), str(idle_s)]
-    with os.fdopen(reader) as answer:
-        with os.fdopen(writer, "w"), path.with_suffix(".log").open("w") as log:
-            # Returns at once: the program forks, so that the helper is not this process's child.
-            subprocess.run(
-                [sys.executable, "-P", "-c", _BOOTSTRAP, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=path.parent,
-                env=helper_environment(),
-                pass_fds=[writer],
-                start_new_session=True,
-                check=False,
-            )
-        if not select.select([answer], [], [], PATIENCE_S)[0]:
-            raise WarmStartUnavailable(f"the helper did not start within {PATIENCE_S:.0f} s")
-        if error := answer.read():
-            raise WarmStartUnavailable(error)
+    with listen(path) as listener, path.with_suffix(".log").open("w") as log:
+        package_root, descriptor = Path(__file__).parents[3], listener.fileno()
+        arguments = [str(package_root), str(descriptor), str(path), str(idle_s)]
+        # Returns at once: the program forks, so that the helper is not a child of this process.
+        subprocess.run(
+            [sys.executable, "-P", "-c", _BOOTSTRAP, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=path.parent,
+            env=helper_environment(),
+            pass_fds=[descriptor],
+            start_new_session=True,
+            check=False,
+        )

@@ -27,27 +27,22 @@ from lmlab.measure.warm_start.processes import (
     kill_family,
     live_processes,
 )
-from lmlab.measure.warm_start.socket_path import listen
 from lmlab.measure.warm_start.supervisor import EVENTS, receive_events_as_signals, supervise
 
 
-def main(path: str, ready: str, idle_s: str) -> None:
-    """Become a daemon, import, listen, close the pipe `ready`, serve."""
+def main(descriptor: str, path: str, idle_s: str) -> None:
+    """Become a daemon, import the libraries, serve, and leave nothing behind."""
     if os.fork():
         os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses would be lost
     adopt_orphans()
-    with os.fdopen(int(ready), "w") as report:
-        try:
-            preload()
-            listener = listen(Path(path))
-        except Exception as error:
-            report.write(f"the helper cannot start: {type(error).__name__}: {error}")
-            raise
-    sys.stdout.flush()  # or each fork would write it again
-    serve(listener, float(idle_s))
-    Path(path).unlink(missing_ok=True)  # before the socket is closed, so that clients start another
-    kill_family(os.getpid())
+    with socket.socket(fileno=int(descriptor)) as listener:
+        listener.listen()  # again, so that clients see this process as their peer
+        preload()
+        sys.stdout.flush()  # or each fork would write it again
+        serve(listener, float(idle_s))
+        Path(path).unlink(missing_ok=True)  # first, so that new clients start another helper
+        kill_family(os.getpid())
 
 
 def serve(listener: socket.socket, idle_s: float) -> None:

@@ -77,7 +77,7 @@ def listen(path: Path) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
-    listener.listen(128)
+    listener.listen()
     return listener
 
 
