@@ -139,6 +139,17 @@ def test_an_idle_helper_ends_but_not_while_it_has_a_client(tmp_path: Path) -> No
     wait_until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
 
 
+def test_a_client_can_be_ended_while_the_helper_imports(lab: Lab) -> None:
+    importing = lab.directory / "importing"
+    source = f"import time; open({str(importing)!r}, 'w'); time.sleep(3600)\n"
+    (lab.libraries / "torch" / "__init__.py").write_text(source)
+    client = lab.start("job")
+    wait_until(importing.exists)
+    client.terminate()
+    client.communicate()
+    assert client.returncode == -signal.SIGTERM
+
+
 def test_helpers_end_by_themselves_and_on_request(lab: Lab) -> None:
     lab.write("job", TRIVIAL)
     for threads in ("1", "2"):  # OpenMP reads it when it is loaded: two helpers

@@ -31,7 +31,8 @@ def main() -> None:
                 os.kill(pid, signal.SIGTERM)
                 connection.settimeout(PATIENCE_S)
                 with contextlib.suppress(ConnectionError):
-                    connection.recv(1)  # returns when the helper closes the connection
+                    while connection.recv(1):  # until the helper closes the connection
+                        pass
 
 
 if __name__ == "__main__":

@@ -138,15 +138,16 @@ def _run_warm(module: str, arguments: list[str]) -> int:
     environment = dict(os.environ)
     job = Job(module, arguments, environment, os.getcwd(), umask, ignored_signals())
     for _ in range(_ATTEMPTS):
-        with _connect_or_start() as connection, SignalRelay() as relay:
+        with _connect_or_start() as connection, contextlib.suppress(ConnectionError):
             connection.settimeout(PATIENCE_S)
-            with contextlib.suppress(ConnectionError):
-                # ASCII, so that bytes that are not UTF-8 survive as escaped surrogates.
+            connection.recv(1)  # a greeting: while the helper imports, signals still end us
+            with SignalRelay() as relay:
                 socket.send_fds(connection, [b"\n"], [0, 1, 2])
+                # ASCII, so that bytes that are not UTF-8 survive as escaped surrogates.
                 connection.sendall(json.dumps(job).encode() + b"\n")
-            status = _follow(connection, relay)
-        if status is not None:
-            return status
+                status = _follow(connection, relay)
+            if status is not None:
+                return status
     raise WarmStartUnavailable(f"the helper ended; see {socket_path().with_suffix('.log')}")
 
 

@@ -85,6 +85,7 @@ def _become_supervisor(listener: socket.socket, client: socket.socket, helper: i
         die_with_parent(helper)
         listener.close()
         client.settimeout(PATIENCE_S)
+        client.sendall(b"\n")
         _, streams, _, _ = socket.recv_fds(client, 1, 3)
         with client.makefile() as lines:
             request = lines.readline()
