@@ -19,7 +19,7 @@ from tests.report.test_figure import STEPS
 TEMPLATES = {
     "front.md.j2": "# {{ results.name }}\n\n"
     "{% for s in sections.values() %}\n{{ s }}\n{% endfor %}\n",
-    "index.md.j2": "{% for slug, answer in answers.items() %}\n- {{ slug }}: {{ answer }}\n"
+    "index.md.j2": "{% for slug, answer in answers.items() %}\n- {{ slug }}: {{ answer.sentence }}\n"
     "{% endfor %}\n{{ summary() }}\n",
     "steps.md.j2": "# {{ chapter.title }}\n\n{{ chapter.table('steps') }}\n\n"
     "{{ figure('steps') }}\n\n{{ provenance() }}\n",
@@ -144,4 +144,5 @@ def test_a_sentence_that_ends_in_a_tag_keeps_its_line(tmp_path: Path) -> None:
 
 def test_answers_are_the_first_sentences_in_bold() -> None:
     text = "### Does it pay?\n\n**Yes, by 2.3x. Not\neverywhere.**\n\n### Why?\n\n**Because.**\n"
-    assert answers_in(text) == {"does-it-pay": "Yes, by 2.3x.", "why": "Because."}
+    answers = {slug: answer["sentence"] for slug, answer in answers_in(text).items()}
+    assert answers == {"does-it-pay": "Yes, by 2.3x.", "why": "Because."}
