@@ -19,8 +19,8 @@ from tests.report.test_figure import STEPS
 TEMPLATES = {
     "front.md.j2": "# {{ results.name }}\n\n"
     "{% for s in sections.values() %}\n{{ s }}\n{% endfor %}\n",
-    "index.md.j2": "{% for slug, answer in answers.items() %}\n- {{ slug }}: {{ answer.sentence }}\n"
-    "{% endfor %}\n{{ summary() }}\n",
+    "index.md.j2": "{% for slug, answer in answers.items() %}\n"
+    "- {{ slug }}: {{ answer.sentence }}\n{% endfor %}\n{{ summary() }}\n",
     "steps.md.j2": "# {{ chapter.title }}\n\n{{ chapter.table('steps') }}\n\n"
     "{{ figure('steps') }}\n\n{{ provenance() }}\n",
     "front/steps.md.j2": "### Is it fast?\n\n**{{ chapter.facts.answer }} It is.**\n"
