@@ -159,7 +159,7 @@ class _Cell:
             return DASH
         if self.row["status"] != "ok":
             return escape(self.row["reason"]) if self.one_word else STATUS_CELLS[self.row["status"]]
-        value = self.row[self.column.field]
+        value = self.row.get(self.column.field)
         if value is None or pd.isna(value):
             return DASH
         return escape(FORMATS[self.column.format](value)) + "".join(self.marks())

@@ -80,8 +80,6 @@ TABLES = {
 def facts(chapter: Chapter) -> dict[str, Any]:
     """The settings of the question and the headline numbers."""
     found = chapter.results.of("calculations")
-    if not found:
-        return {"settings": None}
     value = chapter.value
     return {
         "settings": found[0].settings,
