@@ -26,6 +26,11 @@ def fp16_sum(results: Results) -> Rows:
     return results.rows.head(0)
 
 
+def _readable_scales(rows: Rows) -> Rows:
+    scales = select(rows, topic="layernorm")
+    return scales.assign(scale=scales["scale"].map("{:g}".format)) if len(scales) else scales
+
+
 def _sums(**where: Any) -> Table:
     return Table(
         title="Relative error of a variance by scale of the input, partial sums in {sums}",
@@ -34,12 +39,8 @@ def _sums(**where: Any) -> Table:
         across="dtype",
         columns={"{dtype}": quantity("variance_error", "scientific")},
         where={"topic": "layernorm", **where},
-        data=lambda rows: rows.assign(scale=rows["scale"].map(_scale)),
+        data=_readable_scales,
     )
-
-
-def _scale(scale: Any) -> str:
-    return f"{scale:g}" if isinstance(scale, int | float) else "–"
 
 
 TABLES = {
@@ -66,7 +67,7 @@ TABLES = {
         across="dtype",
         columns={"{dtype}": quantity("output_error", "scientific")},
         where={"topic": "layernorm", "sums": lambda sums: not isinstance(sums, str)},
-        data=lambda rows: rows.assign(scale=rows["scale"].map(_scale)),
+        data=_readable_scales,
     ),
 }
 
