@@ -336,7 +336,8 @@ FIGURES = {
 def facts(chapter: Chapter) -> dict[str, Any]:
     """What the sentences of the page need."""
     rows = select(chapter.own.rows, status="ok")
-    steps = select(rows, quantity="time", clock="wall", phase="total", **STEP)
+    steps = select(rows, **times("wall", "total"), **STEP)
+    device = select(rows, **times("device", "total"), **STEP)
     layers = select(rows, quantity="per_layer", precision="bf16", context=_shortest(rows))
     busy = select(rows, quantity="busy_share", phase="total", **STEP)
     warm = warm_up(rows)
@@ -344,12 +345,20 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "steps": {
             p: _extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
         },
+        "device": {
+            precision: _extremes(select(device, precision=precision))
+            for (precision,) in distinct(device, ["precision"])
+        },
         "contexts": [context for (context,) in distinct(steps, ["context"])],
         "layers_wall": _range(select(layers, clock="wall")),
         "layers_device": _range(select(layers, clock="device")),
         "host_bound": _points(busy[busy["value"] < HOST_BOUND_BELOW]),
         "gpu_bound": _points(busy[busy["value"] >= GPU_BOUND_FROM]),
         "busy_points": len(busy),
+        "host_bound_bf16": len(
+            select(busy, precision="bf16", value=lambda share: share < HOST_BOUND_BELOW)
+        ),
+        "bf16_points": len(select(busy, precision="bf16")),
         "mfu": {
             p: _extremes(select(rows, quantity="mfu", precision=p, **STEP))
             for p in ("fp32", "bf16")
