@@ -72,7 +72,7 @@ class _Variant:
         on_gpu = device.type == "cuda"
         return Measurement(
             samples_ms=tuple(self.samples),
-            clock="cuda_events" if on_gpu else "host",
+            clock="events" if on_gpu else "wall",
             cache="cold" if on_gpu else "warm",
             stopped=self.stopped,
         )

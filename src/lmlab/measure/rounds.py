@@ -43,7 +43,7 @@ class Rounds:
         """The time of the slowest rank in each round."""
         by_rank = self.samples_ms[variant][phase]
         slowest = tuple(max(times) for times in zip(*by_rank, strict=True))
-        return Measurement(samples_ms=slowest, clock="host", cache="warm", stopped=self.stopped)
+        return Measurement(samples_ms=slowest, clock="wall", cache="warm", stopped=self.stopped)
 
 
 def round_order(names: Sequence[str], number: int) -> list[str]:

@@ -15,7 +15,7 @@ from lmlab.measure.memory.categories import Labelled, label
 from lmlab.measure.memory.observer import Observer, address_of
 from lmlab.measure.memory.recorder import KnownTensor, Recording, RecordingError, record
 from lmlab.measure.memory.replay import replay
-from lmlab.measure.memory.summary import summarise
+from lmlab.measure.memory.summary import summarize
 
 CPU = torch.device("cpu")
 WIDTH, ROWS = 64, 96
@@ -128,7 +128,7 @@ def test_without_a_graph_operator_results_are_the_activations() -> None:
 def test_observing_does_not_change_the_peak() -> None:
     def peak(observed: frozenset[str]) -> int:
         recording = Work(autocast=True).record(observed=observed)
-        summary = summarise(recording, keeps_graph=True, stream_bytes=STREAM)
+        summary = summarize(recording, keeps_graph=True, stream_bytes=STREAM)
         return int(summary["replayed_bytes"])
 
     assert peak(frozenset({"forward"})) == peak(frozenset())
@@ -145,7 +145,7 @@ def test_running_out_of_memory_ends_the_recording_with_what_was_live() -> None:
     recording = work.record(("forward", work.forward), ("backward", fail))
     assert recording.out_of_memory == "CUDA out of memory. Tried to allocate 9 GiB"
     assert [span.name for span in recording.phases] == ["forward", "backward"]
-    summary = summarise(recording, keeps_graph=True, stream_bytes=STREAM)
+    summary = summarize(recording, keeps_graph=True, stream_bytes=STREAM)
     assert summary["live_categories_bytes"]["workspace"] >= 12_000
     assert summary["live_categories_bytes"]["activations"] >= 2 * STREAM
     assert summary["live_categories_bytes"]["parameters"] == 2 * WIDTH * WIDTH * 4

@@ -11,7 +11,7 @@ from lmlab.measure.memory.observer import NewStorage, Observer
 from lmlab.measure.memory.recorder import KnownTensor, Recording, Span
 from lmlab.measure.memory.snapshot import history_of
 from lmlab.measure.memory.sources import Source
-from lmlab.measure.memory.summary import MAX_VERTICES, summarise
+from lmlab.measure.memory.summary import MAX_VERTICES, summarize
 from tests.measure.memory.snapshots import alloc, block, frame, free, out_of_memory, snapshot
 
 KIB = 1024
@@ -75,7 +75,7 @@ def recording(trace: list[dict[str, Any]], **more: Any) -> Recording:
 
 @pytest.fixture
 def summary() -> dict[str, Any]:
-    return summarise(recording(TRACE), keeps_graph=True, stream_bytes=8 * KIB)
+    return summarize(recording(TRACE), keeps_graph=True, stream_bytes=8 * KIB)
 
 
 def test_the_peak_is_the_sum_of_its_categories(summary: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ def test_after_running_out_of_memory_the_failure_is_described() -> None:
         known=[(0, WEIGHT_KNOWN), (5, WEIGHT_KNOWN), (9, ALL_KNOWN)],
         out_of_memory="no",
     )
-    summary = summarise(failed, keeps_graph=True, stream_bytes=8 * KIB)
+    summary = summarize(failed, keeps_graph=True, stream_bytes=8 * KIB)
     # Two marks in the snapshot without an event are workspace, like the 32 KiB.
     assert summary["live_categories_bytes"]["workspace"] == 32 * KIB + 2 * 512
     assert summary["replayed_bytes"] > sum(summary["live_categories_bytes"].values())

@@ -22,7 +22,7 @@ MAX_ROWS = 12
 LAYER_NUMBER = re.compile(r"\.\d+\.")
 
 
-def summarise(recording: Recording, *, keeps_graph: bool, stream_bytes: int) -> dict[str, Any]:
+def summarize(recording: Recording, *, keeps_graph: bool, stream_bytes: int) -> dict[str, Any]:
     """Everything that a result keeps of one recorded step."""
     replayed = replay(recording.history)
     labelled = label(recording, replayed, keeps_graph=keeps_graph)

@@ -106,7 +106,7 @@ def _outcome(arms: list[Arm], data: Mapping[str, Any]) -> Outcome:
 def _measurement(arm: Arm) -> Measurement:
     return Measurement(
         samples_ms=tuple(arm.samples_ms),
-        clock="host",
+        clock="wall",
         cache="warm",
         stopped=f"{len(arm.samples_ms)} samples",
     )

@@ -20,7 +20,7 @@ from lmlab.measure.identity import find_machine
 from lmlab.measure.memory.accounting import account
 from lmlab.measure.memory.observer import Observer, address_of
 from lmlab.measure.memory.recorder import KnownTensor, Recording, record
-from lmlab.measure.memory.summary import summarise
+from lmlab.measure.memory.summary import summarize
 from lmlab.measure.precision import tf32_allowed
 from lmlab.model import peak
 from lmlab.study.points import Point
@@ -143,7 +143,7 @@ def _recorded(
     accounting = account(device)
     kept = _keep(recording, point, mode.name)
     stream = STREAM_ELEMENT_BYTES * workload.shape.tokens * workload.shape.d_model
-    summary = summarise(recording, keeps_graph=mode.keeps_graph, stream_bytes=stream)
+    summary = summarize(recording, keeps_graph=mode.keeps_graph, stream_bytes=stream)
     return {
         **_ending(recording, summary, mode.name),
         **summary,
