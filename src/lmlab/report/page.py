@@ -202,10 +202,13 @@ def environment_for(templates: Path) -> jinja2.Environment:
     return environment
 
 
-def answers_in(front: str) -> dict[str, str]:
+def answers_in(front: str) -> dict[str, dict[str, Markup]]:
     """The first sentence of each bold answer of the front page, by the anchor of its question."""
     found = re.findall(r"^### (.+?)\n+\*\*(.+?)\*\*", front, re.MULTILINE | re.DOTALL)
     return {
-        text.slug(question): Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0])
+        text.slug(question): {
+            "question": Markup(question),
+            "sentence": Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0]),
+        }
         for question, answer in found
     }
