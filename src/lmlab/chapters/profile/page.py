@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -13,6 +12,7 @@ from lmlab.report.frame import Results, Rows, combine, distinct, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
+from lmlab.study.results import Result
 
 TITLE = "Kernel by kernel: where the time goes"
 
@@ -24,10 +24,11 @@ MODES = {
     "train_step": "training step",
 }
 MATMULS = {"matmul_tensor_core": "tensor", "matmul_simt": "SIMT", "matmul": "unknown"}
+OTHER_FAMILIES = ("softmax", "elementwise", "reduction")
 FAMILIES = {
-    "matmul_tensor_core": "matmul (tensor cores)",
     "matmul_simt": "matmul (SIMT cores)",
-    "copy": "copies",
+    "matmul_tensor_core": "matmul (tensor cores)",
+    **{name: name for name in ("matmul", *OTHER_FAMILIES, "copy", "optimizer")},
 }
 PARTS = {
     "scores": "scores QKᵀ",
@@ -50,14 +51,14 @@ def derive(rows: Rows, results: Results) -> Rows:
         return rows
     rows = _shares(rows)
     for name in ("span", "busy"):
-        parts = {"profiled": {**_total(f"{name}_time"), "mode": "forward"}, "wall": WALL}
+        parts = {"profiled": _of(f"{name}_time", mode="forward", phase="total"), "wall": WALL}
         rows = combine(rows, f"{name}_to_wall", parts, lambda p: p.profiled / p.wall)
-    idle = {"late": {"quantity": "host_late_gap_time"}, "span": _total("span_time")}
+    idle = {"late": _of("host_late_gap_time"), "span": _of("span_time", phase="total")}
     rows = combine(rows, "host_bound_share", idle, lambda p: p.late / p.span, on=RUN)
     # The end-to-end chapter times the same forward pass in a process of its own.
     other = {"chapter": "end_to_end", "mode": "forward", "start": "warm", "status": "ok", **WALL}
     times = select(results.rows, **other).drop_duplicates(POINT).set_index(POINT)["value"]
-    rows = derived(rows, "to_end_to_end", WALL, partial(_over, times))
+    rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _at(times, f))
     copy_bandwidth = results.value(chapter="machine", quantity="copy_bandwidth")
     return _told_apart(_attention(rows, copy_bandwidth))
 
@@ -71,8 +72,8 @@ def _told_apart(rows: Rows) -> Rows:
     return rows.assign(size=size)
 
 
-def _total(name: str) -> dict[str, str]:
-    return {"quantity": name, "phase": "total"}
+def _of(name: str, **labels: Any) -> dict[str, Any]:
+    return {"quantity": name, **labels}
 
 
 def _at(values: Any, found: Rows) -> Any:
@@ -80,34 +81,29 @@ def _at(values: Any, found: Rows) -> Any:
     return values.reindex(pd.MultiIndex.from_frame(found[values.index.names])).to_numpy()
 
 
-def _over(values: Any, found: Rows) -> Any:
-    return found.value / _at(values, found)
-
-
 def _shares(rows: Rows) -> Rows:
     """Families and kernels as shares of a run's device time. Copies are no kernels: the share of a
     kernel leaves them out, as nsys does."""
-    of_kernel = {"quantity": "kernel_total_time"}
-    total = select(rows, **_total("total_time")).set_index(RUN)["value"]
-    copies = select(rows, **of_kernel, rank=pd.isna).set_index(RUN)["value"]
+    kernel, run = _of("kernel_total_time"), _of("total_time", phase="total")
+    total = select(rows, **run).set_index(RUN)["value"]
+    copies = select(rows, **kernel, rank=pd.isna).set_index(RUN)["value"]
     kernels = total - copies.reindex(total.index).fillna(0)
-    in_run, in_kernels = (partial(_over, whole) for whole in (total, kernels))
-    rows = derived(rows, "family_share", {"quantity": "family_total_time"}, in_run)
-    rows = derived(rows, "share_of_run", of_kernel, in_run)
-    rows = derived(rows, "kernel_share", {**of_kernel, "rank": pd.notna}, in_kernels)
+    family = _of("family_total_time")
+    rows = derived(rows, "family_share", family, lambda f: f.value / _at(total, f))
+    rows = derived(rows, "share_of_run", kernel, lambda f: f.value / _at(total, f))
+    ranked = {**kernel, "rank": pd.notna}
+    rows = derived(rows, "kernel_share", ranked, lambda f: f.value / _at(kernels, f))
     matmuls = select(rows, quantity="family_share", family=list(MATMULS))
     added = matmuls.groupby(RUN, sort=False)["value"].sum().reindex(total.index).fillna(0)
-    return derived(rows, "matmul_share", _total("total_time"), partial(_at, added))
-
-
-def _part(part: str, name: str = "part_total_time") -> dict[str, str]:
-    return {"quantity": name, "part": part}
+    return derived(rows, "matmul_share", run, lambda f: _at(added, f))
 
 
 def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
     """Ratios and rates of attention's parts; nothing where it has none."""
-    ms = {part: _part(part) for part in PARTS}
-    flops = {part: _part(part, "flops") for part in PARTS}
+    if "part" not in rows:
+        return rows
+    ms = {part: _of("part_total_time", part=part) for part in PARTS}
+    flops = {part: _of("flops", part=part) for part in PARTS}
     for name, parts, value in (
         ("softmax_to_matmuls", ms, lambda p: p.softmax / (p.scores + p.output)),
         ("flops_to_matmuls", flops, lambda p: p.softmax / (p.scores + p.output)),
@@ -115,20 +111,18 @@ def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
         ("pointwise_share", ms, lambda p: (p.softmax + p.scale_and_mask) / p.sum(axis=1)),
     ):
         rows = combine(rows, name, parts, value)
-    time_of, on = {"quantity": "part_total_time"}, ["source", "part"]
+    time_of, on = _of("part_total_time"), ["source", "part"]
     whole = select(rows, **time_of).groupby("source")["value"].sum()
     rows = derived(rows, "part_share", time_of, lambda f: f.value / f.source.map(whole))
-    if select(rows, quantity="traffic").empty:
-        return rows
-    cost = {"flops": {"quantity": "flops"}, "bytes": {"quantity": "traffic"}, "ms": time_of}
+    cost = {"flops": _of("flops"), "bytes": _of("traffic"), "ms": time_of}
     rows = combine(rows, "rate", cost, lambda p: p.flops / p.ms / 1e9, unit="TFLOP/s", on=on)
     rows = combine(rows, "bandwidth", cost, lambda p: p.bytes / p.ms / 1e6, unit="GB/s", on=on)
     # A softmax reads and writes every score once in each layer.
-    moved = _part("softmax", "traffic")
+    moved = _of("traffic", part="softmax")
     rows = derived(rows, "scores_bytes", moved, lambda f: f.value / 2 / f.num_layers, unit="B")
     if copy_bandwidth is None:
         return rows
-    bandwidth = _part("softmax", "bandwidth")
+    bandwidth = _of("bandwidth", part="softmax")
     return derived(rows, "share_of_copy", bandwidth, lambda f: f.value / copy_bandwidth)
 
 
@@ -144,14 +138,16 @@ def other_kernels(rows: Rows) -> Rows:
     shares = select(rows, quantity="share_of_run", family=lambda family: family not in MATMULS)
     order = shares.groupby("source")["value"].rank(ascending=False, method="first")
     chosen = shares[order <= OTHER_KERNELS].set_index(["source", "kernel"]).index
-    return rows[rows.set_index(["source", "kernel"]).index.isin(chosen)]
+    rows = rows[rows.set_index(["source", "kernel"]).index.isin(chosen)]
+    # Two kernels may share a short name; the larger comes first.
+    return rows.drop_duplicates(["source", "kernel", "quantity"])
 
 
 def extremes(results: Results) -> Rows:
     """Family shares of the first and the last size at the shortest and the longest context."""
-    rows = select(results.rows, quantity="family_share")
-    sizes, contexts = list(rows["size"]), list(rows["context"])
-    rows = select(rows, size=sizes[:1] + sizes[-1:], context={min(contexts), max(contexts)})
+    rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
+    sizes, contexts = list(rows["size"]), sorted(rows["context"])
+    rows = select(rows, size=sizes[:1] + sizes[-1:], context=contexts[:1] + contexts[-1:])
     at = rows["size"] + "\n" + rows["context"].astype(str)
     return rows.assign(at=at, mode=rows["mode"].map(MODES))
 
@@ -161,32 +157,32 @@ def layer_timeline(results: Results) -> Rows:
     found = [result for result in results.of("profile") if result.data.get("layer")]
     if not found:
         return pd.DataFrame()
-    data = max(found, key=lambda result: result.parameters["context"]).data
+    result = max(found, key=lambda result: result.parameters["context"])
+    data = result.data
     layer = pd.DataFrame({key: data["layer"][key] for key in ("start_ns", "duration_ns", "part")})
     families = [data["names"][name]["family"] for name in data["layer"]["name"]]
     between = (layer["part"] == "softmax") & (pd.Series(families) != "softmax")
     return layer.assign(
+        run=_name(result),
         end_ns=layer["start_ns"] + layer["duration_ns"],
         family=families,
         lane=layer["part"].mask(between, "scale_and_mask").map(PARTS).fillna("rest of the layer"),
     )
 
 
+def _name(result: Result) -> str:
+    return f"{result.parameters['size']}, context {result.parameters['context']}"
+
+
 def step_timelines(results: Results) -> Rows:
     """When host and device are in which phase of a training step: first and last of the study."""
     found = [result for result in results.of("profile") if result.data.get("timeline")]
-    ends = {result.parameters["size"]: result for result in [*found[-1:], *found[:1]]}
     return pd.DataFrame(
         [
-            {
-                "run": f"{size}, context {result.parameters['context']}",
-                "lane": lane,
-                "end_ns": phase["start_ns"] + phase["duration_ns"],
-                **phase,
-            }
-            for size, result in reversed(ends.items())
+            {"run": run, "lane": lane, "end_ns": phase["start_ns"] + phase["duration_ns"], **phase}
+            for run, data in {_name(r): r.data for r in (*found[:1], *found[-1:])}.items()
             for lane in ("host", "device")
-            for phase in result.data["timeline"][f"{lane}_phases"]
+            for phase in data["timeline"][f"{lane}_phases"]
             if phase["phase"] != "zero_grad"
         ]
     )
@@ -209,13 +205,8 @@ TOP_KERNEL = {
 }
 FAMILY_SHARES = {
     f"{family}, {MODES[mode]}": quantity("family_share", "percent", mode=mode, family=family)
-    for family, modes in {
-        "softmax": ["forward"],
-        "elementwise": ["forward", "train_step"],
-        "reduction": ["forward", "train_step"],
-        "optimizer": ["train_step"],
-    }.items()
-    for mode in modes
+    for mode, more in (("forward", ()), ("train_step", ("optimizer",)))
+    for family in (*OTHER_FAMILIES, *more)
 }
 TABLES = {
     "front_kernels": Table(
@@ -301,7 +292,8 @@ TABLES = {
 
 def _timeline(title: str, x: Axis, data: Callable[[Results], Rows], **more: Any) -> Figure:
     lanes = Axis(field="lane", title="", categorical=True)
-    return Figure(title=title, mark="timeline", x=x, x2="end_ns", y=lanes, data=data, **more)
+    more |= {"mark": "timeline", "facet": "run", "x2": "end_ns"}
+    return Figure(title=title, x=x, y=lanes, data=data, **more)
 
 
 FIGURES = {
@@ -337,7 +329,6 @@ FIGURES = {
         Axis(field="start_ns", title="ms since the step began", scale=1e-6),
         step_timelines,
         color="phase",
-        facet="run",
         height=2.6,
     ),
 }
@@ -355,7 +346,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     matmul = {mode: by_point("matmul_share", mode) for mode in MODES}
     top = {mode: by_point("kernel_share", mode, "kernel", rank=1) for mode in MODES}
     span, mask = (select(rows, quantity=name) for name in ("span_to_wall", "mask_to_softmax"))
-    optimizer = select(rows, quantity="family_share", family="optimizer", mode="train_step")
+    optimizer = select(rows, quantity="family_share", family="optimizer")
     return {
         "gpu": any(r.machine["device"] == "cuda" for r in chapter.results.of(chapter.name)),
         "points": len(matmul["forward"]),
