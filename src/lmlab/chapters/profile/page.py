@@ -146,6 +146,8 @@ def other_kernels(rows: Rows) -> Rows:
 def extremes(results: Results) -> Rows:
     """Family shares of the first and the last size at the shortest and the longest context."""
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
+    if rows.empty:
+        return rows
     sizes, contexts = list(rows["size"]), sorted(rows["context"])
     rows = select(rows, size=sizes[:1] + sizes[-1:], context=contexts[:1] + contexts[-1:])
     at = rows["size"] + "\n" + rows["context"].astype(str)
@@ -362,6 +364,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "softmax_time": _extremes(select(rows, quantity="softmax_to_matmuls")),
         "softmax_flops": _extremes(select(rows, quantity="flops_to_matmuls")),
         "mask": _extremes(mask),
+        "mask_points": len(mask),
         "mask_above": int((mask["value"] > 1).sum()),
         "pointwise": _extremes(select(rows, quantity="pointwise_share")),
         "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),
