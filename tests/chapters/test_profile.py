@@ -60,12 +60,15 @@ def test_the_phases_of_a_mode_add_up(outcome: Outcome, quantity: str) -> None:
 def test_the_forward_pass_is_timed_before_it_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def note(name: str) -> None:
-        function = getattr(profile, name)
-        monkeypatch.setattr(profile, name, lambda *a, **k: order.append(name) or function(*a, **k))
+    def note(name: str, function: Any) -> None:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            order.append(name)
+            return function(*args, **kwargs)
 
-    note("time_steps")
-    note("profile")
+        monkeypatch.setattr(profile, name, noted)
+
+    note("time_steps", profile.time_steps)
+    note("profile", profile.profile)
     outcome = measure(profile_point(steps=4), CPU)
     (wall,) = (record for record in outcome.measurements if record["quantity"] == "time")
     assert order == ["time_steps", "profile"]
