@@ -34,6 +34,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.3,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
@@ -106,11 +107,12 @@ class Figure:
         return rows
 
     def colors(self, rows: Rows) -> dict[Any, str]:
-        """A color per value, in order of appearance."""
+        """A color per value, in the order of `names` (figures agree), then of appearance."""
         if self.color is None:
             return {None: PALETTE[0]}
         values = [value for (value,) in distinct(rows, [self.color])]
-        return {value: PALETTE[index % len(PALETTE)] for index, value in enumerate(values)}
+        order = list(dict.fromkeys([*self.names, *values]))
+        return {value: PALETTE[order.index(value) % len(PALETTE)] for value in values}
 
     def label(self, value: Any) -> str:
         """How a value of the color field is called."""
@@ -312,7 +314,7 @@ def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str])
             label = figure.label(value) if lane == 0 or not spans else None
             axes.broken_barh(spans, (lane - 0.4, 0.8), color=colors[value], label=label)
     axes.set_yticks(range(len(lanes)), [str(value) for value in lanes])
-    axes.invert_yaxis()
+    axes.set_ylim(len(lanes) - 0.5, -0.5)  # the first lane on top, also where panels share it
 
 
 def _ranks(axis: Axis, rows: Rows, everything: Rows) -> list[int]:

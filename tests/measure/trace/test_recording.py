@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmlab.measure.trace import chrome_trace, gpu_time, summary
+from lmlab.measure.trace import chrome_trace, gpu_time, recording, summary
 from lmlab.measure.trace.annotate import annotated
 from lmlab.measure.trace.frames import CPU, Trace
 from lmlab.measure.trace.ranges import named
@@ -125,3 +125,14 @@ def test_the_kernels_of_a_replayed_graph_belong_to_its_launch() -> None:
     assert set(kernels["ranges"]) == {("replay",)}
     assert {"softmax"} < set(kernels["family"])
     assert kernels["launch_ns"].nunique() == 1
+
+
+def test_an_nsys_capture_ends_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(recording, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: order.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: order.append("stop"))
+    recording.capture(lambda: order.append("run"), device=torch.device("cuda"))
+    with pytest.raises(ZeroDivisionError):
+        recording.capture(lambda: 1 / 0, device=torch.device("cuda"))
+    assert order == ["start", "run", "stop", "start", "stop"]
