@@ -117,7 +117,7 @@ def variant_records(variant: Variant) -> list[Record]:
         samples_ms=tuple(variant.samples_ms), clock="wall", cache="warm", stopped=stopped
     )
     return [
-        timed(samples, **labels),
+        timed(samples, "time", **labels),
         value("peak_memory", variant.peak_bytes, "B", **labels),
         value("saved_for_backward", variant.saved_bytes, "B", **labels),
     ]
