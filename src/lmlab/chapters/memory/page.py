@@ -46,9 +46,10 @@ LAYERS = {
     "resident": "resident memory of the process",
 }
 # Columns that exist even when no point was measured.
-COLUMNS = ("size", "context", "precision", "attention", "d_model", "num_layers", "mode", "variant")
+SHAPE = ("size", "context", "precision", "attention", "d_model", "num_layers")
+COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind")
 BEST_PREDICTED = "best predicted"
-FRONT_STRATEGIES = 6
+FRONT_SEGMENTS = 4
 COMPARED_SIZES = 3
 # Beyond this share of the gradients a peak lies in the last segment of the backward pass.
 LATE_IN_BACKWARD = 0.5
@@ -141,17 +142,15 @@ def strategies(rows: Rows) -> Rows:
         for pair in slowdowns(rows).values()
     ]
     rows = pd.concat([rows, table_of(found)], ignore_index=True)
-    names = [f"{r['size']}, context {r['context']}, {r['precision']}" for r in _records(rows)]
-    return rows.assign(point=names)
+    return rows.assign(point=[_name(row) for row in _records(rows)])
 
 
 def front_strategies(rows: Rows) -> Rows:
-    """Few strategies of one point for the front page: without the segments of highest peak."""
+    """One point for the front page: the segments with the lowest peaks, none, and nested."""
     rows = select(strategies(rows), source=checkpointed_points(rows)[:1])
-    peaks = select(rows, quantity="peak_memory", kind="every", status="ok")
-    high = list(peaks.sort_values("value", key=pd.to_numeric, ascending=False)["variant"])
-    surplus = max(0, len(distinct(rows, ["variant"])) - FRONT_STRATEGIES)
-    return select(rows, variant=lambda name: name not in high[:surplus])
+    every = select(rows, quantity="peak_memory", kind="every", status="ok")
+    lowest = every.sort_values("value", key=pd.to_numeric)["variant"].head(FRONT_SEGMENTS)
+    return select(rows, variant=["none", "nested", *lowest])
 
 
 def checkpointed_points(rows: Rows) -> list[str]:
@@ -185,9 +184,9 @@ def timeline_rows(results: Results) -> Rows:
         data = results.results[row["source"]].data["train_step"]
         positions = [_phase_position(event, data["phases"]) for event in data["event"]]
         for category, counts in data["bytes"].items():
-            point = {"context": row["context"], "category": CURVES[category]}
+            labels = {"point": _name(row), "category": CURVES[category]}
             for position, count in zip(positions, counts, strict=True):
-                found.append({**point, "position": position, "value": count})
+                found.append({**labels, "position": position, "value": count})
     return pd.DataFrame(found)
 
 
@@ -230,15 +229,15 @@ STRATEGY_COLUMNS = {
     "step (ms)": time(),
     "relative time": quantity("relative_time", "times"),
 }
+BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}
+ACROSS: Any = {"rows": ["size"], "across": "context", "data": one_precision}
 BY_POINT: Any = {"facet": "point", "rows": ["variant"], "headers": {"variant": "strategy"}}
 TABLES = {
     "front_peaks": Table(
         title="Peak of a training step in GiB and the phase that holds it, by context length",
-        rows=["size"],
-        across="context",
         where=STEP,
-        data=one_precision,
         columns={"{context}": quantity("peak_with_phase", "text")},
+        **ACROSS,
     ),
     "front_parts": Table(
         title="What exists at the peak of the largest training step",
@@ -256,12 +255,7 @@ TABLES = {
         columns=STRATEGY_COLUMNS,
         **BY_POINT,
     ),
-    "peaks": Table(
-        title="Peak memory (GiB)",
-        rows=["size", "context"],
-        where=TIMELINE,
-        columns=_by_mode("peak_memory", "GiB"),
-    ),
+    "peaks": Table(title="Peak memory (GiB)", columns=_by_mode("peak_memory", "GiB"), **BY_CONTEXT),
     "phases": Table(
         title="Phase that holds the peak of a training step, by context length",
         rows=["size", "precision"],
@@ -290,11 +284,9 @@ TABLES = {
     ),
     "stream": Table(
         title="One fp32 tensor of the residual stream in MiB, by context length",
-        rows=["size"],
-        across="context",
         where=TIMELINE,
-        data=one_precision,
         columns={"{context}": quantity("stream_bytes", "MiB")},
+        **ACROSS,
     ),
     "layers": Table(
         title="Memory of the device after the largest training step (GiB)",
@@ -304,10 +296,9 @@ TABLES = {
         columns={p: memory("device_memory", precision=p) for p in PRECISIONS},
     ),
     "predictions": Table(
-        title="Predicted peak against the measured one",
-        rows=["size", "context"],
-        where=TIMELINE,
+        title="Relative error of predicted peaks",
         columns=_by_mode("prediction_error", "percent"),
+        **BY_CONTEXT,
     ),
     "strategies": Table(
         title="Training step of {point}",
@@ -329,10 +320,9 @@ TABLES = {
 
 FIGURES = {
     "timeline": Figure(
-        title="Memory during one training step of the largest size",
+        title="Memory during one training step",
         mark="area",
-        facet="context",
-        facet_title="context {}",
+        facet="point",
         color="category",
         x=Axis(
             field="position",
@@ -381,7 +371,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
             for phase in PHASES
         },
         "attention": sorted(set(steps["attention"])),
-        "shown": {key: shown[0][key] for key in ("size", "context")} if shown else None,
+        "shown": shown[0] if shown else None,
         "parts": {
             p: {row["category"]: row["value"] for row in shown if row["precision"] == p}
             for p in PRECISIONS
@@ -416,9 +406,8 @@ def strategy_facts(rows: Rows) -> dict[str, Any]:
     best = _highest(every, key=lambda peak: -peak)
     live = _records(select(rows, quantity="predicted_live"))
     parts = {r["category"]: r["value"] for r in live if best and r["variant"] == best["variant"]}
-    first = _records(rows)[0]
     return {
-        **{key: first[key] for key in ("size", "context", "precision", "num_layers")},
+        "point": _records(rows)[0],
         "best": best,
         "none": _one(rows, quantity="peak_memory", variant="none"),
         "predicted_none": _one(rows, quantity="predicted_peak", variant="none"),
@@ -428,6 +417,10 @@ def strategy_facts(rows: Rows) -> dict[str, Any]:
         and parts["activations"] > 0,
         "slowdowns": {name: pair for (_, name), pair in slowdowns(rows).items()},
     }
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['size']}, context {row['context']}, {row['precision']}"
 
 
 def _highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:
