@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -25,9 +26,8 @@ def test_the_grid_is_every_size_context_and_precision(config: Config) -> None:
     *grid, checkpointing = [point.parameters for point in points]
     block = config["studies"]["full"]["memory"]
     axes = ("sizes", "contexts", "precisions")
-    assert len(grid) == len(block["sizes"]) * len(block["contexts"]) * len(block["precisions"])
-    for axis in axes:
-        assert list(dict.fromkeys(p[axis.removesuffix("s")] for p in grid)) == block[axis]
+    found = [tuple(p[axis.removesuffix("s")] for axis in axes) for p in grid]
+    assert found == list(product(*(block[axis] for axis in axes)))
     assert {p["topic"] for p in grid} == {"timeline"}
     assert checkpointing["topic"] == "checkpointing"
 

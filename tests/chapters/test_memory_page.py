@@ -10,8 +10,11 @@ import pandas as pd
 import pytest
 
 from lmlab.chapters.memory import page
-from lmlab.measure.records import Record, timed, value, without_value
-from lmlab.measure.statistics import Measurement
+from lmlab.chapters.memory.measure.checkpointing import Variant, labels_of, variant_records
+from lmlab.chapters.memory.measure.records import predicted_records
+from lmlab.measure.records import Record, value, without_value
+from lmlab.model.checkpointing import strategy_named
+from lmlab.model.peak import Moment, Parts
 from lmlab.report.frame import MISSING, Results, rows_of, select, table_of
 from lmlab.report.page import Chapter, Report, answers_in, build_chapter
 from lmlab.study.files import ROOT
@@ -59,30 +62,28 @@ def step(live: Mapping[str, float], phase: str = "backward", **parameters: Any) 
         *(value("live", count, "B", category=name, **at) for name, count in counts.items()),
         *(value("attention_weights", n, "B", dtype=dtype, **at) for dtype, n in weights.items()),
     ]
-    phases = [{"name": name, "first_event": i, "last_event": i + 1} for i, name in enumerate("ab")]
-    curves = {"event": [0, 1, 2], "bytes": {"parameters": [1, 2, 3]}, "phases": phases}
+    ends = {"forward": (0, 10), "backward": (10, 12)}
+    phases = [{"name": n, "first_event": a, "last_event": b} for n, (a, b) in ends.items()]
+    curves = {"event": [0, 5, 11, 12], "bytes": {"parameters": [1, 2, 3, 4]}, "phases": phases}
     return result("timeline", records, {"train_step": curves}, **parameters)
 
 
-def checkpointing(**variants: float | None) -> Result:
+def checkpointing(**times: float | None) -> Result:
     """Strategies with their times; None did not fit. Peaks grow with the length of a segment."""
+    predicted = Moment(
+        phase="backward", name="softmax", parts=Parts(gradients=9, parameters=10, activations=1)
+    )
     records: list[Record] = []
-    for name, ms in variants.items():
-        strategy = name.replace("_", "-")
-        blocks = int(name[6:] or 0) if name.startswith("every") else 0
-        labels: dict[str, Any] = {"variant": strategy, "kind": name[:5], "blocks": blocks}
-        labels["kind"] = "nested" if name == "nested" else labels["kind"].rstrip("_")
-        records.append(value("predicted_peak", 8 * GIB, "B", phase="backward", stage="s", **labels))
-        for category, count in (("gradients", 9), ("parameters", 10), ("activations", 1)):
-            records.append(value("predicted_live", count, "B", category=category, **labels))
-        if ms is None:
-            records += [without_value(q, "oom", "no", **labels) for q in ("time", "peak_memory")]
-            continue
-        samples = Measurement(
-            samples_ms=(ms, 1.001 * ms, ms), clock="wall", cache="warm", stopped="3 samples"
-        )
-        peak = (9 if name == "none" else 2 + blocks) * GIB
-        records += [timed(samples, "time", **labels), value("peak_memory", peak, "B", **labels)]
+    for name, ms in ((key.replace("_", "-"), ms) for key, ms in times.items()):
+        strategy = strategy_named(name)
+        variant = Variant(name=name, strategy=strategy, status="oom", reason="no")
+        if ms is not None:
+            peak = (9 if name == "none" else 2 + strategy.blocks) * GIB
+            variant = Variant(
+                name=name, strategy=strategy, samples_ms=[ms, 1.001 * ms, ms], peak_bytes=peak
+            )
+        records += variant_records(variant)
+        records += predicted_records(predicted, **labels_of(name, strategy))
     return result("checkpointing", records)
 
 
@@ -184,16 +185,6 @@ def test_the_front_page_shows_the_segments_with_the_lowest_peaks() -> None:
     assert shown == ["none", "every-1", "every-2", "every-3", "every-4", "nested"]
 
 
-def test_each_phase_of_a_timeline_is_as_wide_as_the_others() -> None:
-    phases = [
-        {"name": "forward", "first_event": 0, "last_event": 10},
-        {"name": "backward", "first_event": 10, "last_event": 12},
-        {"name": "optimizer", "first_event": 12, "last_event": 12},
-    ]
-    positions = [page._phase_position(event, phases) for event in (0, 5, 10, 11, 12)]
-    assert positions == [0.0, 0.5, 1.0, 1.5, 2.0]
-
-
 MORE = {"parameters": 1.0, "activations": 3.0}
 LESS = {"parameters": 1.0, "activations": 1.0}
 MISSING_ROW = {
@@ -227,24 +218,23 @@ CASES: dict[str, list[Result]] = {
 }
 
 
-@pytest.mark.parametrize("more", [(), (MISSING_ROW,)], ids=["", "with a missing point"])
-@pytest.mark.parametrize("case", CASES)
-def test_every_answer_renders(case: str, more: tuple[Any, ...], tmp_path: Path) -> None:
-    results = results_of(CASES[case], PUBLISHED, *more)
+@pytest.mark.parametrize("case", [*CASES, "a missing point"])
+def test_every_answer_renders(case: str, tmp_path: Path) -> None:
+    missing = [MISSING_ROW] if case == "a missing point" else []
+    results = results_of(CASES.get(case, []), PUBLISHED, *missing)
     chapter = build_chapter("memory", page, results)
     templates = ROOT / "report" / "templates"
     report = Report(results, {"memory": chapter}, tmp_path, templates, "test")
     assert report.write() == []
     assert len(answers_in((tmp_path / "writeup.md").read_text())) == 3
-    drawn = {"timeline", "composition"} if chapter.facts["steps"] else set()
-    assert drawn <= chapter.drawn
+    assert ({"timeline", "composition"} <= chapter.drawn) == (chapter.facts["steps"] > 0)
 
 
-def test_every_figure_draws_the_bytes_of_its_step(tmp_path: Path) -> None:
+def test_figures_draw_the_bytes_of_a_step() -> None:
     chapter = chapter_of(*CASES["backward, bf16 smaller, checkpointing slower"])
     rows = page.FIGURES["timeline"].rows(chapter.own)
-    assert list(rows["position"]) == [0.0, 1.0, 2.0]
-    assert list(rows["value"] * GIB) == [1.0, 2.0, 3.0]
+    assert list(rows["position"]) == [0.0, 0.5, 1.5, 2.0]  # each phase as wide as the others
+    assert list(rows["value"] * GIB) == [1.0, 2.0, 3.0, 4.0]
     bars = page.FIGURES["composition"].rows(chapter.own)
     assert pd.to_numeric(bars.groupby("bar")["value"].sum()).to_dict() == {
         "large\nfp32": 4.0,

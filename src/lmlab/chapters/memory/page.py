@@ -402,9 +402,10 @@ def _same_phase(rows: Rows) -> int:
 
 def strategy_facts(rows: Rows) -> dict[str, Any]:
     """One model under its strategies: the lowest peak, no checkpointing, nesting, and times."""
-    every = select(rows, quantity="peak_memory", status="ok", kind="every")
-    best = _highest(every, key=lambda peak: -peak)
-    live = _records(select(rows, quantity="predicted_live"))
+    peaks = select(rows, quantity="peak_memory", status="ok", kind=["every", "nested"])
+    every = select(peaks, kind="every")
+    best = _highest(every if len(every) else peaks, key=lambda peak: -peak)
+    live = _records(select(rows, quantity="predicted_live", kind="every"))
     parts = {r["category"]: r["value"] for r in live if best and r["variant"] == best["variant"]}
     return {
         "point": _records(rows)[0],
