@@ -6,6 +6,7 @@ interactive page, so both always show the same data.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ Mark = Literal["line", "bar", "stack", "area", "heatmap", "timeline"]
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#b8a600")
 # GitHub shows figures about 900 px wide: at this width 9.5 points are 13 px there.
 WIDTH_INCHES, DPI = 9.0, 150
+# So many characters of a legend fit into that width, keys and gaps included.
+LEGEND_CHARACTERS = 130
 STYLE: Any = {
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -56,6 +59,8 @@ class Axis:
     """Equal steps, in the order of the study."""
     zero: bool = True
     """A linear axis starts at zero."""
+    ticks: Mapping[str, float] | None = None
+    """Labels at given positions instead of numbers."""
 
 
 def value_axis(
@@ -141,18 +146,23 @@ class Figure:
             squeeze=False,
         )
         colors = self.colors(rows)
-        for panel, (axes, value) in enumerate(zip(grid[0], facets, strict=True)):
+        for axes, value in zip(grid[0], facets, strict=True):
             mine = rows if self.facet is None else select(rows, **{self.facet: value})
             DRAW[self.mark](self, axes, mine, colors)
-            self._dress(axes, first=panel == 0 or not self.share_y)
             if self.facet:
                 axes.set_title(self.facet_title.format(value), fontsize=10)
+        # After all panels have data: a limit set on one of them ends the scaling that they share.
+        for panel, axes in enumerate(grid[0]):
+            self._dress(axes, first=panel == 0 or not self.share_y)
         canvas.suptitle(self.title, fontsize=11)
         handles: dict[str, Any] = {}
         for axes in grid[0]:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         if len(handles) > 1:
-            canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
+            columns = max(1, min(6, LEGEND_CHARACTERS // (8 + max(map(len, handles)))))
+            canvas.legend(
+                handles.values(), handles.keys(), loc="outside lower center", ncols=columns
+            )
         return canvas
 
     def _dress(self, axes: Axes, *, first: bool) -> None:
@@ -167,6 +177,8 @@ class Figure:
                 setter("log", base=log)
                 drawn.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
                 drawn.set_minor_formatter(NullFormatter())
+            elif axis.ticks:
+                drawn.set_ticks(list(axis.ticks.values()), labels=list(axis.ticks))
             elif axis is self.y and axis.zero and not axis.categorical and self.mark != "timeline":
                 axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         for label, level in self.rules.items():
@@ -210,7 +222,11 @@ def _channel(axis: Axis, *, quantitative: bool) -> dict[str, Any]:
     channel: dict[str, Any] = {"field": axis.field, "title": axis.title}
     if ordinal:
         return {**channel, "type": "ordinal", "sort": None}
-    scale = {"scale": {"type": "log", "base": axis.log}} if axis.log else {}
+    scale: dict[str, Any] = {"scale": {"type": "log", "base": axis.log}} if axis.log else {}
+    if axis.ticks:
+        names = {position: label for label, position in axis.ticks.items()}
+        label = f"({json.dumps(names)})[datum.value]"
+        scale["axis"] = {"values": list(names), "labelExpr": label}
     return {**channel, "type": "quantitative", **scale}
 
 

@@ -22,7 +22,13 @@ MAX_ROWS = 12
 LAYER_NUMBER = re.compile(r"\.\d+\.")
 
 
-def summarize(recording: Recording, *, keeps_graph: bool, stream_bytes: int) -> dict[str, Any]:
+def summarize(
+    recording: Recording,
+    *,
+    keeps_graph: bool,
+    stream_bytes: int,
+    score_shape: tuple[int, ...] = (),
+) -> dict[str, Any]:
     """Everything that a result keeps of one recorded step."""
     replayed = replay(recording.history)
     labelled = label(recording, replayed, keeps_graph=keeps_graph)
@@ -40,6 +46,7 @@ def summarize(recording: Recording, *, keeps_graph: bool, stream_bytes: int) -> 
         "peak_event": peak - start,
         "peak_phase": _phase_at(peak, recording.phases),
         "live_categories_bytes": _by_category(live),
+        "live_scores_bytes": activations_shaped(live, score_shape),
         "live_pieces": len(live),
         "live_lines": by_line(live),
         "live_largest": largest(live),
@@ -90,6 +97,17 @@ def _rows(live: Iterable[Labelled], key: Callable[[Labelled], Hashable]) -> list
 
 def _what(each: Labelled) -> str:
     return LAYER_NUMBER.sub(".*.", each.what)
+
+
+def activations_shaped(live: Iterable[Labelled], shape: tuple[int, ...]) -> dict[str, int]:
+    """Live bytes of activations of one shape by data type: what attention keeps of its square."""
+    totals: Counter[str] = Counter()
+    dimensions = "×".join(map(str, shape))
+    for each in live:
+        # What the observer writes: operator, shape, type.
+        if each.category == "activations" and each.what.split(" ")[1:2] == [dimensions]:
+            totals[each.what.split(" ")[2]] += each.allocation.block_bytes
+    return dict(totals)
 
 
 def found_tensors(
