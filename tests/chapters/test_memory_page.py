@@ -226,7 +226,8 @@ def test_every_answer_renders(case: str, tmp_path: Path) -> None:
     templates = ROOT / "report" / "templates"
     report = Report(results, {"memory": chapter}, tmp_path, templates, "test")
     assert report.write() == []
-    assert len(answers_in((tmp_path / "writeup.md").read_text())) == 3
+    answers = answers_in((tmp_path / "writeup.md").read_text())
+    assert {"where-is-the-memory-peak", "what-does-checkpointing-buy"} < set(answers)
     assert ({"timeline", "composition"} <= chapter.drawn) == (chapter.facts["steps"] > 0)
 
 
