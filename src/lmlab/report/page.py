@@ -105,6 +105,8 @@ class Report:
         chapter: Chapter | None = None,
         **context: Any,
     ) -> Markup:
+        if chapter is not None and not chapter.measured:
+            return self._unmeasured(template, chapter, folder)
         try:
             page = environment.get_template(template).render(
                 **self.chapters,
@@ -123,6 +125,16 @@ class Report:
             faults.append(line)
             return Markup(f"*This part could not be rendered ({text.escape(line)}).*\n")
         return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
+
+    def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
+        """What stands in for a part without a single value: its questions, or its title, and why."""
+        reasons = select(self.results.rows, chapter=chapter.name)["reason"].dropna()
+        why = f" ({text.escape(reasons.iloc[0])})" if len(reasons) else ""
+        questions = re.findall(r"^### (.+)$", (self.templates / template).read_text(), re.MULTILINE)
+        sections = [f"### {question}\n\n**Not measured yet{why}.**" for question in questions]
+        end = provenance.of_chapter(self.results, chapter, self.out / folder)
+        page = [f"# {chapter.title}", f"Nothing of this chapter has been measured yet{why}.", end]
+        return Markup("\n\n".join(sections or page) + "\n")
 
     def _figure(self, chapter: Chapter | None, folder: str) -> Callable[..., Markup]:
         def figure(name: str, of: Chapter | None = None) -> Markup:
