@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from lmlab.chapters.attention.measure.switch import Switch, check_loss
 from torch import Tensor, nn
 
 from lmlab.chapters.attention.measure import measure, model_compile
-from lmlab.chapters.attention.measure.switch import Switch, check_loss
 from lmlab.chapters.attention.measure.variants import WrongNumbers
 from lmlab.measure.statistics import Measurement
 from tests.chapters.attention.points import model_point
