@@ -12,10 +12,12 @@ from typing import Any
 import pandas as pd
 
 from lmlab.jobs.catalog import all_points
+from lmlab.report.explore import explorer
 from lmlab.report.frame import Results, load, load_references
 from lmlab.report.page import Chapter, Report, build_chapters
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
+from lmlab.study.files import write_atomically
 
 
 def write_report(
@@ -34,6 +36,24 @@ def write_report(
     chapters, faults = chapters_of(study, found)
     report = Report(found, chapters, out, templates, study.name)
     return faults + report.write()
+
+
+def write_explorer(
+    config: Mapping[str, Any],
+    *,
+    machine: str,
+    device: str,
+    results: Path,
+    templates: Path,
+    references: Path,
+    out: Path,
+) -> list[str]:
+    """Write the interactive page; returns one line per chapter that could not be built."""
+    study = load_study(config, device)
+    found = load_results(study, machine, results, references)
+    chapters, faults = chapters_of(study, found)
+    write_atomically(out, explorer(found, chapters, templates / "explore.html"))
+    return faults
 
 
 def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:

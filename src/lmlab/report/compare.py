@@ -15,7 +15,9 @@ between processes, measured where a study ran the same work in several processes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,8 @@ from lmlab.report.text import times
 
 CONFIDENCE = 0.95
 SMALLEST_DIFFERENCE = 0.02
+# Half width of a log interval beyond which it says nothing, and exp would soon overflow.
+WIDEST = 100.0
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 
 
@@ -89,19 +93,19 @@ def _median_error(samples: Sequence[float], *, known: bool) -> float:
 def _interval(ratio: float, error: float, df: float) -> Interval:
     if not math.isfinite(error) or df < 1:
         return Interval(ratio=ratio, low=0.0, high=math.inf)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error
+    half = min(float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error, WIDEST)
     return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
 
 
-def process_variation(rows: Rows, keys: Sequence[str]) -> tuple[float, int]:
-    """Standard deviation of log medians among replicates: rows that agree on `keys` but come from
+def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> tuple[float, int]:
+    """Standard deviation of log values among replicates: rows that agree on `keys` but come from
     different processes. Pooled over all groups, with its degrees of freedom."""
-    squares, freedom = 0.0, 0
-    for _, group in rows.groupby(list(keys), sort=False):
-        logs = np.log(group["value"].astype(float))
-        if len(logs) > 1:
-            squares += float(((logs - logs.mean()) ** 2).sum())
-            freedom += len(logs) - 1
+    groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[key] for key in keys)].append(math.log(row["value"]))
+    repeated = [logs for logs in groups.values() if len(logs) > 1]
+    freedom = sum(len(logs) - 1 for logs in repeated)
+    squares = math.fsum(statistics.variance(logs) * (len(logs) - 1) for logs in repeated)
     return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
@@ -124,40 +128,47 @@ class Compare:
         rows = select(rows, status="ok", **self.where)
         variants = _indexed(select(rows, **self.variant), self.on)
         baselines = _indexed(select(rows, **self.baseline), self.on)
-        shared = [key for key in variants if key in baselines]
-        pairs = [
-            Pair(
-                point=dict(zip(self.on, key, strict=True)),
-                variant=variants[key],
-                baseline=baselines[key],
-                interval=self._interval(variants[key], baselines[key], rows),
-            )
-            for key in shared
-        ]
-        return Comparison(pairs)
-
-    def _interval(self, variant: Any, baseline: Any, rows: Rows) -> Interval:
-        ours, theirs = _samples(variant), _samples(baseline)
-        if variant["source"] == baseline["source"]:
-            return paired(ours, theirs)
-        between, df = self._between(variant, baseline, rows)
-        return unpaired(ours, theirs, between=between, df=df)
-
-    def _between(self, variant: Any, baseline: Any, rows: Rows) -> tuple[float, float]:
-        """Variation between processes at these two points; of all points if they have none."""
-        if self.replicates is None:
-            return 0.0, math.inf
-        found = select(rows, **self.replicates)
-        own = pd.concat(
-            [select(found, **{key: row[key] for key in self.on}) for row in (variant, baseline)]
+        variation = self._variation(rows)
+        return Comparison(
+            [
+                Pair(
+                    point=dict(zip(self.on, key, strict=True)),
+                    variant=variants[key],
+                    baseline=baselines[key],
+                    interval=_interval_of(variants[key], baselines[key], variation(key)),
+                )
+                for key in variants
+                if key in baselines
+            ]
         )
-        own = own[~own.index.duplicated()]
-        keys = [*self.replicate_keys]
-        for candidates in (own, found):
-            between, df = process_variation(candidates, keys)
-            if df:
-                return between, df
-        return 0.0, math.inf
+
+    def _variation(self, rows: Rows) -> Callable[[tuple[Any, ...]], tuple[float, float]]:
+        """Variation between processes at a point; of all points where that one has no replicates;
+        none where the comparison declares none."""
+        if self.replicates is None:
+            return lambda key: (0.0, math.inf)
+        used = ["value", *self.on, *self.replicate_keys]
+        replicates = select(rows, **self.replicates)[list(dict.fromkeys(used))]
+        found: list[Any] = replicates.to_dict("records")
+        by_point: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+        for row in found:
+            by_point[tuple(row[name] for name in self.on)].append(row)
+        overall = process_variation(found, self.replicate_keys)
+
+        def variation(key: tuple[Any, ...]) -> tuple[float, float]:
+            own = process_variation(by_point[key], self.replicate_keys)
+            between, freedom = own if own[1] else overall
+            return between, freedom or math.inf
+
+        return variation
+
+
+def _interval_of(variant: Any, baseline: Any, variation: tuple[float, float]) -> Interval:
+    ours, theirs = _samples(variant), _samples(baseline)
+    if variant["source"] == baseline["source"]:
+        return paired(ours, theirs)
+    between, freedom = variation
+    return unpaired(ours, theirs, between=between, df=freedom)
 
 
 @dataclass(frozen=True, kw_only=True)

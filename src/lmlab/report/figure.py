@@ -87,6 +87,7 @@ class Figure:
     """Horizontal reference lines by label."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Labels for values of the color field."""
+    markers: bool = True
     share_y: bool = True
     height: float = 3.4
 
@@ -235,7 +236,7 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
                 line[figure.y.field].astype(float),
                 color=colors[value],
                 linestyle=style,
-                marker="o",
+                marker="o" if figure.markers else None,
                 markersize=4,
                 label=", ".join(names),
             )

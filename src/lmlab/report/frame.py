@@ -205,5 +205,7 @@ def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> R
 
 def distinct(rows: Rows, keys: list[str]) -> list[tuple[Any, ...]]:
     """Combinations of keys that occur, in the order of the study."""
+    if not {*keys} <= {*rows.columns}:
+        return []
     present = rows.dropna(subset=keys) if keys else rows
     return list(dict.fromkeys(present[keys].itertuples(index=False, name=None)))

@@ -141,11 +141,8 @@ class Report:
 
 
 def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
-    """Run a chapter's declarations over the results."""
-    if hasattr(page, "derive"):
-        others = select(results.rows, chapter=lambda other: other != name)
-        mine = page.derive(select(results.rows, chapter=name), results)
-        results = replace(results, rows=pd.concat([mine, others], ignore_index=True))
+    """Run a chapter's declarations over the results; without a single value there is nothing to
+    derive, and templates say so."""
     chapter = Chapter(
         name=name,
         title=page.TITLE,
@@ -153,9 +150,15 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
         tables=getattr(page, "TABLES", {}),
         figures=getattr(page, "FIGURES", {}),
     )
+    if not chapter.measured:
+        return chapter
+    if hasattr(page, "derive"):
+        others = select(results.rows, chapter=lambda other: other != name)
+        mine = page.derive(chapter.own.rows, results)
+        chapter.results = replace(results, rows=pd.concat([mine, others], ignore_index=True))
+    rows = chapter.own.rows
     comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
-    mine = select(results.rows, chapter=name)
-    chapter.compare = {key: compare.run(mine) for key, compare in comparisons.items()}
+    chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}
     if hasattr(page, "facts"):
         chapter.facts = page.facts(chapter)
     return chapter
@@ -202,10 +205,13 @@ def environment_for(templates: Path) -> jinja2.Environment:
     return environment
 
 
-def answers_in(front: str) -> dict[str, str]:
+def answers_in(front: str) -> dict[str, dict[str, Markup]]:
     """The first sentence of each bold answer of the front page, by the anchor of its question."""
     found = re.findall(r"^### (.+?)\n+\*\*(.+?)\*\*", front, re.MULTILINE | re.DOTALL)
     return {
-        text.slug(question): Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0])
+        text.slug(question): {
+            "question": Markup(question),
+            "sentence": Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0]),
+        }
         for question, answer in found
     }

@@ -9,6 +9,7 @@ power-capped values, and the number of samples become the line below the table.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.frame import Rows, candidates, distinct, select
+from lmlab.report.frame import FIELDS, Rows, candidates, distinct
 from lmlab.report.text import DASH, FORMATS, escape, markdown_table, plain
 
 STATUS_CELLS = {
@@ -26,6 +27,7 @@ STATUS_CELLS = {
     "missing": "not measured",
     "invalid": "unreadable",
 }
+EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
     "~": "the middle half of the samples spans more than 10 %",
@@ -100,10 +102,11 @@ class Table:
 
     def _one(self, rows: Rows, facet: Mapping[str, Any]) -> str:
         columns = self._columns(rows)
-        lines, used = [], []
+        indexes = [_Index(rows, column, self.rows) for column in columns.values()]
+        lines: list[list[str]] = []
+        used: list[_Cell] = []
         for key in distinct(rows, list(self.rows))[: self.limit]:
-            mine = candidates(rows, **dict(zip(self.rows, key, strict=True)))
-            cells = [_Cell.find(mine, column) for column in columns.values()]
+            cells = [index.cell(key) for index in indexes]
             if all(cell.row is None for cell in cells):
                 continue
             used += cells
@@ -151,25 +154,20 @@ class _Cell:
     column: Column
     row: Mapping[str, Any] | None
 
-    @classmethod
-    def find(cls, rows: Rows, column: Column) -> _Cell:
-        found = candidates(rows, **column.where)
-        measured = select(found, status="ok")
-        if len(measured) > 1:
-            raise ValueError(f"table cell {dict(column.where)}: {len(measured)} rows match")
-        if not measured.empty:
-            return cls(column, _first(measured))
-        return cls(column, None if found.empty else _first(found))
-
     def text(self) -> str:
         if self.row is None:
             return DASH
         if self.row["status"] != "ok":
-            return STATUS_CELLS[self.row["status"]]
-        value = self.row[self.column.field]
+            return escape(self.row["reason"]) if self.one_word else STATUS_CELLS[self.row["status"]]
+        value = self.row.get(self.column.field)
         if value is None or pd.isna(value):
             return DASH
         return escape(FORMATS[self.column.format](value)) + "".join(self.marks())
+
+    @property
+    def one_word(self) -> bool:
+        """Whether the reason is short enough to be the cell: "overflow"."""
+        return self.row is not None and len(str(self.row["reason"]).split()) == 1
 
     def marks(self) -> list[str]:
         if self.row is None or self.row["status"] != "ok" or self.row.get("clock") not in CLOCKS:
@@ -178,8 +176,35 @@ class _Cell:
         return ["~"] * (self.row["noisy"] is True) + ["†"] * bool(capped)
 
 
-def _first(rows: Rows) -> dict[str, Any]:
-    return {str(key): value for key, value in rows.iloc[0].items()}
+class _Index:
+    """The rows that may fill one column, by the table's row key."""
+
+    def __init__(self, rows: Rows, column: Column, keys: Sequence[str]) -> None:
+        self.column = column
+        self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+        self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        found = candidates(rows, **column.where)
+        used = [name for name in dict.fromkeys([*FIELDS, *keys, column.field]) if name in found]
+        for values in found[used].itertuples(index=False, name=None):
+            row = dict(zip(used, values, strict=True))
+            key = tuple(row.get(name) for name in keys)
+            if row["status"] == "ok" or not any(map(pd.isna, key)):
+                self.exact[key].append(row)
+            else:
+                self.partial.append((key, row))
+
+    def cell(self, key: tuple[Any, ...]) -> _Cell:
+        """The cell of one table row: a measured value, or a row that says why there is none."""
+        found = self.exact.get(key, [])
+        measured = [row for row in found if row["status"] == "ok"]
+        if len(measured) > 1:
+            raise ValueError(f"table cell {dict(self.column.where)}: {len(measured)} rows match")
+        reasons = (
+            row
+            for partial, row in self.partial
+            if all(pd.isna(a) or a == b for a, b in zip(partial, key, strict=True))
+        )
+        return _Cell(self.column, next(iter([*measured, *found]), None) or next(reasons, None))
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -192,7 +217,7 @@ def _reasons(cells: Sequence[_Cell]) -> list[str]:
     """Why cells are empty, each reason once."""
     lines: dict[str, None] = {}
     for cell in cells:
-        if cell.row is not None and cell.row["status"] in ("oom", "unsupported", "failed"):
+        if cell.row is not None and cell.row["status"] in EXPLAINED and not cell.one_word:
             lines[f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.row['reason'])}"] = None
     shown = list(lines)[:MAX_REASONS]
     return [

@@ -15,6 +15,8 @@ DASH = "–"
 
 def number(value: float, digits: int = 3) -> str:
     """Three significant digits, thousands separated: 0.0123, 12.3, 1,230."""
+    if isinstance(value, int):
+        return f"{value:,}"
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -47,9 +49,11 @@ def plain(value: Any) -> str:
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
-    "number": lambda value: number(float(value)),
+    "number": number,
     "integer": lambda value: f"{round(float(value)):,}",
+    "ceiling": lambda value: f"{math.ceil(float(value)):,}",
     "text": plain,
+    "digits": lambda value: f"{float(value):.4f}",
     "ms": scaled(1),
     "us": scaled(1e3),
     "s": scaled(1e-3),
