@@ -1,8 +1,7 @@
-"""Attention: naive, compiled, our FlashAttention against the others, tiles, and inside the model."""
+"""Attention: naive and compiled, our FlashAttention against the others, tiles, inside the model."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
@@ -28,15 +27,9 @@ NAMES = {
     "tiled": "tiled (PyTorch)",
     "flash": "ours (Triton)",
 }
-KERNEL_CLOCK = ("events", "wall")
-ITEMSIZE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
-SHAPE = ["precision", "head_dim", "sequence", "phase"]
-COLUMNS = ("topic", "variant", "stage", "tensor", "size", "context", "specialized", *SHAPE)
-STAGES = {
-    "forward_peak": "forward peak",
-    "before_backward": "before backward",
-    "peak": "backward peak",
-}
+PASSES = ("forward", "backward", "both")
+SHAPE = ["precision", "head_dim", "sequence"]
+COLUMNS = ("topic", "variant", "phase", "stage", "tensor", "size", "context", "specialized", *SHAPE)
 # Both passes in one call should take about as long as the two timed apart.
 INCONSISTENT_ABOVE = 1.5
 
@@ -51,24 +44,20 @@ def derive(rows: Rows, results: Results) -> Rows:
     )
     rows = mark_inconsistent(rows)
     rows = pd.concat([rows, expected_memory(rows)], ignore_index=True)
-    rows = _rates(rows, results)
-    return _compiling(rows, results)
+    peak = {"topic": "model", "quantity": "peak_memory"}
+    peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
+    rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
+    return with_eager_elsewhere(with_rates(rows, results), results)
 
 
 def mark_inconsistent(rows: Rows) -> Rows:
     """Flag times of both passes that far exceed the sum of the passes timed apart."""
-    parts = {p: {"quantity": "time", "phase": p} for p in ("both", "forward", "backward")}
-    rows = combine(
-        rows,
-        "both_over_parts",
-        parts,
-        lambda p: p.both / (p.forward + p.backward),
-        on=("source", "variant"),
-    )
-    excess = select(rows, quantity="both_over_parts")
-    excess = excess[excess["value"] > INCONSISTENT_ABOVE]
-    bad = set(distinct(excess, ["source", "variant", "phase"]))
-    keys = rows[["source", "variant", "phase"]].itertuples(index=False, name=None)
+    parts = {p: {"quantity": "time", "phase": p} for p in reversed(PASSES)}
+    key = ["source", "variant"]
+    rows = combine(rows, "excess", parts, lambda p: p.both / (p.forward + p.backward), on=key)
+    excess = select(rows, quantity="excess")
+    bad = set(distinct(excess[excess["value"] > INCONSISTENT_ABOVE], [*key, "phase"]))
+    keys = rows[[*key, "phase"]].itertuples(index=False, name=None)
     flags = [
         (*flags, "inconsistent") if key in bad else flags
         for flags, key in zip(rows["flags"], keys, strict=True)
@@ -77,88 +66,59 @@ def mark_inconsistent(rows: Rows) -> Rows:
 
 
 def consistent(flags: Any) -> bool:
-    """Whether a time may be quoted as a best or a worst."""
+    """Whether a time may take part in comparisons."""
     return "inconsistent" not in flags
 
 
 def expected_memory(rows: Rows) -> Rows:
     """Memory of naive attention by its formula, at every shape of the study, measured or not."""
-    points = select(rows, topic="naive").drop_duplicates("source")
-    found = []
-    for point in points.to_dict("records"):
-        base = {key: point[key] for key in ("chapter", "source", "flags", "topic", *SHAPE[:3])}
-        shape = {key: point[key] for key in ("batch", "sequence", "head_dim", "causal")}
-        for stage in naive_memory.STAGES:
-            held = naive_memory.held(stage, **shape, itemsize=ITEMSIZE[point["precision"]])
-            found += [
-                {
-                    **base,
-                    "quantity": "expected_memory",
-                    "status": "ok",
-                    "stage": stage,
-                    "tensor": tensor,
-                    "value": count,
-                }
-                for tensor, count in [*held.items(), ("sum", sum(held.values()))]
-            ]
-    return pd.DataFrame(found, columns=[*rows.columns], dtype=object)
+    kept = ["chapter", "source", "flags", "topic", *SHAPE]
+    found = [
+        {**{key: point[key] for key in kept}, "stage": stage, "tensor": tensor, "value": count}
+        for point in select(rows, topic="naive").drop_duplicates("source").to_dict("records")
+        for stage, tensor, count in naive_memory.account(point)
+    ]
+    expected = pd.DataFrame(found, columns=[*rows.columns], dtype=object)
+    return expected.assign(quantity="expected_memory", status="ok")
 
 
-def _rates(rows: Rows, results: Results) -> Rows:
+def with_rates(rows: Rows, results: Results) -> Rows:
     """TFLOP/s of every pass, and as a share of the fastest matmul of the same precision."""
-    flops = select(rows, quantity="flops")
-    counts = dict(
-        zip(zip(flops["source"], flops["phase"], strict=True), flops["value"], strict=True)
+    flops = select(rows, quantity="flops").set_index(["source", "phase"])["value"].to_dict()
+    rows = derived(
+        rows,
+        "rate",
+        {"quantity": "time", "topic": ["benchmark", "leaderboard"]},
+        lambda found: [
+            flops[source, phase] / ms / 1e9
+            for source, phase, ms in zip(found.source, found.phase, found.value, strict=True)
+        ],
+        unit="TFLOP/s",
     )
-
-    def rate(found: Rows) -> list[float]:
-        keys = zip(found["source"], found["phase"], found["value"], strict=True)
-        return [counts[source, phase] / ms / 1e9 for source, phase, ms in keys]
-
-    timed = {"quantity": "time", "topic": ["benchmark", "leaderboard"]}
-    rows = derived(rows, "rate", timed, rate, unit="TFLOP/s")
     peaks = select(results.rows, chapter="machine", quantity="matmul_rate", status="ok")
-    by_dtype = dict(zip(peaks["dtype"], peaks["value"], strict=True)) if len(peaks) else {}
+    by_dtype = peaks.set_index("dtype")["value"].to_dict() if len(peaks) else {}
     known = {"quantity": "rate", "precision": list(by_dtype)}
     return derived(
         rows, "matmul_share", known, lambda found: found.value / found.precision.map(by_dtype)
     )
 
 
-def _compiling(rows: Rows, results: Results) -> Rows:
-    """Steps until compiling has paid for itself, and the fastest eager step of other processes."""
-    step = {"topic": "model_compile", "phase": "train_step", "quantity": "time"}
-    parts = {
-        EAGER: {**step, "variant": EAGER},
-        COMPILED: {**step, "variant": COMPILED},
-        "first": {"quantity": "first_step_time", "variant": COMPILED},
-    }
-    rows = combine(rows, "break_even_steps", parts, _break_even)
-    elsewhere = [
-        {"chapter": "attention", "topic": "model", "variant": NAIVE, "phase": "train_step"},
-        {"chapter": "end_to_end", "mode": "train_step", "start": "warm", "phase": "total"},
-    ]
-    shape = ["size", "context", "precision", "batch"]
-    found = pd.concat([select(results.rows, quantity="time", status="ok", **w) for w in elsewhere])
-    found = select(found, clock="wall")
-    fastest = found.groupby(shape)["value"].min() if len(found) else {}
-    here = select(rows, status="ok", **parts[EAGER])
-    known = [
-        row["source"] for row in here.to_dict("records") if tuple(row[k] for k in shape) in fastest
-    ]
-
-    def fastest_of(chosen: Rows) -> list[float]:
-        return [fastest[key] for key in chosen[shape].itertuples(index=False, name=None)]
-
-    where = {**parts[EAGER], "source": known}
-    rows = derived(rows, "eager_elsewhere", where, fastest_of, unit="ms")
-    both = {"other": {"quantity": "eager_elsewhere"}, COMPILED: parts[COMPILED]}
-    return combine(rows, "speedup_elsewhere", both, lambda p: p.other / p.compiled)
-
-
-def _break_even(parts: Rows) -> Any:
-    saved = parts.eager - parts.compiled
-    return (parts["first"] / saved).where(saved > 0)
+def with_eager_elsewhere(rows: Rows, results: Results) -> Rows:
+    """The fastest eager step that other processes measured for the model that was compiled: an
+    eager step that waits for the host takes another time in every process."""
+    same = ["size", "context", "precision", "batch"]
+    steps = {"quantity": "time", "clock": "wall", "status": "ok"}
+    model = {"chapter": "attention", "topic": "model", "variant": NAIVE, "phase": "train_step"}
+    end_to_end = {"chapter": "end_to_end", "mode": "train_step", "start": "warm", "phase": "total"}
+    found = pd.concat([select(results.rows, **steps, **where) for where in (model, end_to_end)])
+    compiled = select(rows, topic="model_compile", phase="train_step", variant=COMPILED, **steps)
+    if found.empty or compiled.empty:
+        return rows
+    fastest = found.groupby(same)["value"].min().rename("eager").reset_index()
+    new = compiled.assign(noisy=None, n=None).merge(fastest, on=same)
+    eager = new.assign(quantity="eager_elsewhere", value=new["eager"])
+    ratio = new.assign(quantity="speedup_elsewhere", value=new["eager"] / new["value"])
+    return pd.concat([rows, eager, ratio], ignore_index=True)
 
 
 def versus(variant: str, baseline: str, topic: str, on: list[str]) -> Compare:
@@ -173,127 +133,137 @@ def versus(variant: str, baseline: str, topic: str, on: list[str]) -> Compare:
 
 COMPARISONS = {
     "compiled_model": versus(COMPILED, EAGER, "model_compile", ["size", "phase"]),
-    "compiled_naive": versus(COMPILED, NAIVE, "naive", SHAPE[1:]),
-    "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", SHAPE),
+    "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
+    "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
     "model": versus(OURS, NAIVE, "model", ["size", "context"]),
 }
 
 
+def with_speedups(name: str) -> Any:
+    """Rows together with the speed-ups of a declared comparison."""
+
+    def data(rows: Rows) -> Rows:
+        found = COMPARISONS[name].run(rows)
+        return pd.concat([rows, found.rows()]) if found else rows
+
+    return data
+
+
 def ours_against_all(rows: Rows, topic: str) -> list[Pair]:
     """Our kernels against every other variant of a topic."""
-    names = [name for (name,) in distinct(select(rows, topic=topic), ["variant"]) if name != OURS]
-    return [pair for name in names for pair in versus(OURS, name, topic, SHAPE).run(rows).pairs]
+    rows = select(rows, topic=topic)
+    others = [name for (name,) in distinct(rows, ["variant"]) if name != OURS]
+    compares = [versus(OURS, name, topic, [*SHAPE, "phase"]) for name in others]
+    return [pair for compare in compares for pair in compare.run(rows).pairs]
 
 
 def ours_against_best(rows: Rows, topic: str) -> Comparison:
-    """Our kernels against the fastest other variant of every point and pass."""
+    """Our kernels against the fastest other variant at every shape and pass."""
     best: dict[str, Pair] = {}
     for pair in ours_against_all(rows, topic):
-        key = pair.label
-        best[key] = min(best.get(key, pair), pair, key=lambda each: each.ratio)
+        best[pair.label] = min(best.get(pair.label, pair), pair, key=lambda each: each.ratio)
     return Comparison(list(best.values()))
 
 
 def speedups(pairs: list[Pair]) -> Rows:
     """Comparisons as rows, named after what ours is compared with."""
-    others = [pair.baseline for pair in pairs]
-    return (
-        Comparison(pairs)
-        .rows()
-        .assign(
-            attention=[other["attention"] for other in others],
-            theirs=[other["value"] for other in others],
-            ours=[pair.variant["value"] for pair in pairs],
-        )
+    rows = Comparison(pairs).rows()
+    return rows.assign(
+        attention=[pair.baseline["attention"] for pair in pairs],
+        theirs=[pair.baseline["value"] for pair in pairs],
+        ours=[pair.variant["value"] for pair in pairs],
     )
+
+
+def slower_shapes(rows: Rows) -> Rows:
+    """Where another variant is faster than ours, the largest difference first."""
+    pairs = [pair for pair in ours_against_all(rows, "benchmark") if pair.verdict == "slower"]
+    return speedups(sorted(pairs, key=lambda pair: pair.ratio))
 
 
 def leaderboard(rows: Rows) -> Rows:
     """Variants, the fastest first, with our speed-up over each."""
     rows = select(rows, topic="leaderboard")
-    pairs = ours_against_all(rows, "leaderboard")
-    both = select(rows, quantity="time", phase="both", head_dim=_first(rows, "head_dim"))
-    order = rows["attention"].map(dict(zip(both["attention"], both["value"], strict=True)))
+    both = select(rows, quantity="time", phase="both").drop_duplicates("attention")
+    order = rows["attention"].map(both.set_index("attention")["value"])
     rows = rows.loc[pd.to_numeric(order).sort_values(kind="stable").index]
-    return pd.concat([rows, speedups(pairs)]) if pairs else rows
-
-
-def _first(rows: Rows, key: str) -> Any:
-    return next((value for (value,) in distinct(rows, [key])), None)
-
-
-def shape_to_show(rows: Rows) -> int | None:
-    """The head dimension of the first shape that does not fit, or else the largest."""
-    naive = select(rows, topic="naive")
-    full = select(naive, status="oom")
-    return (full if len(full) else naive)["head_dim"].max() if len(naive) else None
-
-
-def accounts(rows: Rows) -> Rows:
-    """Memory by tensor at the smallest shape that does not fit and the largest that does."""
-    naive = select(rows, topic="naive")
-    shapes = [each for each in (extreme_naive(rows, "oom"), extreme_naive(rows, "ok")) if each]
-    found = []
-    for shape in shapes:
-        mine = select(naive, source=shape["source"], quantity=["memory", "expected_memory"])
-        mine = mine[(mine["quantity"] == "expected_memory") | (mine["variant"] == NAIVE)]
-        what = "does not fit" if shape["status"] == "oom" else "fits"
-        title = f"head dim {shape['head_dim']}, sequence {shape['sequence']:,}, which {what}"
-        tensor = mine["tensor"].where(mine["quantity"] == "expected_memory", "measured")
-        found.append(mine.assign(shape=title, tensor=tensor, quantity="memory"))
-    return pd.concat(found) if found else naive.assign(shape=None)
+    return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard"))])
 
 
 def extreme_naive(rows: Rows, status: str) -> dict[str, Any] | None:
     """The shortest sequence at which naive attention ran out of memory, or the longest it ran."""
     found = select(rows, topic="naive", status=status)
-    if status == "ok":
-        found = select(found, quantity="time", variant=NAIVE)
-    else:
-        found = found[found["variant"].isna() | (found["variant"] == NAIVE)]
-    ordered = found.sort_values(["sequence", "head_dim"], key=pd.to_numeric)
-    return None if found.empty else ordered.iloc[-1 if status == "ok" else 0].to_dict()
+    found = found[found["variant"].eq(NAIVE) | found["quantity"].isna()]
+    ordered = found.sort_values(["sequence", "head_dim"], key=pd.to_numeric).to_dict("records")
+    return ordered[-1 if status == "ok" else 0] if ordered else None  # type: ignore[return-value]
+
+
+def shown_naive(rows: Rows) -> Rows:
+    """Naive attention at one head dimension: that which did not fit, or the largest."""
+    shape = extreme_naive(rows, "oom") or extreme_naive(rows, "ok")
+    return select(rows, topic="naive", head_dim=shape["head_dim"]) if shape else rows.head(0)
+
+
+def accounts(rows: Rows) -> Rows:
+    """Memory by tensor at the smallest shape that does not fit and the largest that does."""
+    points = [point for status in ("oom", "ok") if (point := extreme_naive(rows, status))]
+    titles = {p["source"]: f"head dim {p['head_dim']}, sequence {p['sequence']:,}" for p in points}
+    rows = select(rows, source=list(titles))
+    rows = rows.assign(shape=rows["source"].map(titles))
+    measured = select(rows, quantity="memory", variant=NAIVE).assign(tensor="measured")
+    found = pd.concat([select(rows, quantity="expected_memory"), measured])
+    found["quantity"] = "memory"
+    return found.sort_values("tensor", key=lambda x: x.isin(["sum", "measured"]), kind="stable")
 
 
 def race(results: Results) -> Rows:
-    """Speed of the drawn variants relative to the fastest of all, forward and backward."""
+    """Speed of a few variants relative to the fastest of all, forward and backward."""
     rows = select(results.rows, topic="benchmark", quantity="time", phase="both", status="ok")
     rows = select(rows, flags=consistent)
-    present = {name for (name,) in distinct(rows, ["precision"])}
-    rows = select(rows, precision="bf16" if "bf16" in present else _first(rows, "precision"))
-    variants = {name for (name,) in distinct(rows, ["variant"])}
-    sdpa = "sdpa_cudnn" if "sdpa_cudnn" in variants else "sdpa_flash"
+    if "bf16" in set(rows["precision"]):
+        rows = select(rows, precision="bf16")
+    sdpa = "sdpa_cudnn" if "sdpa_cudnn" in set(rows["variant"]) else "sdpa_flash"
     fastest = rows.groupby("source")["value"].transform("min")
-    rows = rows.assign(value=fastest / rows["value"])
-    return select(rows, variant=[NAIVE, COMPILED, sdpa, "flex", OURS])
-
-
-def naive_panels(results: Results) -> Rows:
-    """Time of both passes and peak memory of naive attention, one panel each."""
-    rows = select(results.rows, topic="naive", status="ok", variant=[NAIVE, COMPILED])
-    panels = {
-        "forward (ms)": ({"quantity": "time", "phase": "forward"}, 1.0),
-        "backward (ms)": ({"quantity": "time", "phase": "backward"}, 1.0),
-        "peak memory (GiB)": ({"quantity": "memory", "stage": "peak"}, 2.0**-30),
-    }
-    return pd.concat(
-        [
-            found.assign(panel=panel, value=found["value"] * factor)
-            for panel, (where, factor) in panels.items()
-            for found in [select(rows, **where)]
-        ]
+    return select(
+        rows.assign(value=fastest / rows["value"]),
+        variant=[NAIVE, COMPILED, sdpa, "flex", OURS],
     )
 
 
-def kernel_time(phase: str, **where: Any) -> Column:
-    """A time by the kernel clock."""
-    return time(clock=KERNEL_CLOCK, phase=phase, **where)
+def naive_panels(results: Results) -> Rows:
+    """Times and peak memory of naive attention at the smallest and the largest head dimension."""
+    rows = select(results.rows, topic="naive", status="ok", variant=[NAIVE, COMPILED])
+    dims = sorted(set(rows["head_dim"]))
+    rows = select(rows, head_dim=[*dims[:1], *dims[-1:]])
+    rows = rows.assign(dim=rows["head_dim"].map("head dim {}".format))
+    peaks = select(rows, quantity="memory", stage="peak")
+    panels = {
+        "forward (ms)": select(rows, quantity="time", phase="forward"),
+        "backward (ms)": select(rows, quantity="time", phase="backward"),
+        "peak memory (GiB)": peaks.assign(value=peaks["value"] / 2**30),
+    }
+    return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
+
+
+def kernel_time(phase: str) -> Column:
+    """A time by CUDA events, or by wall clock on a CPU."""
+    return time(clock=("events", "wall"), phase=phase)
+
+
+def speedup(**where: Any) -> Column:
+    """A ratio, or the verdict where it may not be quoted."""
+    return quantity("speedup", "text", "speedup", **where)
+
+
+def passes(variant: str, names: tuple[str, ...] = ("forward", "backward")) -> dict[str, Column]:
+    """Times of a variant, one column per pass."""
+    return {f"{name} (ms)": time(variant=variant, phase=name) for name in names}
 
 
 def variants_table(phase: str, title: str) -> Table:
     """All variants at all shapes."""
     return Table(
-        title=f"{title}, {{precision}}, causal, one head, milliseconds",
+        title=f"{title}, {{precision}}, milliseconds",
         facet="precision",
         rows=["head_dim", "sequence"],
         across="attention",
@@ -302,75 +272,29 @@ def variants_table(phase: str, title: str) -> Table:
     )
 
 
-def slower_shapes(rows: Rows) -> Rows:
-    """Where another variant is faster than ours, the largest difference first."""
-    pairs = [pair for pair in ours_against_all(rows, "benchmark") if pair.verdict == "slower"]
-    return speedups(sorted(pairs, key=lambda pair: pair.ratio)) if pairs else rows.head(0)
-
-
-def longest(rows: Rows) -> Rows:
-    """Our rates at the longest sequence, with those of the fastest other variant."""
-    rows = select(rows, topic="benchmark")
-    mine = select(rows, quantity=["rate", "matmul_share"], variant=OURS, status="ok")
-    mine = mine[mine["sequence"] == mine["sequence"].max()]
-    rates = select(rows, quantity="rate", flags=consistent, variant=lambda name: name != OURS)
-    rates = rates[rates["sequence"] == rates["sequence"].max()]
-    best = rates.sort_values("value", key=pd.to_numeric).drop_duplicates(SHAPE, keep="last")
-    texts = [
-        f"{name}, {rate:.3g}" for name, rate in zip(best["attention"], best["value"], strict=True)
-    ]
-    return pd.concat([mine, best.assign(quantity="best_other", text=texts)])
-
-
-LEADERBOARD = {
-    "forward (ms)": kernel_time("forward"),
-    "backward (ms)": kernel_time("backward"),
-    "both (ms)": kernel_time("both"),
-    "TFLOP/s": quantity("rate", phase="both"),
-    "of matmul": quantity("matmul_share", "percent", phase="both"),
-    "ours faster by": quantity("speedup", "text", field="speedup", phase="both"),
-}
-SPEEDUP = {"quantity": "speedup"}
-
-
-def with_speedups(rows: Rows, name: str) -> Rows:
-    """Rows and the speed-ups of a declared comparison."""
-    found = COMPARISONS[name].run(rows)
-    return pd.concat([rows, found.rows()]) if found else rows
-
-
-def step(variant: str) -> Column:
-    """A training step of a variant."""
-    return time(variant=variant, phase="train_step")
-
-
 TABLES = {
     "front_naive": Table(
-        title="Naive attention, eager, at the head dimension of the shape that does not fit, or the "
-        "largest",
+        title="Naive attention, eager, head dim {head_dim}",
+        facet="head_dim",
         rows=["sequence"],
-        data=lambda rows: select(rows, topic="naive", head_dim=shape_to_show(rows)),
+        data=shown_naive,
         columns={
-            "forward (ms)": time(variant=NAIVE, phase="forward"),
-            "backward (ms)": time(variant=NAIVE, phase="backward"),
-            "saved for backward (GiB)": memory("saved_memory", variant=NAIVE),
+            **passes(NAIVE),
             "peak (GiB)": memory("memory", variant=NAIVE, stage="peak"),
             "peak by formula (GiB)": memory("expected_memory", stage="peak", tensor="sum"),
         },
     ),
     "front_compile": Table(
-        title="Training step, eager and compiled; the speed-up is that of steps which alternate in "
-        "one process",
+        title="Training step; the first speed-up is between steps that alternate in one process",
         rows=["size"],
         where={"topic": "model_compile"},
-        data=lambda rows: with_speedups(rows, "compiled_model"),
+        data=with_speedups("compiled_model"),
         columns={
-            "eager (ms)": step(EAGER),
-            "compiled (ms)": step(COMPILED),
-            "speed-up": Column({**SPEEDUP, "phase": "train_step"}, "text", "speedup"),
-            "fastest eager step of another process (ms)": quantity("eager_elsewhere", "ms"),
-            "speed-up over that": quantity("speedup_elsewhere", "times"),
-            "first compiled step (s)": quantity("first_step_time", "s", variant=COMPILED),
+            "eager (ms)": time(variant=EAGER, phase="train_step"),
+            "compiled (ms)": time(variant=COMPILED, phase="train_step"),
+            "speed-up": speedup(phase="train_step"),
+            "fastest eager elsewhere (ms)": quantity("eager_elsewhere", "ms"),
+            "speed-up over it": quantity("speedup_elsewhere", "times"),
         },
     ),
     "front_leaderboard": Table(
@@ -379,9 +303,8 @@ TABLES = {
         across="head_dim",
         data=leaderboard,
         columns={
-            "d = {head_dim} (ms)": LEADERBOARD["both (ms)"],
-            "d = {head_dim}, TFLOP/s": LEADERBOARD["TFLOP/s"],
-            "d = {head_dim}, ours faster by": LEADERBOARD["ours faster by"],
+            "d = {head_dim} (ms)": kernel_time("both"),
+            "d = {head_dim}, ours over it": speedup(phase="both"),
         },
     ),
     "naive": Table(
@@ -389,10 +312,7 @@ TABLES = {
         rows=["head_dim", "sequence"],
         where={"topic": "naive"},
         columns={
-            "forward (ms)": time(variant=NAIVE, phase="forward"),
-            "sd": time(variant=NAIVE, phase="forward", field="sd"),
-            "backward (ms)": time(variant=NAIVE, phase="backward"),
-            "sd ": time(variant=NAIVE, phase="backward", field="sd"),
+            **passes(NAIVE),
             "saved (MiB)": memory("saved_memory", "MiB", variant=NAIVE),
             "before backward (MiB)": memory(
                 "memory", "MiB", variant=NAIVE, stage="before_backward"
@@ -401,48 +321,48 @@ TABLES = {
         },
     ),
     "account": Table(
-        title="Memory of naive attention in GiB by the formula: {shape}",
+        title="Memory of naive attention in GiB by its formula: {shape}",
         facet="shape",
         rows=["tensor"],
         data=accounts,
-        columns={name: memory("memory", stage=stage) for stage, name in STAGES.items()},
+        columns={
+            "forward peak": memory("memory", stage="forward_peak"),
+            "before backward": memory("memory", stage="before_backward"),
+            "backward peak": memory("memory", stage="peak"),
+        },
     ),
     "compiled_naive": Table(
-        title="Naive attention, compiled; speed-up over eager in the same process",
+        title="Naive attention, compiled, and its speed-up over eager in the same process",
         rows=["head_dim", "sequence"],
         where={"topic": "naive"},
-        data=lambda rows: with_speedups(rows, "compiled_naive"),
+        data=with_speedups("compiled_naive"),
         columns={
-            "forward (ms)": time(variant=COMPILED, phase="forward"),
-            "forward speed-up": Column({**SPEEDUP, "phase": "forward"}, "text", "speedup"),
-            "backward (ms)": time(variant=COMPILED, phase="backward"),
-            "backward speed-up": Column({**SPEEDUP, "phase": "backward"}, "text", "speedup"),
+            **passes(COMPILED),
+            "forward, speed-up": speedup(phase="forward"),
+            "backward, speed-up": speedup(phase="backward"),
             "peak (MiB)": memory("memory", "MiB", variant=COMPILED, stage="peak"),
             "first pass (s)": quantity("first_call_time", "s", variant=COMPILED),
         },
     ),
     "compiled_model": Table(
         title="The whole model, eager and compiled, in one process",
+        rows=["size", "phase"],
+        where={"topic": "model_compile"},
+        data=with_speedups("compiled_model"),
+        columns={
+            "eager (ms)": time(variant=EAGER),
+            "compiled (ms)": time(variant=COMPILED),
+            "speed-up": speedup(),
+        },
+    ),
+    "compiled_costs": Table(
+        title="What compiling costs and saves",
         rows=["size"],
         where={"topic": "model_compile"},
-        data=lambda rows: with_speedups(rows, "compiled_model"),
         columns={
-            **{
-                f"{name}{text}": column
-                for phase, name in (
-                    ("forward", "forward"),
-                    ("forward_backward", "forward + backward"),
-                    ("train_step", "step"),
-                )
-                for text, column in (
-                    (", eager (ms)", time(variant=EAGER, phase=phase)),
-                    (", compiled (ms)", time(variant=COMPILED, phase=phase)),
-                    (", speed-up", Column({**SPEEDUP, "phase": phase}, "text", "speedup")),
-                )
-            },
+            "first compiled step (s)": quantity("first_step_time", "s", variant=COMPILED),
             "peak, eager (GiB)": memory(variant=EAGER),
             "peak, compiled (GiB)": memory(variant=COMPILED),
-            "steps to break even": quantity("break_even_steps", "integer"),
         },
     ),
     "best": Table(
@@ -450,44 +370,38 @@ TABLES = {
         facet="precision",
         rows=["head_dim"],
         across="sequence",
-        data=lambda rows: speedups(ours_against_best(rows, "benchmark").pairs or []),
+        data=lambda rows: speedups(ours_against_best(rows, "benchmark").pairs),
         where={"phase": "both"},
-        columns={"{sequence}": quantity("speedup", "text", field="speedup")},
+        columns={"{sequence}": speedup()},
     ),
     "slower": Table(
         title="Where another variant is faster than ours",
-        rows=["precision", "head_dim", "sequence", "phase", "attention"],
+        rows=[*SHAPE, "phase", "attention"],
         data=slower_shapes,
         columns={
-            "its time (ms)": quantity("speedup", "ms", field="theirs"),
-            "ours (ms)": quantity("speedup", "ms", field="ours"),
+            "its time (ms)": quantity("speedup", "ms", "theirs"),
+            "ours (ms)": quantity("speedup", "ms", "ours"),
             "ours over it": quantity("speedup", "times"),
         },
     ),
-    "longest": Table(
-        title="Our kernels at the longest sequence, TFLOP/s, and the fastest other variant",
-        rows=["precision", "head_dim", "sequence"],
-        data=longest,
-        columns={
-            text: column
-            for phase in ("forward", "backward", "both")
-            for text, column in (
-                (f"{phase}", quantity("rate", phase=phase)),
-                (f"{phase}, best other", quantity("best_other", "text", "text", phase=phase)),
-            )
-        }
-        | {"both, of matmul": quantity("matmul_share", "percent", phase="both")},
+    "rates": Table(
+        title="TFLOP/s of our kernels, forward and backward, {precision}",
+        facet="precision",
+        rows=["head_dim"],
+        across="sequence",
+        where={"topic": "benchmark", "variant": OURS},
+        columns={"{sequence}": quantity("rate", phase="both")},
     ),
     "forward": variants_table("forward", "Forward"),
     "backward": variants_table("backward", "Backward"),
     "both": variants_table("both", "Forward and backward"),
     "tiles": Table(
-        title="Tile sizes of our {direction} kernel",
+        title="Tile sizes, {direction}",
         facet="direction",
         rows=["head_dim", "block_m", "block_n", "num_warps", "kernel"],
         where={"topic": "tiles"},
         columns={
-            "time (ms)": time(clock=KERNEL_CLOCK),
+            "time (ms)": time(clock=("events", "wall")),
             "shared memory (KiB)": quantity("shared_memory", "KiB"),
             "estimated (KiB)": quantity("estimated_shared_memory", "KiB"),
             "registers": quantity("registers", "integer"),
@@ -499,54 +413,45 @@ TABLES = {
         facet="head_dim",
         rows=["attention"],
         data=leaderboard,
-        columns=LEADERBOARD,
+        columns={
+            **{f"{name} (ms)": kernel_time(name) for name in PASSES},
+            **{f"{name}, ours over it": speedup(phase=name) for name in PASSES},
+            "TFLOP/s": quantity("rate", phase="both"),
+            "of matmul": quantity("matmul_share", "percent", phase="both"),
+        },
     ),
     "model": Table(
         title="A training step with naive attention and with ours, alternating in one process",
         rows=["size", "context"],
         where={"topic": "model"},
-        data=lambda rows: with_speedups(rows, "model"),
+        data=with_speedups("model"),
         columns={
-            "naive (ms)": step(NAIVE),
-            "ours (ms)": step(OURS),
-            "speed-up": quantity("speedup", "text", field="speedup"),
+            "naive (ms)": time(variant=NAIVE, phase="train_step"),
+            "ours (ms)": time(variant=OURS, phase="train_step"),
+            "speed-up": speedup(),
             "peak, naive (GiB)": memory(variant=NAIVE),
             "peak, ours (GiB)": memory(variant=OURS),
         },
     ),
-    "published_naive": Table(
-        title="Published on other GPUs: attention without heads, batch 8, head dim 64; precision "
-        "not stated",
+    "published": Table(
+        title="Published on other GPUs: no heads, batch 8, head dim 64; precision not stated",
         chapter="published",
         rows=["gpu", "implementation", "phase"],
         across="sequence",
         where={"topic": "attention", "batch": 8, "head_dim": 64, "phase": ["forward", "backward"]},
         columns={"{sequence} (ms)": quantity("published", "ms")},
     ),
-    "published_causal": Table(
-        title="Published on other GPUs: causal attention, head dim 64; precision, batch and heads "
-        "not stated",
-        chapter="published",
-        rows=["gpu", "implementation", "phase"],
-        across="sequence",
-        where={
-            "topic": "attention",
-            "causal": "yes",
-            "head_dim": 64,
-            "phase": ["forward", "forward_backward"],
-        },
-        columns={"{sequence} (ms)": quantity("published", "ms")},
-    ),
 }
 
+SEQUENCE = Axis(field="sequence", title="sequence", log=2)
 FIGURES = {
     "race": Figure(
-        title="Speed relative to the fastest variant, forward and backward, bf16, causal, one head",
+        title="Speed relative to the fastest variant, forward and backward, causal, one head",
         mark="line",
         facet="head_dim",
         facet_title="head dim {}",
         color="attention",
-        x=Axis(field="sequence", title="sequence", log=2),
+        x=SEQUENCE,
         y=value_axis("fastest time / time"),
         data=race,
     ),
@@ -554,15 +459,15 @@ FIGURES = {
         title="Naive attention by sequence: time and peak memory",
         mark="line",
         facet="panel",
-        color="head_dim",
-        dash="attention",
-        x=Axis(field="sequence", title="sequence", log=2),
+        color="attention",
+        dash="dim",
+        x=SEQUENCE,
         y=value_axis("", log=10),
         share_y=False,
         data=naive_panels,
     ),
     "tiles": Figure(
-        title="Our kernels by tile size (ms)",
+        title="Plain kernels by tile size: milliseconds (blank: does not fit)",
         mark="heatmap",
         facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
@@ -577,166 +482,70 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     """What the sentences of the page need."""
     rows = chapter.own.rows
     ok = select(rows, status="ok")
+    ours = select(rows, topic="benchmark", variant=OURS)
+    best = ours_against_best(rows, "benchmark").where(phase="both")
+    board = ours_against_best(rows, "leaderboard").where(phase="both")
     return {
-        "naive": _naive_facts(rows),
-        "compile": _compile_facts(ok),
-        "best": {
-            precision: ours_against_best(rows, "benchmark").where(precision=precision, phase="both")
-            for (precision,) in distinct(select(ok, topic="benchmark"), ["precision"])
-        },
-        "board": _board_facts(chapter),
-        "rates": {
-            phase: _largest(
-                select(ok, quantity="rate", variant=OURS, phase=phase, precision="bf16")
-            )
-            for phase in ("forward", "both")
-        },
-        "tiles": _tile_facts(ok),
-        "why_not_ours": _why_not(rows),
-        "inconsistent": select(ok, quantity="time", flags=lambda flags: not consistent(flags)),
-        "inconsistent_worst": _largest(select(ok, quantity="both_over_parts")),
-        "checked": _checked(ok),
-        "peak_saved": _peak_saved(ok),
+        "naive": naive_facts(rows),
+        "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
+        "elsewhere": extremes(select(ok, quantity="speedup_elsewhere")),
+        "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
+        "board": [board_facts(chapter, pair) for pair in board.pairs],
+        "why_not_ours": next(iter(ours["reason"].dropna()), None),
+        "excess": extremes(select(ok, quantity="excess", flags=lambda f: not consistent(f))),
+        "checked": checked(select(ok, quantity="error")),
+        "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
     }
 
 
-def _naive_facts(rows: Rows) -> dict[str, Any] | None:
-    """Where it ends, how it grows, and how well the formula predicts its memory."""
+def naive_facts(rows: Rows) -> dict[str, Any] | None:
+    """Where naive attention ends, and how well the formula predicts its memory."""
     largest, full = extreme_naive(rows, "ok"), extreme_naive(rows, "oom")
     if largest is None:
         return None
-    peak = {"quantity": "expected_memory", "stage": "peak"}
-    shape = full or largest
-    mine = select(rows, source=shape["source"], **peak)
+    needs = {"quantity": "expected_memory", "stage": "peak"}
+    mine = select(rows, source=(full or largest)["source"], **needs)
     scores = select(mine, tensor=list(naive_memory.SCORES))["value"]
-    total = select(mine, tensor="sum")["value"].iloc[0]
-    measured = select(
-        rows, source=largest["source"], quantity="memory", stage="peak", variant=NAIVE
-    )
-    expected = select(rows, source=largest["source"], tensor="sum", **peak)
-    same = select(rows, topic="naive", head_dim=largest["head_dim"], variant=NAIVE, status="ok")
+    rows = select(rows, source=largest["source"], stage="peak")
+    found = select(rows, quantity="memory", variant=NAIVE)["value"].sum()
     return {
         "largest": largest,
         "full": full,
-        "need": total,
+        "need": select(mine, tensor="sum")["value"].sum(),
         "scores": len(scores),
-        "score_bytes": scores.iloc[0],
-        "scores_share": scores.sum() / total,
-        "agreement": None
-        if measured.empty
-        else measured["value"].iloc[0] / expected["value"].iloc[0],
-        "memory_power": _power(select(same, quantity="saved_memory")),
-        "time_power": _power(select(same, quantity="time", phase="forward")),
+        "score_bytes": scores.max(),
+        "agreement": found / select(rows, tensor="sum")["value"].sum(),
     }
 
 
-def _power(rows: Rows) -> float | None:
-    """Exponent of the growth with the sequence, over the two longest."""
-    found = rows.sort_values("sequence", key=pd.to_numeric).tail(2)
-    if len(found) < 2:
-        return None
-    low, high = found.to_dict("records")
-    return math.log(high["value"] / low["value"]) / math.log(high["sequence"] / low["sequence"])
-
-
-def _compile_facts(rows: Rows) -> dict[str, Any]:
-    elsewhere = select(rows, quantity="speedup_elsewhere")
-    first = select(rows, quantity="first_step_time", variant=COMPILED)["value"]
-    steps = select(rows, quantity="break_even_steps")["value"].dropna()
+def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
+    """Ours and the fastest other variant at a leaderboard shape, with what others published."""
+    mine = {key: pair.variant[key] for key in ("source", "variant", "phase")}
+    shape = {key: pair.variant[key] for key in ("batch", "heads", *SHAPE)}
+    published = select(chapter.results.rows, chapter="published", topic="leaderboard", **shape)
     return {
-        "elsewhere": _extremes(elsewhere),
-        "first": (first.min(), first.max()) if len(first) else None,
-        "break_even": (steps.min(), steps.max()) if len(steps) else None,
-        "replaced": select(rows, quantity="attention_replaced")["value"].sum(),
+        "pair": pair,
+        "rate": chapter.value(quantity="rate", **mine),
+        "share": chapter.value(quantity="matmul_share", **mine),
+        "published": published.to_dict("records"),
     }
 
 
-def _board_facts(chapter: Chapter) -> list[dict[str, Any]]:
-    """Ours at the leaderboard's shape next to the fastest other variant and published entries."""
-    rows = chapter.own.rows
-    found = []
-    for pair in ours_against_best(rows, "leaderboard").where(phase="both").pairs:
-        ours = pair.variant
-        shape = {key: ours[key] for key in ("batch", "heads", "head_dim", "sequence", "precision")}
-        published = select(chapter.results.rows, chapter="published", topic="leaderboard", **shape)
-        share = {"source": ours["source"], "variant": OURS, "phase": "both"}
-        found.append(
-            {
-                "pair": pair,
-                "ours": ours,
-                "other": pair.baseline,
-                "published": published.to_dict("records"),
-                "share": chapter.value(quantity="matmul_share", **share),
-                "rate": chapter.value(quantity="rate", **share),
-            }
-        )
-    return found
+def checked(errors: Rows) -> list[dict[str, Any]]:
+    """By precision: how many variants were checked, and the largest errors."""
+    return [
+        {
+            "precision": precision,
+            "count": len(distinct(mine, ["source", "variant"])),
+            "worst": extremes(mine),
+            "ours": extremes(select(mine, variant=[OURS, CHOSEN])),
+        }
+        for (precision,) in distinct(errors, ["precision"])
+        for mine in [select(errors, precision=precision)]
+    ]
 
 
-def _tile_facts(rows: Rows) -> list[dict[str, Any]]:
-    """Per direction: the fastest and the slowest plain tile size, and the chosen kernel."""
-    found = []
-    rows = select(rows, topic="tiles", quantity="time")
-    for key in distinct(rows, ["head_dim", "direction"]) if len(rows) else []:
-        mine = select(rows, head_dim=key[0], direction=key[1])
-        extremes = _extremes(select(mine, variant=lambda name: name != CHOSEN))
-        chosen = select(mine, variant=CHOSEN).to_dict("records")
-        if extremes and chosen:
-            found.append({**extremes, "chosen": chosen[0]})
-    return found
-
-
-def _why_not(rows: Rows) -> str | None:
-    """Why our kernels have no time here."""
-    rows = select(rows, topic=["benchmark", "leaderboard", "tiles"])
-    if not select(rows, quantity="time", variant=OURS, status="ok").empty:
-        return None
-    reasons = select(rows, variant=[OURS], status=["unsupported", "failed", "oom"])["reason"]
-    return None if reasons.empty else str(reasons.iloc[0])
-
-
-def _checked(rows: Rows) -> list[dict[str, Any]]:
-    """By precision: how many variants were checked, and the largest error, of all and of ours."""
-    errors = select(rows, quantity="error")
-    found = []
-    for (precision,) in distinct(errors, ["precision"]):
-        mine = select(errors, precision=precision)
-        ours = select(mine, variant=[OURS, CHOSEN])["value"]
-        found.append(
-            {
-                "precision": precision,
-                "count": len(distinct(mine, ["source", "variant"])),
-                "worst": mine["value"].max(),
-                "ours": None if ours.empty else ours.max(),
-            }
-        )
-    return found
-
-
-def _peak_saved(rows: Rows) -> dict[str, Any] | None:
-    """Where our kernels save the most memory inside the model."""
-    peaks = select(rows, topic="model", quantity="peak_memory")
-    found = combine(
-        peaks,
-        "saved",
-        {"ours": {"variant": OURS}, "naive": {"variant": NAIVE}},
-        lambda p: p.naive - p.ours,
-    )
-    best = _largest(select(found, quantity="saved"))
-    if best is None:
-        return None
-    both = select(peaks, source=best["source"]).set_index("variant")["value"]
-    return {**best, "naive": both[NAIVE], "ours": both[OURS]}
-
-
-def _largest(rows: Rows) -> dict[str, Any] | None:
-    found = _extremes(rows)
-    return found["high"] if found else None
-
-
-def _extremes(rows: Rows) -> dict[str, Any] | None:
-    """The rows with the smallest and the largest value."""
-    if rows.empty:
-        return None
-    ordered = rows.sort_values("value", key=pd.to_numeric)
-    return {"low": ordered.iloc[0].to_dict(), "high": ordered.iloc[-1].to_dict()}
+def extremes(rows: Rows) -> dict[str, Any] | None:
+    """How many rows there are, and those with the smallest and the largest value."""
+    found = rows.sort_values("value", key=pd.to_numeric).to_dict("records")
+    return {"count": len(found), "low": found[0], "high": found[-1]} if found else None
