@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,7 +15,7 @@ from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, memory, quantity, time
 
-TITLE = "Attention: naive, compiled and our own kernels"
+TITLE = "Attention"
 
 OURS, NAIVE, COMPILED, EAGER, CHOSEN = "flash", "naive", "compiled", "eager", "chosen"
 NAMES = {
@@ -139,14 +140,9 @@ COMPARISONS = {
 }
 
 
-def with_speedups(name: str) -> Any:
+def with_speedups(name: str, rows: Rows) -> Rows:
     """Rows together with the speed-ups of a declared comparison."""
-
-    def data(rows: Rows) -> Rows:
-        found = COMPARISONS[name].run(rows)
-        return pd.concat([rows, found.rows()]) if found else rows
-
-    return data
+    return pd.concat([rows, COMPARISONS[name].run(rows).rows()])
 
 
 def ours_against_all(rows: Rows, topic: str) -> list[Pair]:
@@ -223,11 +219,10 @@ def race(results: Results) -> Rows:
     if "bf16" in set(rows["precision"]):
         rows = select(rows, precision="bf16")
     sdpa = "sdpa_cudnn" if "sdpa_cudnn" in set(rows["variant"]) else "sdpa_flash"
+    panel = rows["precision"] + ", head dim " + rows["head_dim"].astype(str)
     fastest = rows.groupby("source")["value"].transform("min")
-    return select(
-        rows.assign(value=fastest / rows["value"]),
-        variant=[NAIVE, COMPILED, sdpa, "flex", OURS],
-    )
+    rows = rows.assign(value=fastest / rows["value"], panel=panel)
+    return select(rows, variant=[NAIVE, COMPILED, sdpa, "flex", OURS])
 
 
 def naive_panels(results: Results) -> Rows:
@@ -255,9 +250,9 @@ def speedup(**where: Any) -> Column:
     return quantity("speedup", "text", "speedup", **where)
 
 
-def passes(variant: str, names: tuple[str, ...] = ("forward", "backward")) -> dict[str, Column]:
-    """Times of a variant, one column per pass."""
-    return {f"{name} (ms)": time(variant=variant, phase=name) for name in names}
+def passes(variant: str) -> dict[str, Column]:
+    """Forward and backward of a variant."""
+    return {f"{name} (ms)": time(variant=variant, phase=name) for name in PASSES[:2]}
 
 
 def variants_table(phase: str, title: str) -> Table:
@@ -278,17 +273,13 @@ TABLES = {
         facet="head_dim",
         rows=["sequence"],
         data=shown_naive,
-        columns={
-            **passes(NAIVE),
-            "peak (GiB)": memory("memory", variant=NAIVE, stage="peak"),
-            "peak by formula (GiB)": memory("expected_memory", stage="peak", tensor="sum"),
-        },
+        columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
     ),
     "front_compile": Table(
-        title="Training step; the first speed-up is between steps that alternate in one process",
+        title="Training step, eager and compiled",
         rows=["size"],
         where={"topic": "model_compile"},
-        data=with_speedups("compiled_model"),
+        data=partial(with_speedups, "compiled_model"),
         columns={
             "eager (ms)": time(variant=EAGER, phase="train_step"),
             "compiled (ms)": time(variant=COMPILED, phase="train_step"),
@@ -335,7 +326,7 @@ TABLES = {
         title="Naive attention, compiled, and its speed-up over eager in the same process",
         rows=["head_dim", "sequence"],
         where={"topic": "naive"},
-        data=with_speedups("compiled_naive"),
+        data=partial(with_speedups, "compiled_naive"),
         columns={
             **passes(COMPILED),
             "forward, speed-up": speedup(phase="forward"),
@@ -345,10 +336,10 @@ TABLES = {
         },
     ),
     "compiled_model": Table(
-        title="The whole model, eager and compiled, in one process",
+        title="The whole model, eager and compiled, alternating in one process",
         rows=["size", "phase"],
         where={"topic": "model_compile"},
-        data=with_speedups("compiled_model"),
+        data=partial(with_speedups, "compiled_model"),
         columns={
             "eager (ms)": time(variant=EAGER),
             "compiled (ms)": time(variant=COMPILED),
@@ -424,7 +415,7 @@ TABLES = {
         title="A training step with naive attention and with ours, alternating in one process",
         rows=["size", "context"],
         where={"topic": "model"},
-        data=with_speedups("model"),
+        data=partial(with_speedups, "model"),
         columns={
             "naive (ms)": time(variant=NAIVE, phase="train_step"),
             "ours (ms)": time(variant=OURS, phase="train_step"),
@@ -448,8 +439,7 @@ FIGURES = {
     "race": Figure(
         title="Speed relative to the fastest variant, forward and backward, causal, one head",
         mark="line",
-        facet="head_dim",
-        facet_title="head dim {}",
+        facet="panel",
         color="attention",
         x=SEQUENCE,
         y=value_axis("fastest time / time"),
@@ -486,6 +476,9 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     best = ours_against_best(rows, "benchmark").where(phase="both")
     board = ours_against_best(rows, "leaderboard").where(phase="both")
     return {
+        "topics": {
+            t: select(rows, topic=t).iloc[0].to_dict() for (t,) in distinct(rows, ["topic"])
+        },
         "naive": naive_facts(rows),
         "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
         "elsewhere": extremes(select(ok, quantity="speedup_elsewhere")),
