@@ -49,9 +49,9 @@ def refuse_unsupported(point: Point, device: torch.device) -> None:
 def refuse_unsupported_attention(asked: Mapping[str, Any], device: torch.device) -> None:
     """Raise `Unsupported` for a model whose attention is not measured on this device.
 
-    Where variants are arms of one point, each arm stands or falls by itself.
+    Where a point compares variants, each has a status of its own.
     """
-    if "attention" not in asked or "arms" in asked:
+    if "attention" not in asked or "variants" in asked:
         return
     # Ranks choose the size themselves, from what fits; narrow heads fit every variant.
     head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD

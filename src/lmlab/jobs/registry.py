@@ -78,7 +78,7 @@ def code_modules(point: Point) -> list[str]:
     modules = [runner, chapter, *_module_of_topic(chapter, asked.get("topic"))]
     if "attention" in asked:
         modules.append(attention.module_of(asked["attention"]))
-    modules += [attention.module_of(variant) for variant in asked.get("arms", ())]
+    modules += [attention.module_of(variant) for variant in asked.get("variants", ())]
     if "model" in asked:
         modules.append(import_path.split(asked["model"])[0])
     return modules
@@ -90,7 +90,7 @@ def check_code(point: Point) -> None:
     named: list[tuple[str, str]] = [
         (key, asked[key]) for key in ("model", "attention") if key in asked
     ]
-    named += [("arms", variant) for variant in asked.get("arms", ())]
+    named += [("variants", variant) for variant in asked.get("variants", ())]
     for key, name in named:
         path = name if key == "model" else attention.path_of(name)
         if reason := _why_not_there(path):

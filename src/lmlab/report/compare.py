@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy import stats  # type: ignore[import-untyped]
 
-from lmlab.report.frame import Rows, select
+from lmlab.report.frame import Rows, select, table_of
 from lmlab.report.text import times
 
 CONFIDENCE = 0.95
@@ -260,7 +259,7 @@ class Comparison:
 
     def rows(self) -> Rows:
         """The pairs as rows for a table or a figure: `speedup` with its verdict."""
-        return pd.DataFrame(
+        return table_of(
             [
                 {
                     **pair.variant,
@@ -275,8 +274,7 @@ class Comparison:
                     "speedup": times(pair.ratio) if pair.decided else pair.verdict,
                 }
                 for pair in self.pairs
-            ],
-            dtype=object,
+            ]
         )
 
 

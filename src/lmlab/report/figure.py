@@ -311,10 +311,12 @@ def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) 
     cells = rows.pivot_table("value", figure.y.field, figure.x.field, aggfunc="first", sort=False)
     cells = cells.reindex(index=lines, columns=columns).astype(float)
     axes.imshow(cells, aspect="auto", cmap="viridis")
+    darkest, brightest = float(rows["value"].min()), float(rows["value"].max())
     for y, line in enumerate(lines):
         for x, column in enumerate(columns):
             if pd.notna(cell := cells.loc[line, column]):
-                axes.text(x, y, number(float(cell)), ha="center", va="center", color="white")
+                color = "black" if cell > 0.6 * brightest + 0.4 * darkest else "white"
+                axes.text(x, y, number(float(cell)), ha="center", va="center", color=color)
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(lines)), [str(value) for value in lines])
     axes.grid(visible=False)

@@ -32,7 +32,9 @@ CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
     "~": "the middle half of the samples spans more than 10 %",
     "†": "power-capped or throttled",
+    "‡": "inconsistent: far more than the sum of its parts timed apart",
 }
+FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡"}
 MAX_REASONS = 4
 
 
@@ -140,7 +142,8 @@ class Table:
             samples = _range(counts)
             center = "mean" if any(cell.column.field == "mean" for cell in cells) else "median"
             median = f", {center} of {samples}" if samples and counts != [1] else ""
-            parts.append(" and ".join(CLOCKS[clock] for clock in clocks).capitalize() + median)
+            names = " and ".join(CLOCKS[clock] for clock in clocks)
+            parts.append(names[0].upper() + names[1:] + median)
         marks = dict.fromkeys(mark for cell in cells for mark in cell.marks())
         parts += [f"{mark} {MARKS[mark]}" for mark in marks]
         parts += _reasons(cells)
@@ -172,8 +175,8 @@ class _Cell:
     def marks(self) -> list[str]:
         if self.row is None or self.row["status"] != "ok" or self.row.get("clock") not in CLOCKS:
             return []
-        capped = {"power_capped", "throttled"} & set(self.row["flags"] or ())
-        return ["~"] * (self.row["noisy"] is True) + ["†"] * bool(capped)
+        flagged = [FLAG_MARKS[flag] for flag in self.row["flags"] or () if flag in FLAG_MARKS]
+        return ["~"] * (self.row["noisy"] is True) + list(dict.fromkeys(flagged))
 
 
 class _Index:

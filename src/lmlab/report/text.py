@@ -39,8 +39,8 @@ def percent(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio: 2.3x."""
-    return f"{number(float(value), 3 if value >= 10 else 2)}x"
+    """A ratio: 2.3x; close to 1 with a digit more, so that 1.03x is not called 1.0x."""
+    return f"{number(float(value), 3 if value >= 10 or 1 <= value < 2 else 2)}x"
 
 
 def plain(value: Any) -> str:
@@ -59,6 +59,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "s": scaled(1e-3),
     "GiB": scaled(1 / GIB),
     "MiB": scaled(1 / MIB),
+    "KiB": scaled(1 / 1024),
     "GB": scaled(1e-9),
     "MB": scaled(1e-6),
     "GFLOP": scaled(1e-9),

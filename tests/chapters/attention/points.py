@@ -1,73 +1,60 @@
-"""Points of the attention chapter small enough to measure in milliseconds, for tests to vary."""
+"""Small points of the attention chapter, and attention variants that fail, for tests to use."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from lmlab.study.points import Point, Scalar
+from torch import Tensor
+
+from lmlab.attention import naive
+from lmlab.study.points import Point
 from tests.jobs.points import SETTINGS
 
-RACE = {"samples": 3, "arm_cap_s": 0.05, "seed": 0, "batch": 1, "causal": True}
+TURNS = {"samples": 3, "variant_cap_s": 0.05, "seed": 0, "batch": 1, "causal": True}
+HEADS = {**TURNS, "heads": 2, "sequence": 64, "precision": "fp32"}
+WRONG = f"{__name__}:last_rows_zero"
+TOO_LARGE = f"{__name__}:too_large"
 
 
-def naive_point(**changes: Any) -> Point:
-    """Naive attention over a few tokens, changed as asked."""
-    settings = {
-        "batch": 2,
-        "precision": "fp32",
-        "causal": False,
-        "warmup": 1,
-        "steps": 3,
-        "arms": ["naive"],
-        "time_cap_s": 30.0,
-        "seed": 0,
-        **changes,
-    }
+def last_rows_zero(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """Attention with its last rows wrong."""
+    output = naive.attention(q, k, v, is_causal=is_causal)
+    return output * (output.new_ones(output.shape[-2]).cumsum(0) < 40)[:, None]
+
+
+def too_large(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> NoReturn:
+    """Attention that always runs out of memory."""
+    raise MemoryError("no room")
+
+
+def naive_point(*variants: str) -> Point:
+    """Attention alone over a few tokens."""
+    settings = {**TURNS, "batch": 2, "causal": False, "precision": "fp32", "variants": variants}
+    settings |= {"warmup": 1, "steps": 3, "time_cap_s": 30.0}
     return Point("attention", {"topic": "naive", "head_dim": 8, "sequence": 32}, settings)
 
 
-def benchmark_point(*arms: str, sequence: int = 64, precision: str = "fp32", **more: Any) -> Point:
+def benchmark_point(*variants: str, **changes: Any) -> Point:
     """Some variants over one short sequence."""
-    parameters: dict[str, Scalar] = {
-        "topic": "benchmark",
-        "precision": precision,
-        "head_dim": 16,
-        "sequence": sequence,
-    }
-    return Point("attention", parameters, {**RACE, "arms": list(arms), **more})
+    shape = {"topic": "benchmark", "precision": "fp32", "head_dim": 16, "sequence": 64}
+    parameters = {key: changes.pop(key, value) for key, value in shape.items()}
+    return Point("attention", parameters, {**TURNS, "variants": list(variants), **changes})
 
 
-def tiles_point(direction: str = "forward", **changes: Any) -> Point:
-    """One cut of one small problem."""
-    settings = {
-        **RACE,
-        "heads": 2,
-        "sequence": 64,
-        "precision": "fp32",
-        "stages": 2,
-        "tiles": [[32, 32], [16, 32]],
-        "attention": "flash",
-        **changes,
-    }
+def tiles_point(direction: str = "forward", attention: str = "flash") -> Point:
+    """Two tile sizes of one small problem."""
+    settings = {**HEADS, "stages": 2, "tiles": [[32, 32], [16, 32]], "attention": attention}
     return Point("attention", {"topic": "tiles", "head_dim": 16, "direction": direction}, settings)
 
 
 def leaderboard_point() -> Point:
-    """The leaderboard's point in small."""
-    settings = {**RACE, "heads": 2, "sequence": 64, "precision": "fp32", "arms": ["sdpa_math"]}
+    """A small leaderboard point."""
+    settings = {**HEADS, "variants": ["sdpa_math"]}
     return Point("attention", {"topic": "leaderboard", "head_dim": 16}, settings)
 
 
-def model_point(topic: str, *arms: str, **changes: Any) -> Point:
-    """A train step of a model with a few thousand parameters."""
-    settings = {
-        **SETTINGS,
-        "batch": 2,
-        "precision": "fp32",
-        "mode": "train_step",
-        "attention": "naive",
-        "warmup": 1,
-        **({"arms": list(arms)} if arms else {}),
-        **changes,
-    }
+def model_point(topic: str, *variants: str, **changes: Any) -> Point:
+    """A training step of a model with a few thousand parameters."""
+    settings = {**SETTINGS, "batch": 2, "precision": "fp32", "mode": "train_step", "warmup": 1}
+    settings |= {"attention": "naive", "variants": list(variants), **changes}
     return Point("attention", {"topic": topic, "size": "custom", "context": 8}, settings)

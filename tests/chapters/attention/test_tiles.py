@@ -1,83 +1,70 @@
-"""Any cut of our kernels gives the same numbers; here through Triton's interpreter."""
+"""Any tile size gives the same numbers; here through Triton's interpreter."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 
 from lmlab.chapters.attention.measure import tiles as topic
-from lmlab.chapters.attention.measure.problem import shape_of
+from lmlab.chapters.attention.measure.problem import Problem, shape_of
 from lmlab.chapters.attention.measure.reference import check
 from lmlab.jobs.outcome import Unsupported
 from lmlab.kernels.configs import Direction
 from tests.chapters.attention.points import tiles_point
+from tests.chapters.pages import found, value_of
 
-SHAPE = {
-    "batch": 1,
-    "heads": 2,
-    "sequence": 64,
-    "head_dim": 16,
-    "precision": "fp32",
-    "causal": True,
-}
+DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_a_cut_is_launched_checked_and_counted(cpu: torch.device, direction: Direction) -> None:
-    run = topic.Run(shape_of(SHAPE), direction, cpu, seed=0)
-    cut = topic.cut(32, 16, {"stages": 2})
-    found = run.errors(cut)
-    assert set(found) == ({"output"} if direction == "forward" else {"grad_q", "grad_k", "grad_v"})
-    check(found, torch.float32)
-    assert run.by_count(cut)["shared_by_count_bytes"] > 0
-    assert run.try_out(cut) == {"shared_bytes": None, "registers": None, "spills": None}
-    assert callable(run.prepare(cut)())
-    assert run.chosen().kept >= 16
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
 
 
-def test_tiles_that_the_gpu_cannot_hold_are_named_with_the_reason(
+def kernel(direction: Direction, device: torch.device) -> topic.Kernel:
+    point = tiles_point(direction)
+    shape = shape_of({**point.settings, **point.parameters})
+    return topic.Kernel(Problem(shape, device, seed=0), direction, device)
+
+
+@DIRECTIONS
+def test_a_tile_size_is_launched_checked_and_estimated(
+    cpu: torch.device, direction: Direction
+) -> None:
+    run = kernel(direction, cpu)
+    tiles = topic.tiles_of(32, 16, direction, stages=2)
+    errors = run.errors(tiles)
+    assert set(errors) == ({"output"} if direction == "forward" else {"grad_q", "grad_k", "grad_v"})
+    check(errors, torch.float32)
+    resources = dict(run.resources(tiles))
+    assert (resources.pop("estimated_shared_memory") or 0) > 0
+    assert set(resources.values()) == {None}, "the interpreter compiles nothing"
+
+
+@DIRECTIONS
+def test_m_counts_queries_and_n_counts_keys_in_both_directions(direction: Direction) -> None:
+    labels = topic.labels(topic.tiles_of(128, 32, direction, stages=3), direction)
+    assert (labels["block_m"], labels["block_n"]) == (128, 32)
+    assert labels["num_warps"] == (8 if direction == "forward" else 4), "by the tile held"
+
+
+def test_tiles_that_do_not_fit_are_unsupported(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(*_: object) -> None:
         raise topic.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
 
+    run = kernel("forward", cpu)
     monkeypatch.setattr(topic.launch, "launch_fitting", too_large)
-    run = topic.Run.__new__(topic.Run)
-    run._problem, run._direction = None, "forward"  # type: ignore[assignment]
     with pytest.raises(Unsupported, match="out of resource: shared memory"):
-        run.try_out(topic.cut(32, 16, {"stages": 2}))
+        list(run.resources(topic.tiles_of(32, 16, "forward", stages=2)))
 
 
-def test_the_whole_race_runs_where_flash_is_not_refused(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
+@pytest.mark.usefixtures("interpreted")
+def test_every_tile_size_and_the_chosen_one_are_timed(cpu: torch.device) -> None:
     outcome = topic.measure(tiles_point(), cpu)
-    arms: dict[str, dict[str, Any]] = outcome.data["arms"]
-    assert list(arms) == ["32x32", "16x32", "chosen"]
-    assert {row["status"] for row in arms.values()} == {"ok"}
-    assert list(outcome.measurements) == ["32x32.forward", "16x32.forward", "chosen.forward"]
-    assert arms["16x32"]["warps"] == 4
-    assert arms["16x32"]["errors"]["output"] < 1e-5
-    assert outcome.data["shared_limit_bytes"] > 0
-
-
-def test_a_cut_with_wrong_numbers_says_by_how_much_and_is_not_timed(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
-    off = {"32x32": 0.25}
-    monkeypatch.setattr(
-        topic.Run, "errors", lambda _, tiles: {"output": off.get(f"{tiles.kept}x{tiles.walked}", 0)}
-    )
-    outcome = topic.measure(tiles_point(), cpu)
-    assert outcome.data["arms"]["32x32"]["status"] == "failed"
-    assert outcome.data["arms"]["32x32"]["errors"] == {"output": 0.25}
-    assert "32x32.forward" not in outcome.measurements
-
-
-def test_another_attention_has_no_tiles(cpu: torch.device) -> None:
-    with pytest.raises(Unsupported, match="attention = 'naive' has no tiles; allowed: flash"):
-        topic.measure(tiles_point(attention="naive"), cpu)
+    times = found(outcome, "time")
+    assert [time["labels"]["variant"] for time in times] == ["32x32", "16x32", "chosen"]
+    assert {time["status"] for time in times} == {"ok"}
+    assert value_of(outcome, "error", variant="16x32", block_m=16, tensor="output") < 1e-5
+    assert value_of(outcome, "shared_memory_limit") > 0

@@ -1,9 +1,8 @@
-"""What each topic of the chapter measures, on a CPU and in small."""
+"""The topics over attention alone, on a CPU and at small shapes."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -13,149 +12,102 @@ from lmlab.chapters.attention.measure.problem import Problem, Shape
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.study.points import Point
 from tests.chapters.attention.points import (
+    TOO_LARGE,
+    WRONG,
     benchmark_point,
     leaderboard_point,
     naive_point,
     tiles_point,
 )
-
-WRONG = "tests.chapters.attention.variants:upside_down"
-TOO_LARGE = "tests.chapters.attention.variants:too_large"
+from tests.chapters.pages import found, value_of
 
 
-def arms(outcome: Outcome) -> dict[str, dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = outcome.data["arms"]
-    return rows
+def timed(outcome: Outcome) -> list[tuple[str, str]]:
+    """Variant and phase of every time that has a value."""
+    labels = [r["labels"] for r in found(outcome, "time") if r["status"] == "ok"]
+    return [(each["variant"], each["phase"]) for each in labels]
 
 
-def test_a_topic_that_does_not_exist_is_refused(cpu: torch.device) -> None:
+def status(outcome: Outcome, variant: str) -> str:
+    """What became of a variant."""
+    return str(next(r["status"] for r in found(outcome, "time", variant=variant)))
+
+
+def test_an_unknown_topic_is_refused(cpu: torch.device) -> None:
     with pytest.raises(ValueError, match="allowed: naive, model_compile"):
         measure(Point("attention", {"topic": "magic"}), cpu)
 
 
-def test_naive_gives_forward_and_backward_of_every_arm(cpu: torch.device) -> None:
-    outcome = measure(naive_point(arms=["naive", "tiled"]), cpu)
-    assert outcome.status == "ok"
-    assert list(outcome.measurements) == [
-        *("naive.forward", "naive.backward", "tiled.forward", "tiled.backward"),
-        "total",
-    ]
-    assert {len(m.samples_ms) for m in outcome.measurements.values()} == {3}
-    json.dumps(outcome.data, allow_nan=False)
+def test_naive_times_both_passes_and_counts_what_is_saved(cpu: torch.device) -> None:
+    outcome = measure(naive_point("naive", "tiled"), cpu)
+    variants, phases = ("naive", "tiled"), ("forward", "backward")
+    assert timed(outcome) == [(name, phase) for name in variants for phase in phases]
+    assert {record["n"] for record in found(outcome, "time")} == {3}
+    saved = {name: value_of(outcome, "saved_memory", variant=name) for name in variants}
+    output, log_sum_exp = 2 * 32 * 8 * 4, 2 * 32 * 4
+    assert saved == {"naive": 2 * 32 * 32 * 4, "tiled": output + log_sum_exp}
+    assert found(outcome, "memory") == [], "a CPU has no allocator statistics"
+    json.dumps(outcome.measurements, allow_nan=False)
 
 
-def test_naive_says_what_it_keeps_for_backward(cpu: torch.device) -> None:
-    rows = arms(measure(naive_point(arms=["naive", "tiled"]), cpu))
-    assert rows["naive"]["saved_bytes"] == 2 * 32 * 32 * 4, "one tensor of weights"
-    assert rows["tiled"]["saved_bytes"] == 2 * 32 * 8 * 4 + 2 * 32 * 4, "output and log-sum-exp"
-    assert rows["naive"]["peak_memory_bytes"] is None, "nobody counts on a CPU"
-
-
-def test_naive_holds_its_inputs_and_what_comes_on_top_at_three_moments(
+def test_memory_of_a_problem_excludes_what_others_hold(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_causal=False)
     problem = Problem(shape, cpu, seed=0)
-    given, others = 4 * problem.q.nbytes, 1000
+    inputs, others = 4 * problem.q.nbytes, 1000
     allocated, peaks = iter([0, 10]), iter([25, 70])
-    base = given + others
+    base = inputs + others
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: base + next(allocated))
     monkeypatch.setattr(naive, "reset_peak_memory", lambda device: None)
     monkeypatch.setattr(naive, "peak_memory_bytes", lambda device: base + next(peaks))
-    found = naive.memory(lambda q, k, v: q + k + v, problem, torch.device("cuda"))
-    assert found == {
-        "forward_peak_memory_bytes": given + 25,
-        "memory_before_backward_bytes": given + 10,
-        "peak_memory_bytes": given + 70,
+    stages = naive.memory(lambda q, k, v: q + k + v, problem, torch.device("cuda"))
+    assert stages == {
+        "forward_peak": inputs + 25,
+        "before_backward": inputs + 10,
+        "peak": inputs + 70,
     }
 
 
-def test_naive_without_memory_is_a_value_with_its_account(cpu: torch.device) -> None:
-    outcome = measure(naive_point(arms=[TOO_LARGE]), cpu)
-    assert outcome.status == "oom"
-    assert outcome.measurements == {}
-    assert [row["tensor"] for row in outcome.data["account"]["peak"]][4] == "weights"
+def test_only_correct_variants_are_timed(cpu: torch.device) -> None:
+    names = ("naive", "sdpa_math", WRONG, "flash", TOO_LARGE)
+    outcome = measure(benchmark_point(*names), cpu)
+    passes = ("forward", "backward", "both")
+    assert timed(outcome) == [(name, phase) for phase in passes for name in names[:2]]
+    assert [status(outcome, name) for name in names[2:]] == ["failed", "unsupported", "oom"]
+    assert value_of(outcome, "error", variant="naive", tensor="output") < 1e-5
+    assert value_of(outcome, "error", variant=WRONG, tensor="output") > 0.1
+    assert value_of(outcome, "first_call_time", variant="naive") > 0
+    assert value_of(outcome, "flops", phase="both") == 7 * 64 * 64 * 16
 
 
-def test_a_race_times_three_passes_of_the_arms_that_are_right(cpu: torch.device) -> None:
-    outcome = measure(benchmark_point("naive", "sdpa_math", WRONG, "flash"), cpu)
-    assert list(outcome.measurements) == [
-        f"{arm}.{name}"
-        for name in ("forward", "backward", "both")
-        for arm in ("naive", "sdpa_math")
-    ]
-    assert arms(outcome)[WRONG]["status"] == "failed"
-    assert "output off by" in arms(outcome)[WRONG]["reason"]
-    assert arms(outcome)["flash"]["status"] == "unsupported"
-    assert arms(outcome)["naive"]["errors"]["output"] < 1e-5
-    json.dumps(outcome.data, allow_nan=False)
-
-
-def test_an_arm_whose_numbers_are_none_is_written_down_all_the_same(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.chapters.attention import variants
-
-    monkeypatch.setattr(
-        variants, "upside_down", lambda q, k, v, *, is_causal: (q + k + v) * float("nan")
-    )
-    outcome = measure(benchmark_point(WRONG, "naive"), cpu)
-    assert arms(outcome)[WRONG]["errors"]["output"] is None
-    assert arms(outcome)[WRONG]["status"] == "failed"
-    json.dumps(outcome.data, allow_nan=False)
-
-
-def test_an_arm_without_memory_does_not_stop_the_race(cpu: torch.device) -> None:
-    outcome = measure(benchmark_point(TOO_LARGE, "naive"), cpu)
-    assert outcome.status == "ok"
-    assert arms(outcome)[TOO_LARGE] == {"status": "oom", "reason": "no room (cpu)"}
-    assert "naive.both" in outcome.measurements
-
-
-def test_an_arm_that_walks_in_python_is_capped_by_its_time_over_a_short_sequence(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("sequence", "ends"), [(96, "unsupported"), (32, "ok")])
+def test_a_loop_in_python_is_capped_by_its_estimate(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch, sequence: int, ends: str
 ) -> None:
     monkeypatch.setattr(benchmark, "PROBE", 32)
-    outcome = measure(benchmark_point("tiled", "naive", sequence=96, arm_cap_s=1e-6), cpu)
-    assert arms(outcome)["tiled"]["status"] == "capped"
-    assert "over 32 queries; the cap is 1e-06 s" in arms(outcome)["tiled"]["reason"]
-    assert "naive.forward" in outcome.measurements, "an arm of one launch is never capped"
+    point = benchmark_point("tiled", "naive", sequence=sequence, variant_cap_s=1e-6)
+    outcome = measure(point, cpu)
+    assert (status(outcome, "tiled"), status(outcome, "naive")) == (ends, "ok")
+    assert len(found(outcome, "estimated_time", variant="tiled")) == (ends == "unsupported")
 
 
-def test_a_short_sequence_is_never_capped(cpu: torch.device) -> None:
-    outcome = measure(benchmark_point("tiled", arm_cap_s=1e-6), cpu)
-    assert arms(outcome)["tiled"]["status"] == "ok"
+UNSUPPORTED = {
+    "precision": benchmark_point("naive", precision="tf32"),
+    "tiles": tiles_point(),
+    "leaderboard": leaderboard_point(),
+}
 
 
-def test_a_precision_that_the_device_lacks_is_unsupported(cpu: torch.device) -> None:
-    with pytest.raises(Unsupported, match="tf32"):
-        measure(benchmark_point("naive", precision="tf32"), cpu)
-
-
-@pytest.mark.parametrize("point", [tiles_point(), leaderboard_point()], ids=["tiles", "board"])
-def test_what_only_a_gpu_can_tell_is_unsupported_on_a_cpu(cpu: torch.device, point: Point) -> None:
-    with pytest.raises(Unsupported, match="CPU"):
+@pytest.mark.parametrize("point", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_a_cpu_cannot_do_is_unsupported(cpu: torch.device, point: Point) -> None:
+    with pytest.raises(Unsupported):
         measure(point, cpu)
 
 
-@pytest.mark.parametrize(
-    ("is_causal", "forward"), [(True, 4 * 64 * 64 * 16), (False, 8 * 64 * 64 * 16)]
-)
-def test_operations_by_the_usual_count(is_causal: bool, forward: float) -> None:
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_flops_follow_the_usual_convention(is_causal: bool) -> None:
     shape = Shape(batch=1, heads=2, sequence=64, head_dim=16, precision="fp32", is_causal=is_causal)
-    assert shape.flops() == {
-        "forward": forward,
-        "backward": 2.5 * forward,
-        "both": 3.5 * forward,
-    }
-
-
-def test_inputs_are_random_of_the_type_asked_for_and_want_gradients(cpu: torch.device) -> None:
-    shape = Shape(batch=2, heads=None, sequence=64, head_dim=16, precision="bf16", is_causal=True)
-    problem = Problem(shape, cpu, seed=0)
-    assert {x.dtype for x in problem.inputs} == {torch.bfloat16}
-    assert all(x.requires_grad and x.shape == (2, 64, 16) for x in problem.inputs)
-    assert not torch.equal(problem.q, problem.k)
-    assert torch.equal(problem.q, Problem(shape, cpu, seed=0).q)
-    assert 0.8 < float(problem.grad_o.float().std()) < 1.2
+    forward = (4 if is_causal else 8) * 64 * 64 * 16
+    assert shape.flops() == {"forward": forward, "backward": 2.5 * forward, "both": 3.5 * forward}

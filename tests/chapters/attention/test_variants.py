@@ -1,14 +1,16 @@
-"""Each arm has a standing of its own, and the point is ok as long as one arm is."""
+"""Every variant has its own status, and a point is ok as long as one variant is."""
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import pytest
 import torch
 
-from lmlab.chapters.attention.measure.variants import Arms, Capped, WrongNumbers, refuse_unsupported
+from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
 from lmlab.jobs.outcome import Unsupported
+from tests.chapters.pages import found, value_of
 
 CPU = torch.device("cpu")
 
@@ -20,31 +22,32 @@ def wrapped(error: Exception) -> Exception:
 
 
 ENDS: dict[str, tuple[Exception, str, str]] = {
-    "what a machine lacks": (Unsupported("no such GPU"), "unsupported", "no such GPU"),
-    "an arm that would outlast its turn": (Capped("about 9 s"), "capped", "about 9 s"),
-    "wrong numbers": (WrongNumbers("output off"), "failed", "output off"),
+    "unsupported": (Unsupported("no such GPU"), "unsupported", "no such GPU"),
+    "wrong numbers": (WrongNumbers("output 0.5"), "failed", "output 0.5"),
     "memory": (MemoryError("full"), "oom", "full (cpu)"),
-    "memory that the compiler ran out of": (wrapped(MemoryError("full")), "oom", "full (cpu)"),
-    "memory that a kernel found full": (
+    "memory of the compiler": (wrapped(MemoryError("full")), "oom", "full (cpu)"),
+    "memory of a kernel": (
         RuntimeError("Triton Error [CUDA]: out of memory"),
         "oom",
         "Triton Error [CUDA]: out of memory (cpu)",
     ),
-    "any other error": (KeyError("q"), "failed", "KeyError: 'q'"),
+    "any other error, in one line": (ValueError("two\nlines"), "failed", "ValueError: two lines"),
 }
 
 
 @pytest.mark.parametrize(("error", "status", "reason"), ENDS.values(), ids=ENDS)
-def test_an_arm_ends_with_a_status_and_a_reason(error: Exception, status: str, reason: str) -> None:
-    arms = Arms(["a", "b"], CPU)
-    with arms.attempt("a"):
+def test_an_error_becomes_a_record(error: Exception, status: str, reason: str) -> None:
+    variants = Variants({"a": {"block_m": 64}, "b": {}}, CPU)
+    with variants.attempt("a"):
         raise error
-    assert arms.rows["a"] == {"status": status, "reason": reason}
-    assert arms.running == ["b"]
+    (record,) = variants.records
+    assert (record["quantity"], record["status"], record["reason"]) == ("time", status, reason)
+    assert record["labels"] == {"variant": "a", "block_m": 64}
+    assert variants.running == ["b"]
 
 
-@pytest.mark.parametrize("is_wrapped", [False, True], ids=["as it is", "inside another"])
-def test_what_an_error_holds_is_free_before_the_arms_are_tidied_up(
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["plain", "wrapped"])
+def test_tensors_of_a_failed_variant_are_freed(
     monkeypatch: pytest.MonkeyPatch, is_wrapped: bool
 ) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
@@ -61,60 +64,37 @@ def test_what_an_error_holds_is_free_before_the_arms_are_tidied_up(
         except MemoryError as error:
             raise RuntimeError("the compiler met an error") from error
 
-    arms = Arms(["a"], CPU)
-    monkeypatch.setattr(arms, "tidy", lambda: alive.append(held[0]() is not None))
-    with arms.attempt("a"):
+    variants = Variants(["a"], CPU)
+    monkeypatch.setattr(variants, "free_memory", lambda: alive.append(held[0]() is not None))
+    with variants.attempt("a"):
         fill_inside() if is_wrapped else fill()
     assert alive == [False]
 
 
-def test_an_interrupt_is_nobodys_failure() -> None:
-    arms = Arms(["a"], CPU)
-    with pytest.raises(KeyboardInterrupt), arms.attempt("a"):
+def test_an_interrupt_is_not_a_failure() -> None:
+    variants = Variants(["a"], CPU)
+    with pytest.raises(KeyboardInterrupt), variants.attempt("a"):
         raise KeyboardInterrupt
-    assert arms.running == ["a"]
+    assert variants.running == ["a"]
 
 
-def test_a_reason_is_one_line() -> None:
-    arms = Arms(["a"], CPU)
-    arms.stop("a", ValueError("two\nlines"))
-    assert arms.rows["a"]["reason"] == "ValueError: two lines"
-
-
-def test_a_point_is_ok_as_long_as_one_arm_is() -> None:
-    arms = Arms(["a", "b"], CPU)
-    arms.stop("a", Unsupported("not here"))
-    arms.note("b", errors={})
-    outcome = arms.outcome({}, {"flops": 1})
+def test_a_point_is_ok_as_long_as_one_variant_is() -> None:
+    variants = Variants(["a", "b"], CPU)
+    variants.stop("a", Unsupported("not here"))
+    variants.note("b", "error", 0.5, "", tensor="output")
+    variants.note("b", "error", math.nan, "", tensor="grad_q")
+    variants.note("b", "peak_memory", None, "B")
+    outcome = variants.outcome({"quantity": "flops", "labels": {}})
     assert outcome.status == "ok"
-    assert outcome.data["flops"] == 1
-    assert outcome.data["arms"]["a"]["status"] == "unsupported"
+    assert value_of(outcome, "error", variant="b") == 0.5
+    assert len(found(outcome, "flops")) == 1
+    assert found(outcome, "peak_memory") == []
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(MemoryError("full"), "oom"), (Capped("9 s"), "unsupported")]
-)
-def test_without_any_arm_the_first_one_speaks_and_the_data_stays(
-    error: Exception, status: str
-) -> None:
-    arms = Arms(["a", "b"], CPU)
-    arms.stop("a", error)
-    arms.stop("b", Unsupported("not here"))
-    outcome = arms.outcome({}, {"flops": 1})
-    assert outcome.status == status
-    assert outcome.reason is not None
-    assert outcome.reason.endswith("; b: not here")
-    assert set(outcome.data) == {"flops", "arms"}
-
-
-def test_the_first_arm_left_running_hides_no_failure() -> None:
-    arms = Arms(["a"], CPU)
-    with arms.attempt("a"):
-        arms.note("a", first_call_s=0.1)
-    assert arms.rows["a"] == {"status": "ok", "reason": None, "first_call_s": 0.1}
-
-
-def test_flash_is_refused_on_a_cpu_and_naive_is_not() -> None:
-    refuse_unsupported("naive", CPU, torch.float32, 16)
-    with pytest.raises(Unsupported, match="interpreter"):
-        refuse_unsupported("flash", CPU, torch.float32, 16)
+def test_without_any_variant_the_first_decides() -> None:
+    variants = Variants(["a", "b"], CPU)
+    variants.stop("a", MemoryError("full"))
+    variants.stop("b", Unsupported("not here"))
+    outcome = variants.outcome()
+    assert (outcome.status, outcome.reason) == ("oom", "a: full (cpu); b: not here")
+    assert not outcome.measurements

@@ -1,8 +1,8 @@
 """Attention: six topics, from the naive formula to our own kernels inside the model.
 
-A point is a comparison: the variants in its setting `arms` are measured against each other in one
-process. Variants that compile anew for every shape cost seconds each time, so a block says at which
-shapes they take part.
+A point is a comparison: the variants in its setting `variants` are measured against each other in
+one process. Those that compile cost seconds per shape, so a block says at which shapes they take
+part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _naive(study: Study, block: Block) -> list[Point]:
             study,
             {"topic": "naive", "head_dim": head_dim, "sequence": sequence},
             _only(naive, "batch", "precision", "causal", "warmup", "steps"),
-            arms=_arms_at(naive, head_dim, sequence),
+            variants=_variants_at(naive, head_dim, sequence),
             time_cap_s=study.common["time_cap_s"],
         )
         for head_dim, sequence in dict.fromkeys(shapes)
@@ -51,31 +51,38 @@ def _benchmark(study: Study, block: Block) -> list[Point]:
                 "head_dim": head_dim,
                 "sequence": sequence,
             },
-            {**_only(asked, "batch", "samples", "arm_cap_s"), "causal": True},
-            arms=_arms_at(asked, head_dim, sequence),
+            {**_only(asked, "batch", "samples", "variant_cap_s"), "causal": True},
+            variants=_variants_at(asked, head_dim, sequence),
         )
         for precision, head_dim, sequence in axes
     ]
 
 
 def _tiles(study: Study, block: Block) -> list[Point]:
+    """`block_m` and `block_n` are those of the forward pass. Backward swaps them, so that the tile
+    which a program holds (there of keys) takes the same sizes."""
     asked = block["tiles"]
-    shapes = [list(pair) for pair in product(asked["kept"], asked["walked"])]
     shared = _only(asked, "batch", "heads", "sequence", "precision", "stages")
+    pairs = list(product(asked["block_m"], asked["block_n"]))
+    tiles = {
+        "forward": [[held, streamed] for held, streamed in pairs],
+        "backward": [[streamed, held] for held, streamed in pairs],
+    }
     return [
         _point(
             study,
             {"topic": "tiles", "head_dim": head_dim, "direction": direction},
-            {**shared, **_only(asked, "samples", "arm_cap_s"), "causal": True, "tiles": shapes},
+            {**shared, **_only(asked, "samples", "variant_cap_s"), "causal": True},
+            tiles=tiles[direction],
             attention="flash",
         )
-        for head_dim, direction in product(asked["head_dims"], ("forward", "backward"))
+        for head_dim, direction in product(asked["head_dims"], tiles)
     ]
 
 
 def _leaderboard(study: Study, block: Block) -> list[Point]:
     asked = block["leaderboard"]
-    keys = ("batch", "heads", "sequence", "precision", "arms", "samples", "arm_cap_s")
+    keys = ("batch", "heads", "sequence", "precision", "variants", "samples", "variant_cap_s")
     return [
         _point(
             study,
@@ -89,7 +96,7 @@ def _leaderboard(study: Study, block: Block) -> list[Point]:
 def _model(study: Study, block: Block) -> list[Point]:
     asked = block["model"]
     return [
-        _model_point(study, asked, "model", size, context, attention=asked["arms"][0])
+        _model_point(study, asked, "model", size, context, attention=asked["variants"][0])
         for size, context in product(block["sizes"], asked["contexts"])
     ]
 
@@ -116,7 +123,7 @@ TOPICS: dict[str, Callable[[Study, Block], list[Point]]] = {
 def _model_point(
     study: Study, asked: Block, topic: str, size: str, context: int, *, attention: str
 ) -> Point:
-    arms = {"arms": asked["arms"]} if "arms" in asked else {}
+    variants = {"variants": asked["variants"]} if "variants" in asked else {}
     return _point(
         study,
         {"topic": topic, "size": size, "context": context, **study.own_model()},
@@ -126,7 +133,7 @@ def _model_point(
             "mode": "train_step",
             "attention": attention,
             "time_cap_s": study.common["time_cap_s"],
-            **arms,
+            **variants,
         },
     )
 
@@ -135,12 +142,12 @@ def _point(study: Study, parameters: Mapping[str, Scalar], settings: Block, **mo
     return Point("attention", parameters, {**settings, **more, "seed": study.common["seed"]})
 
 
-def _arms_at(asked: Block, head_dim: int, sequence: int) -> list[str]:
+def _variants_at(asked: Block, head_dim: int, sequence: int) -> list[str]:
     """The variants that take part at a shape."""
     compiling = asked["compile"]
     if head_dim in compiling["head_dims"] and sequence in compiling["sequences"]:
-        return list(asked["arms"])
-    return [arm for arm in asked["arms"] if arm not in COMPILES]
+        return list(asked["variants"])
+    return [name for name in asked["variants"] if name not in COMPILES]
 
 
 def _only(asked: Block, *keys: str) -> dict[str, Any]:

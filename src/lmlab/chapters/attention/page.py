@@ -1,3 +1,544 @@
-"""To be written."""
+"""Attention: naive and compiled, our FlashAttention against the others, tiles, inside the model."""
 
-TITLE = "attention"
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from lmlab.chapters.attention import naive_memory
+from lmlab.report.compare import Compare, Comparison, Pair
+from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.frame import derive as derived
+from lmlab.report.page import Chapter
+from lmlab.report.table import Column, Table, memory, quantity, time
+
+TITLE = "Attention"
+
+OURS, NAIVE, COMPILED, EAGER, CHOSEN = "flash", "naive", "compiled", "eager", "chosen"
+NAMES = {
+    "compiled": "compiled naive",
+    "sdpa_flash": "SDPA flash",
+    "sdpa_cudnn": "SDPA cuDNN",
+    "sdpa_efficient": "SDPA efficient",
+    "sdpa_math": "SDPA math",
+    "flex": "FlexAttention",
+    "tiled": "tiled (PyTorch)",
+    "flash": "ours (Triton)",
+}
+PASSES = ("forward", "backward", "both")
+SHAPE = ["precision", "head_dim", "sequence"]
+COLUMNS = ("topic", "variant", "phase", "stage", "tensor", "size", "context", "specialized", *SHAPE)
+# Both passes in one call should take about as long as the two timed apart.
+INCONSISTENT_ABOVE = 1.5
+
+
+def derive(rows: Rows, results: Results) -> Rows:
+    """Display names, consistency flags, memory by the formula, rates, eager steps elsewhere."""
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
+    kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
+    rows = rows.assign(
+        attention=rows["variant"].map(lambda name: NAMES.get(name, name)),
+        kernel=kernel.where(rows["variant"] != CHOSEN, "chosen, " + kernel.astype(str)),
+    )
+    rows = mark_inconsistent(rows)
+    rows = pd.concat([rows, expected_memory(rows)], ignore_index=True)
+    peak = {"topic": "model", "quantity": "peak_memory"}
+    peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
+    rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
+    return with_eager_elsewhere(with_rates(rows, results), results)
+
+
+def mark_inconsistent(rows: Rows) -> Rows:
+    """Flag times of both passes that far exceed the sum of the passes timed apart."""
+    parts = {p: {"quantity": "time", "phase": p} for p in reversed(PASSES)}
+    key = ["source", "variant"]
+    rows = combine(rows, "excess", parts, lambda p: p.both / (p.forward + p.backward), on=key)
+    excess = select(rows, quantity="excess")
+    bad = set(distinct(excess[excess["value"] > INCONSISTENT_ABOVE], [*key, "phase"]))
+    keys = rows[[*key, "phase"]].itertuples(index=False, name=None)
+    flags = [
+        (*flags, "inconsistent") if key in bad else flags
+        for flags, key in zip(rows["flags"], keys, strict=True)
+    ]
+    return rows.assign(flags=pd.Series(flags, index=rows.index, dtype=object))
+
+
+def consistent(flags: Any) -> bool:
+    """Whether a time may take part in comparisons."""
+    return "inconsistent" not in flags
+
+
+def expected_memory(rows: Rows) -> Rows:
+    """Memory of naive attention by its formula, at every shape of the study, measured or not."""
+    kept = ["chapter", "source", "flags", "topic", *SHAPE]
+    found = [
+        {**{key: point[key] for key in kept}, "stage": stage, "tensor": tensor, "value": count}
+        for point in select(rows, topic="naive").drop_duplicates("source").to_dict("records")
+        for stage, tensor, count in naive_memory.account(point)
+    ]
+    expected = pd.DataFrame(found, columns=[*rows.columns], dtype=object)
+    return expected.assign(quantity="expected_memory", status="ok")
+
+
+def with_rates(rows: Rows, results: Results) -> Rows:
+    """TFLOP/s of every pass, and as a share of the fastest matmul of the same precision."""
+    flops = select(rows, quantity="flops").set_index(["source", "phase"])["value"].to_dict()
+    rows = derived(
+        rows,
+        "rate",
+        {"quantity": "time", "topic": ["benchmark", "leaderboard"]},
+        lambda found: [
+            flops[source, phase] / ms / 1e9
+            for source, phase, ms in zip(found.source, found.phase, found.value, strict=True)
+        ],
+        unit="TFLOP/s",
+    )
+    peaks = select(results.rows, chapter="machine", quantity="matmul_rate", status="ok")
+    by_dtype = peaks.set_index("dtype")["value"].to_dict() if len(peaks) else {}
+    known = {"quantity": "rate", "precision": list(by_dtype)}
+    return derived(
+        rows, "matmul_share", known, lambda found: found.value / found.precision.map(by_dtype)
+    )
+
+
+def with_eager_elsewhere(rows: Rows, results: Results) -> Rows:
+    """The fastest eager step that other processes measured for the model that was compiled: an
+    eager step that waits for the host takes another time in every process."""
+    same = ["size", "context", "precision", "batch"]
+    steps = {"quantity": "time", "clock": "wall", "status": "ok"}
+    model = {"chapter": "attention", "topic": "model", "variant": NAIVE, "phase": "train_step"}
+    end_to_end = {"chapter": "end_to_end", "mode": "train_step", "start": "warm", "phase": "total"}
+    found = pd.concat([select(results.rows, **steps, **where) for where in (model, end_to_end)])
+    compiled = select(rows, topic="model_compile", phase="train_step", variant=COMPILED, **steps)
+    if found.empty or compiled.empty:
+        return rows
+    fastest = found.groupby(same)["value"].min().rename("eager").reset_index()
+    new = compiled.assign(noisy=None, n=None).merge(fastest, on=same)
+    eager = new.assign(quantity="eager_elsewhere", value=new["eager"])
+    ratio = new.assign(quantity="speedup_elsewhere", value=new["eager"] / new["value"])
+    return pd.concat([rows, eager, ratio], ignore_index=True)
+
+
+def versus(variant: str, baseline: str, topic: str, on: list[str]) -> Compare:
+    """Two variants of the same points, which took turns in one process."""
+    return Compare(
+        variant={"variant": variant},
+        baseline={"variant": baseline},
+        on=on,
+        where={"quantity": "time", "topic": topic, "flags": consistent},
+    )
+
+
+COMPARISONS = {
+    "compiled_model": versus(COMPILED, EAGER, "model_compile", ["size", "phase"]),
+    "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
+    "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
+    "model": versus(OURS, NAIVE, "model", ["size", "context"]),
+}
+
+
+def with_speedups(name: str, rows: Rows) -> Rows:
+    """Rows together with the speed-ups of a declared comparison."""
+    return pd.concat([rows, COMPARISONS[name].run(rows).rows()])
+
+
+def ours_against_all(rows: Rows, topic: str) -> list[Pair]:
+    """Our kernels against every other variant of a topic."""
+    rows = select(rows, topic=topic)
+    others = [name for (name,) in distinct(rows, ["variant"]) if name != OURS]
+    compares = [versus(OURS, name, topic, [*SHAPE, "phase"]) for name in others]
+    return [pair for compare in compares for pair in compare.run(rows).pairs]
+
+
+def ours_against_best(rows: Rows, topic: str) -> Comparison:
+    """Our kernels against the fastest other variant at every shape and pass."""
+    best: dict[str, Pair] = {}
+    for pair in ours_against_all(rows, topic):
+        best[pair.label] = min(best.get(pair.label, pair), pair, key=lambda each: each.ratio)
+    return Comparison(list(best.values()))
+
+
+def speedups(pairs: list[Pair]) -> Rows:
+    """Comparisons as rows, named after what ours is compared with."""
+    rows = Comparison(pairs).rows()
+    return rows.assign(
+        attention=[pair.baseline["attention"] for pair in pairs],
+        theirs=[pair.baseline["value"] for pair in pairs],
+        ours=[pair.variant["value"] for pair in pairs],
+    )
+
+
+def slower_shapes(rows: Rows) -> Rows:
+    """Where another variant is faster than ours, the largest difference first."""
+    pairs = [pair for pair in ours_against_all(rows, "benchmark") if pair.verdict == "slower"]
+    return speedups(sorted(pairs, key=lambda pair: pair.ratio))
+
+
+def leaderboard(rows: Rows) -> Rows:
+    """Variants, the fastest first, with our speed-up over each."""
+    rows = select(rows, topic="leaderboard")
+    both = select(rows, quantity="time", phase="both").drop_duplicates("attention")
+    order = rows["attention"].map(both.set_index("attention")["value"])
+    rows = rows.loc[pd.to_numeric(order).sort_values(kind="stable").index]
+    return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard"))])
+
+
+def extreme_naive(rows: Rows, status: str) -> dict[str, Any] | None:
+    """The shortest sequence at which naive attention ran out of memory, or the longest it ran."""
+    found = select(rows, topic="naive", status=status)
+    found = found[found["variant"].eq(NAIVE) | found["quantity"].isna()]
+    ordered = found.sort_values(["sequence", "head_dim"], key=pd.to_numeric).to_dict("records")
+    return ordered[-1 if status == "ok" else 0] if ordered else None  # type: ignore[return-value]
+
+
+def shown_naive(rows: Rows) -> Rows:
+    """Naive attention at one head dimension: that which did not fit, or the largest."""
+    shape = extreme_naive(rows, "oom") or extreme_naive(rows, "ok")
+    return select(rows, topic="naive", head_dim=shape["head_dim"]) if shape else rows.head(0)
+
+
+def accounts(rows: Rows) -> Rows:
+    """Memory by tensor at the smallest shape that does not fit and the largest that does."""
+    points = [point for status in ("oom", "ok") if (point := extreme_naive(rows, status))]
+    titles = {p["source"]: f"head dim {p['head_dim']}, sequence {p['sequence']:,}" for p in points}
+    rows = select(rows, source=list(titles))
+    rows = rows.assign(shape=rows["source"].map(titles))
+    measured = select(rows, quantity="memory", variant=NAIVE).assign(tensor="measured")
+    found = pd.concat([select(rows, quantity="expected_memory"), measured])
+    found["quantity"] = "memory"
+    return found.sort_values("tensor", key=lambda x: x.isin(["sum", "measured"]), kind="stable")
+
+
+def race(results: Results) -> Rows:
+    """Speed of a few variants relative to the fastest of all, forward and backward."""
+    rows = select(results.rows, topic="benchmark", quantity="time", phase="both", status="ok")
+    rows = select(rows, flags=consistent)
+    if "bf16" in set(rows["precision"]):
+        rows = select(rows, precision="bf16")
+    sdpa = "sdpa_cudnn" if "sdpa_cudnn" in set(rows["variant"]) else "sdpa_flash"
+    panel = rows["precision"] + ", head dim " + rows["head_dim"].astype(str)
+    fastest = rows.groupby("source")["value"].transform("min")
+    rows = rows.assign(value=fastest / rows["value"], panel=panel)
+    return select(rows, variant=[NAIVE, COMPILED, sdpa, "flex", OURS])
+
+
+def naive_panels(results: Results) -> Rows:
+    """Times and peak memory of naive attention at the smallest and the largest head dimension."""
+    rows = select(results.rows, topic="naive", status="ok", variant=[NAIVE, COMPILED])
+    dims = sorted(set(rows["head_dim"]))
+    rows = select(rows, head_dim=[*dims[:1], *dims[-1:]])
+    rows = rows.assign(dim=rows["head_dim"].map("head dim {}".format))
+    peaks = select(rows, quantity="memory", stage="peak")
+    panels = {
+        "forward (ms)": select(rows, quantity="time", phase="forward"),
+        "backward (ms)": select(rows, quantity="time", phase="backward"),
+        "peak memory (GiB)": peaks.assign(value=peaks["value"] / 2**30),
+    }
+    return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
+
+
+def kernel_time(phase: str) -> Column:
+    """A time by CUDA events, or by wall clock on a CPU."""
+    return time(clock=("events", "wall"), phase=phase)
+
+
+def speedup(**where: Any) -> Column:
+    """A ratio, or the verdict where it may not be quoted."""
+    return quantity("speedup", "text", "speedup", **where)
+
+
+def passes(variant: str) -> dict[str, Column]:
+    """Forward and backward of a variant."""
+    return {f"{name} (ms)": time(variant=variant, phase=name) for name in PASSES[:2]}
+
+
+def variants_table(phase: str, title: str) -> Table:
+    """All variants at all shapes."""
+    return Table(
+        title=f"{title}, {{precision}}, milliseconds",
+        facet="precision",
+        rows=["head_dim", "sequence"],
+        across="attention",
+        where={"topic": "benchmark"},
+        columns={"{attention}": kernel_time(phase)},
+    )
+
+
+TABLES = {
+    "front_naive": Table(
+        title="Naive attention, eager, head dim {head_dim}",
+        facet="head_dim",
+        rows=["sequence"],
+        data=shown_naive,
+        columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
+    ),
+    "front_compile": Table(
+        title="Training step, eager and compiled",
+        rows=["size"],
+        where={"topic": "model_compile"},
+        data=partial(with_speedups, "compiled_model"),
+        columns={
+            "eager (ms)": time(variant=EAGER, phase="train_step"),
+            "compiled (ms)": time(variant=COMPILED, phase="train_step"),
+            "speed-up": speedup(phase="train_step"),
+            "fastest eager elsewhere (ms)": quantity("eager_elsewhere", "ms"),
+            "speed-up over it": quantity("speedup_elsewhere", "times"),
+        },
+    ),
+    "front_leaderboard": Table(
+        title="Forward and backward at the leaderboard's shape",
+        rows=["attention"],
+        across="head_dim",
+        data=leaderboard,
+        columns={
+            "d = {head_dim} (ms)": kernel_time("both"),
+            "d = {head_dim}, ours over it": speedup(phase="both"),
+        },
+    ),
+    "naive": Table(
+        title="Naive attention, eager",
+        rows=["head_dim", "sequence"],
+        where={"topic": "naive"},
+        columns={
+            **passes(NAIVE),
+            "saved (MiB)": memory("saved_memory", "MiB", variant=NAIVE),
+            "before backward (MiB)": memory(
+                "memory", "MiB", variant=NAIVE, stage="before_backward"
+            ),
+            "peak (MiB)": memory("memory", "MiB", variant=NAIVE, stage="peak"),
+        },
+    ),
+    "account": Table(
+        title="Memory of naive attention in GiB by its formula: {shape}",
+        facet="shape",
+        rows=["tensor"],
+        data=accounts,
+        columns={
+            "forward peak": memory("memory", stage="forward_peak"),
+            "before backward": memory("memory", stage="before_backward"),
+            "backward peak": memory("memory", stage="peak"),
+        },
+    ),
+    "compiled_naive": Table(
+        title="Naive attention, compiled, and its speed-up over eager in the same process",
+        rows=["head_dim", "sequence"],
+        where={"topic": "naive"},
+        data=partial(with_speedups, "compiled_naive"),
+        columns={
+            **passes(COMPILED),
+            "forward, speed-up": speedup(phase="forward"),
+            "backward, speed-up": speedup(phase="backward"),
+            "peak (MiB)": memory("memory", "MiB", variant=COMPILED, stage="peak"),
+            "first pass (s)": quantity("first_call_time", "s", variant=COMPILED),
+        },
+    ),
+    "compiled_model": Table(
+        title="The whole model, eager and compiled, alternating in one process",
+        rows=["size", "phase"],
+        where={"topic": "model_compile"},
+        data=partial(with_speedups, "compiled_model"),
+        columns={
+            "eager (ms)": time(variant=EAGER),
+            "compiled (ms)": time(variant=COMPILED),
+            "speed-up": speedup(),
+        },
+    ),
+    "compiled_costs": Table(
+        title="What compiling costs and saves",
+        rows=["size"],
+        where={"topic": "model_compile"},
+        columns={
+            "first compiled step (s)": quantity("first_step_time", "s", variant=COMPILED),
+            "peak, eager (GiB)": memory(variant=EAGER),
+            "peak, compiled (GiB)": memory(variant=COMPILED),
+        },
+    ),
+    "best": Table(
+        title="Our kernels over the fastest other variant, forward and backward, {precision}",
+        facet="precision",
+        rows=["head_dim"],
+        across="sequence",
+        data=lambda rows: speedups(ours_against_best(rows, "benchmark").pairs),
+        where={"phase": "both"},
+        columns={"{sequence}": speedup()},
+    ),
+    "slower": Table(
+        title="Where another variant is faster than ours",
+        rows=[*SHAPE, "phase", "attention"],
+        data=slower_shapes,
+        columns={
+            "its time (ms)": quantity("speedup", "ms", "theirs"),
+            "ours (ms)": quantity("speedup", "ms", "ours"),
+            "ours over it": quantity("speedup", "times"),
+        },
+    ),
+    "rates": Table(
+        title="TFLOP/s of our kernels, forward and backward, {precision}",
+        facet="precision",
+        rows=["head_dim"],
+        across="sequence",
+        where={"topic": "benchmark", "variant": OURS},
+        columns={"{sequence}": quantity("rate", phase="both")},
+    ),
+    "forward": variants_table("forward", "Forward"),
+    "backward": variants_table("backward", "Backward"),
+    "both": variants_table("both", "Forward and backward"),
+    "tiles": Table(
+        title="Tile sizes, {direction}",
+        facet="direction",
+        rows=["head_dim", "block_m", "block_n", "num_warps", "kernel"],
+        where={"topic": "tiles"},
+        columns={
+            "time (ms)": time(clock=("events", "wall")),
+            "shared memory (KiB)": quantity("shared_memory", "KiB"),
+            "estimated (KiB)": quantity("estimated_shared_memory", "KiB"),
+            "registers": quantity("registers", "integer"),
+            "spills": quantity("spills", "integer"),
+        },
+    ),
+    "leaderboard": Table(
+        title="Leaderboard shape, head dim {head_dim}",
+        facet="head_dim",
+        rows=["attention"],
+        data=leaderboard,
+        columns={
+            **{f"{name} (ms)": kernel_time(name) for name in PASSES},
+            **{f"{name}, ours over it": speedup(phase=name) for name in PASSES},
+            "TFLOP/s": quantity("rate", phase="both"),
+            "of matmul": quantity("matmul_share", "percent", phase="both"),
+        },
+    ),
+    "model": Table(
+        title="A training step with naive attention and with ours, alternating in one process",
+        rows=["size", "context"],
+        where={"topic": "model"},
+        data=partial(with_speedups, "model"),
+        columns={
+            "naive (ms)": time(variant=NAIVE, phase="train_step"),
+            "ours (ms)": time(variant=OURS, phase="train_step"),
+            "speed-up": speedup(),
+            "peak, naive (GiB)": memory(variant=NAIVE),
+            "peak, ours (GiB)": memory(variant=OURS),
+        },
+    ),
+    "published": Table(
+        title="Published on other GPUs: no heads, batch 8, head dim 64; precision not stated",
+        chapter="published",
+        rows=["gpu", "implementation", "phase"],
+        across="sequence",
+        where={"topic": "attention", "batch": 8, "head_dim": 64, "phase": ["forward", "backward"]},
+        columns={"{sequence} (ms)": quantity("published", "ms")},
+    ),
+}
+
+SEQUENCE = Axis(field="sequence", title="sequence", log=2)
+FIGURES = {
+    "race": Figure(
+        title="Speed relative to the fastest variant, forward and backward, causal, one head",
+        mark="line",
+        facet="panel",
+        color="attention",
+        x=SEQUENCE,
+        y=value_axis("fastest time / time"),
+        data=race,
+    ),
+    "naive": Figure(
+        title="Naive attention by sequence: time and peak memory",
+        mark="line",
+        facet="panel",
+        color="attention",
+        dash="dim",
+        x=SEQUENCE,
+        y=value_axis("", log=10),
+        share_y=False,
+        data=naive_panels,
+    ),
+    "tiles": Figure(
+        title="Plain kernels by tile size: milliseconds (blank: does not fit)",
+        mark="heatmap",
+        facet="direction",
+        x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
+        y=Axis(field="block_m", title="BLOCK_M (queries)", categorical=True),
+        where={"topic": "tiles", "quantity": "time", "variant": lambda name: name != CHOSEN},
+        share_y=False,
+    ),
+}
+
+
+def facts(chapter: Chapter) -> dict[str, Any]:
+    """What the sentences of the page need."""
+    rows = chapter.own.rows
+    ok = select(rows, status="ok")
+    ours = select(rows, topic="benchmark", variant=OURS)
+    best = ours_against_best(rows, "benchmark").where(phase="both")
+    board = ours_against_best(rows, "leaderboard").where(phase="both")
+    return {
+        "topics": {
+            t: select(rows, topic=t).iloc[0].to_dict() for (t,) in distinct(rows, ["topic"])
+        },
+        "naive": naive_facts(rows),
+        "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
+        "elsewhere": extremes(select(ok, quantity="speedup_elsewhere")),
+        "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
+        "board": [board_facts(chapter, pair) for pair in board.pairs],
+        "why_not_ours": next(iter(ours["reason"].dropna()), None),
+        "excess": extremes(select(ok, quantity="excess", flags=lambda f: not consistent(f))),
+        "checked": checked(select(ok, quantity="error")),
+        "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
+    }
+
+
+def naive_facts(rows: Rows) -> dict[str, Any] | None:
+    """Where naive attention ends, and how well the formula predicts its memory."""
+    largest, full = extreme_naive(rows, "ok"), extreme_naive(rows, "oom")
+    if largest is None:
+        return None
+    needs = {"quantity": "expected_memory", "stage": "peak"}
+    mine = select(rows, source=(full or largest)["source"], **needs)
+    scores = select(mine, tensor=list(naive_memory.SCORES))["value"]
+    rows = select(rows, source=largest["source"], stage="peak")
+    found = select(rows, quantity="memory", variant=NAIVE)["value"].sum()
+    return {
+        "largest": largest,
+        "full": full,
+        "need": select(mine, tensor="sum")["value"].sum(),
+        "scores": len(scores),
+        "score_bytes": scores.max(),
+        "agreement": found / select(rows, tensor="sum")["value"].sum(),
+    }
+
+
+def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
+    """Ours and the fastest other variant at a leaderboard shape, with what others published."""
+    mine = {key: pair.variant[key] for key in ("source", "variant", "phase")}
+    shape = {key: pair.variant[key] for key in ("batch", "heads", *SHAPE)}
+    published = select(chapter.results.rows, chapter="published", topic="leaderboard", **shape)
+    return {
+        "pair": pair,
+        "rate": chapter.value(quantity="rate", **mine),
+        "share": chapter.value(quantity="matmul_share", **mine),
+        "published": published.to_dict("records"),
+    }
+
+
+def checked(errors: Rows) -> list[dict[str, Any]]:
+    """By precision: how many variants were checked, and the largest errors."""
+    return [
+        {
+            "precision": precision,
+            "count": len(distinct(mine, ["source", "variant"])),
+            "worst": extremes(mine),
+            "ours": extremes(select(mine, variant=[OURS, CHOSEN])),
+        }
+        for (precision,) in distinct(errors, ["precision"])
+        for mine in [select(errors, precision=precision)]
+    ]
+
+
+def extremes(rows: Rows) -> dict[str, Any] | None:
+    """How many rows there are, and those with the smallest and the largest value."""
+    found = rows.sort_values("value", key=pd.to_numeric).to_dict("records")
+    return {"count": len(found), "low": found[0], "high": found[-1]} if found else None

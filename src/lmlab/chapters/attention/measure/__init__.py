@@ -1,16 +1,15 @@
-"""Attention: six experiments, a module each, from the naive formula to our own kernels.
+"""Attention in six topics, one module each, from the plain formula to our own kernels.
 
 - `naive`: what the plain formula costs in time and memory, eager and compiled.
 - `model_compile`: what compiling the whole model gives.
-- `benchmark`: every variant on one shape, forward, backward and both.
-- `tiles`: our kernels cut in different ways.
+- `benchmark`: every variant at one shape; forward, backward and both.
+- `tiles`: our kernels with different tile sizes.
 - `leaderboard`: the one shape that others publish.
-- `model`: a train step with one attention and with another.
+- `model`: a training step with one attention and with another.
 
-A point names its topic, and only that topic's module is imported: the path is made of a string, so
-that the code a point depends on is its own topic and the variants that it names, and a change in
-one topic sends no other back to the machine (`lmlab.jobs.registry` adds both to the code
-that a fingerprint covers).
+Only the topic that a point names is imported, by a path built from a string: so a result depends on
+the code of its own topic and of the variants it names, and editing one topic makes no other stale
+(`lmlab.jobs.registry` adds both to the fingerprint).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TOPICS = ("naive", "model_compile", "benchmark", "tiles", "leaderboard", "model"
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Run the experiment that the point's topic names."""
+    """Measure a point of any topic."""
     topic = point.parameters["topic"]
     if topic not in TOPICS:
         raise ValueError(f"topic = {topic!r}; allowed: {', '.join(TOPICS)}")

@@ -1,14 +1,14 @@
-"""Every variant on one shape: forward, backward and both, by the kernel clock, in one process.
+"""Every variant at one shape: forward, backward and both, by CUDA events, in one process.
 
-First each arm runs once, and its output and gradients are held against a reference: an arm that is
-wrong gets no time. Then, pass by pass, the arms that are right take turns until their times have
-settled (`lmlab.measure.kernel_rounds`).
+Each variant runs once and is checked against a reference; a wrong one gets no time. Then, pass by
+pass, the variants take turns until their times have settled (`lmlab.measure.kernel_rounds`).
 
-`tiled` walks its tiles in Python, thousands of launches a pass on a long sequence. One pass over a
-short sequence tells how long a long one takes, the square of their ratio as long, and an arm that
-would outlast its cap is not begun: its status is `capped`, with the time that was to be expected.
+`tiled` loops over its tiles in Python, with thousands of launches per pass at long sequences. One
+pass over a short sequence tells how long a long one would take (their ratio squared), and a variant
+that would exceed its cap is not started.
 
-`data`: `flops` of each pass; `arms` with `errors` and `first_call_s`, compilation included.
+Records: `time` per variant and phase, `first_call_time` (compilation included), `error` per tensor,
+`estimated_time` of a variant that loops in Python, `flops` per phase, `threads`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from functools import partial
 import torch
 
 from lmlab.attention import registry
-from lmlab.chapters.attention.measure.compiling import compiler_for, first_call_s
+from lmlab.chapters.attention.measure import rounds
+from lmlab.chapters.attention.measure.compiling import call_ms, compiler_for
 from lmlab.chapters.attention.measure.problem import Attend, Problem, Shape, shape_of
-from lmlab.chapters.attention.measure.race import budget_of, race, try_out
-from lmlab.chapters.attention.measure.reference import reference
-from lmlab.chapters.attention.measure.variants import Arms, Capped, refuse_unsupported
+from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import tf32_allowed, why_unsupported
 from lmlab.study.points import Point
 
-WALKS_IN_PYTHON = frozenset({"tiled"})
+LOOPS_IN_PYTHON = frozenset({"tiled"})
 PROBE = 512
-"""Sequence over which such an arm is tried."""
+"""Sequence from which the time of such a variant is estimated."""
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
@@ -40,39 +39,36 @@ def measure(point: Point, device: torch.device) -> Outcome:
     shape = shape_of({**settings, **point.parameters})
     if reason := why_unsupported(shape.precision, device):
         raise Unsupported(reason)
-    arms = Arms(settings["arms"], device)
-    # One collection for all: each of the many short measurements below would pay for its own.
+    variants = Variants(settings["variants"], device)
+
+    def load(name: str) -> Attend:
+        attend = partial(registry.load(name), is_causal=shape.is_causal)
+        if name in LOOPS_IN_PYTHON and shape.sequence > PROBE:
+            estimated_ms = estimate_ms(attend, shape, device)
+            variants.note(name, "estimated_time", estimated_ms, "ms")
+            if estimated_ms > 1e3 * settings["variant_cap_s"]:
+                raise Unsupported(
+                    "one forward and backward pass would exceed the time cap of "
+                    f"{settings['variant_cap_s']:g} s, by its time over {PROBE} queries"
+                )
+        return attend
+
+    # The collector pauses once: each of the many short measurements would pay for its own pause.
     with (
         tf32_allowed(shape.tf32),
-        compiler_for(settings["arms"], graphs_kept=True),
+        compiler_for(settings["variants"], retain_graphs=True),
         collector_paused(),
     ):
         problem = Problem(shape, device, settings["seed"])
-        right = reference(*problem.inputs, problem.grad_o, is_causal=shape.is_causal)
-        attends: dict[str, Attend] = {}
-        for name in settings["arms"]:
-            with arms.attempt(name):
-                refuse_unsupported(name, device, shape.dtype, shape.head_dim)
-                attends[name] = partial(registry.load(name), is_causal=shape.is_causal)
-                refuse_too_slow(name, attends[name], shape, device, settings["arm_cap_s"])
-                try_out(name, attends[name], problem, right, arms, device)
-        del right
-        measurements = race(arms, attends, problem.passes(), device, budget_of(settings))
-    return arms.outcome(measurements, {"flops": shape.flops(), "threads": torch.get_num_threads()})
-
-
-def refuse_too_slow(
-    name: str, attend: Attend, shape: Shape, device: torch.device, cap_s: float
-) -> None:
-    """Raise `Capped` for an arm whose single forward and backward would outlast its cap."""
-    if name not in WALKS_IN_PYTHON or shape.sequence <= PROBE:
-        return
-    short = replace(shape, sequence=PROBE)
-    both = Problem(short, device, seed=0).passes()["both"](attend)
-    first_call_s(both, device)
-    expected_s = first_call_s(both, device) * (shape.sequence / PROBE) ** 2
-    if expected_s > cap_s:
-        raise Capped(
-            f"forward and backward would take about {expected_s:.2g} s by its time over {PROBE}"
-            f" queries; the cap is {cap_s:g} s"
+        attends = rounds.try_all(variants, problem, load, device)
+        rounds.time_passes(
+            variants, attends, problem.passes(), device, rounds.sampling_budget(settings)
         )
+    return variants.outcome(*rounds.flop_records(problem), rounds.thread_record())
+
+
+def estimate_ms(attend: Attend, shape: Shape, device: torch.device) -> float:
+    """Time of forward and backward, extrapolated from a short sequence."""
+    both = Problem(replace(shape, sequence=PROBE), device, seed=0).passes()["both"](attend)
+    call_ms(both, device)
+    return call_ms(both, device) * (shape.sequence / PROBE) ** 2

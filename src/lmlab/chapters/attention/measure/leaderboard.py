@@ -1,11 +1,14 @@
 """The one shape that others publish: `o = attention(q, k, v); o.sum().backward()`, compiled.
 
-One batch, sixteen heads, 16,384 tokens, bf16, causal. Attention goes through torch.compile, as a
-user would call it inside a compiled model; variants that compile by themselves are taken as they
-are. The gradient of a sum is a tensor of ones that all lie at one address (stride zero), which a
-kernel must cope with. Gradients are dropped before each pass, so none is added to an old one.
+Batch 1, sixteen heads, 16,384 tokens, bf16, causal. Attention goes through torch.compile, as it
+would inside a compiled model; variants that compile themselves are taken as they are. The gradient
+of a sum is an expanded tensor of ones (stride zero), which a kernel must handle. Gradients are set
+to None before each pass, so none is accumulated.
 
-`data`: `flops` of each pass; `arms` with `errors` and `first_call_s`, compilation included.
+Sampling stops once the time has settled, usually after ten samples: this is not the sustained load
+of `do_bench(rep=10_000, warmup=1_000)`, under which a GPU gets hotter and clocks lower.
+
+Records: `time` per variant and phase, `first_call_time`, `error` per tensor, `flops` per phase.
 """
 
 from __future__ import annotations
@@ -17,11 +20,10 @@ from typing import Any
 import torch
 
 from lmlab.attention import registry
+from lmlab.chapters.attention.measure import rounds
 from lmlab.chapters.attention.measure.compiling import COMPILES, compiler
 from lmlab.chapters.attention.measure.problem import Attend, Problem, shape_of
-from lmlab.chapters.attention.measure.race import Passes, budget_of, race, try_out
-from lmlab.chapters.attention.measure.reference import reference
-from lmlab.chapters.attention.measure.variants import Arms, refuse_unsupported
+from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import tf32_allowed
@@ -29,30 +31,25 @@ from lmlab.study.points import Point
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Race the variants over one shape."""
+    """Compare the variants at the published shape."""
     settings = point.settings
     shape = shape_of({**settings, **point.parameters})
     if device.type != "cuda":
-        raise Unsupported("a shape for GPUs: a CPU would take minutes for each of its passes")
-    arms = Arms(settings["arms"], device)
-    with tf32_allowed(shape.tf32), compiler(graphs_kept=True), collector_paused():
+        raise Unsupported("a shape for GPUs: each pass would take a CPU minutes")
+    variants = Variants(settings["variants"], device)
+    with tf32_allowed(shape.tf32), compiler(retain_graphs=True), collector_paused():
         problem = Problem(shape, device, settings["seed"])
         problem.grad_o = gradient_of_sum(problem)
-        right = reference(*problem.inputs, problem.grad_o, is_causal=shape.is_causal)
-        attends: dict[str, Attend] = {}
-        for name in settings["arms"]:
-            with arms.attempt(name):
-                refuse_unsupported(name, device, shape.dtype, shape.head_dim)
-                attends[name] = compiled(name, is_causal=shape.is_causal)
-                try_out(name, attends[name], problem, right, arms, device)
-        del right
-        passes: Passes = {**problem.passes(), "both": partial(forward_backward, problem)}
-        measurements = race(arms, attends, passes, device, budget_of(settings))
-    return arms.outcome(measurements, {"flops": shape.flops()})
+        attends = rounds.try_all(
+            variants, problem, partial(compiled, is_causal=shape.is_causal), device
+        )
+        passes: rounds.Passes = {**problem.passes(), "both": partial(forward_backward, problem)}
+        rounds.time_passes(variants, attends, passes, device, rounds.sampling_budget(settings))
+    return variants.outcome(*rounds.flop_records(problem))
 
 
 def gradient_of_sum(problem: Problem) -> torch.Tensor:
-    """What autograd hands to attention when its output was summed."""
+    """The gradient that autograd passes to attention when its output is summed."""
     return torch.ones((), device=problem.q.device, dtype=problem.q.dtype).expand_as(problem.q)
 
 

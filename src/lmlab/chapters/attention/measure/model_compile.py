@@ -1,33 +1,32 @@
-"""The whole model through torch.compile against the model as it is: one graph, forward and back.
+"""The whole model through torch.compile against the eager model: one graph, forward and backward.
 
-The compiled model is the same parameters behind another call, so that both arms share everything
-and take turns step by step, by the host's clock. The first step of the compiled arm contains the
-compilation, with caches that start empty, and is timed apart. The forward pass is that of training:
-it keeps what backward needs (inference would be another graph and another compilation). The
-optimizer is not compiled.
+The compiled model has the same parameters, so both variants share everything and alternate step by
+step, by wall clock. The first compiled step contains the compilation, with cold caches, and is
+recorded apart. The forward pass is that of training, which saves what backward needs (inference
+would be another graph and another compilation). The optimizer is not compiled.
 
-`measurements`: `arm.forward`, `arm.forward_backward` and `arm.train_step`, where the latter two are
-the sums of the phases of each step. `data`: `arms` with `loss`, `first_step_s` and
-`peak_memory_bytes` (null on a CPU), `attention_replaced` (how often the compiler has put PyTorch's
-fused attention in place of the model's), `tokens_per_step`.
+Records: `time` per variant and phase (forward, forward_backward, train_step: sums over the phases
+of a step), `first_step_time`, `loss`, `peak_memory` (GPU only), `attention_replaced` (how often the
+compiler substituted fused attention), `tokens`, `threads`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor, nn
 
-from lmlab.chapters.attention.measure.compiling import attention_replaced, compiler, first_call_s
-from lmlab.chapters.attention.measure.switch import Bench, Switch, check_loss
-from lmlab.chapters.attention.measure.variants import Arms, finite, refuse_unsupported
+from lmlab.chapters.attention.measure.compiling import attention_replaced, call_ms, compiler
+from lmlab.chapters.attention.measure.rounds import alternate, thread_record
+from lmlab.chapters.attention.measure.shared_model import SharedStep, Switch, check_loss
+from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Workload, workload_of
-from lmlab.measure.clock import PhaseClock, measure_steps
-from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
+from lmlab.measure.clock import PhaseClock
 from lmlab.measure.precision import tf32_allowed, why_unsupported
+from lmlab.measure.records import value
 from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
 
@@ -40,78 +39,56 @@ SUMS = {
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Race the two arms inside one model."""
+    """Compare the eager and the compiled model."""
     workload = workload_of(point)
     if reason := why_unsupported(workload.precision.name, device):
         raise Unsupported(reason)
-    arms = Arms((EAGER, COMPILED), device)
+    variants = Variants((EAGER, COMPILED), device)
     with tf32_allowed(workload.precision.tf32), compiler(cold=True, in_parallel=True):
         model = workload.build(device)
-        bench = Bench(workload, Switch(model, ways(model)), device)
+        compiled = torch.compile(model, fullgraph=True, dynamic=False)
+        step = SharedStep(workload, Switch(model, {EAGER: model, COMPILED: compiled}), device)
         for name in (EAGER, COMPILED):
-            with arms.attempt(name):
-                try_out(name, bench, arms, workload, device)
-            if name not in arms.running:
-                bench.renew()
-        measurements = time_steps(bench, arms.running, point, device) if arms.running else {}
-    data = {"tokens_per_step": workload.shape.tokens, "threads": torch.get_num_threads()}
-    return arms.outcome(measurements, data)
+            with variants.attempt(name):
+                try_out(name, step, variants, workload, device)
+            if name not in variants.running:
+                step.rebuild()
+        if running := variants.running:
+            times = alternate(partial(one_round, step, running), point.settings, device)
+            for name in running:
+                for phase, parts in SUMS.items():
+                    total = summed([times[f"{name}.{part}"] for part in parts])
+                    variants.time(name, total, phase=phase)
+    return variants.outcome(value("tokens", workload.shape.tokens, ""), thread_record())
 
 
-def ways(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The model as it is, and as one compiled graph for this shape alone."""
-    return {EAGER: model, COMPILED: torch.compile(model, fullgraph=True, dynamic=False)}
-
-
-def try_out(name: str, bench: Bench, arms: Arms, workload: Workload, device: torch.device) -> None:
-    """Check an arm's loss against the eager one and note its first step and its peak memory."""
+def try_out(
+    name: str, step: SharedStep, variants: Variants, workload: Workload, device: torch.device
+) -> None:
+    """Record first step, loss and peak memory; raise if the loss is not the eager one."""
     if name == COMPILED:
-        refuse_without_compiler(workload, device)
-    arms.note(name, first_step_s=first_call_s(lambda: bench.run(name), device))
-    # The step above has moved the weights, so both losses are taken after it.
-    loss = bench.loss(name)
-    arms.note(name, loss=finite(loss))
-    if EAGER in arms.running:
-        check_loss(loss, bench.loss(EAGER), workload.precision.name)
+        head_dim = workload.shape.d_model // workload.shape.num_heads
+        refuse_unsupported("compiled", device, workload.precision.dtype, head_dim)
+    variants.note(name, "first_step_time", call_ms(lambda: step.run(name), device), "ms")
+    # That step changed the weights, so both losses are taken after it.
+    loss = step.loss(name)
+    variants.note(name, "loss", loss, "")
+    if EAGER in variants.running:
+        check_loss(loss, step.loss(EAGER), workload.precision.name)
     if name == COMPILED:
-        arms.note(name, attention_replaced=attention_replaced())
-    reset_peak_memory(device)
-    bench.run(name)
-    arms.note(name, peak_memory_bytes=peak_memory_bytes(device))
+        variants.note(name, "attention_replaced", attention_replaced(), "")
+    variants.note(name, "peak_memory", step.peak_bytes(name), "B")
 
 
-def refuse_without_compiler(workload: Workload, device: torch.device) -> None:
-    """Raise `Unsupported` where nothing can be compiled."""
-    head_dim = workload.shape.d_model // workload.shape.num_heads
-    refuse_unsupported("compiled", device, workload.precision.dtype, head_dim)
-
-
-def time_steps(
-    bench: Bench, names: Sequence[str], point: Point, device: torch.device
-) -> dict[str, Measurement]:
-    """Train steps phase by phase, an arm after the other, and the sums that the study asks for."""
-
-    def one_step(clock: PhaseClock) -> None:
-        for name in names:
-            for phase, run in bench.phases(name):
-                with clock.phase(f"{name}.{phase}"):
-                    run()
-
-    phases = measure_steps(
-        one_step,
-        device=device,
-        warmup=point.settings["warmup"],
-        steps=point.settings["steps"],
-        time_cap_s=point.settings["time_cap_s"],
-    ).phases
-    return {
-        f"{name}.{total}": summed([phases[f"{name}.{part}"] for part in parts])
-        for name in names
-        for total, parts in SUMS.items()
-    }
+def one_round(step: SharedStep, names: Sequence[str], clock: PhaseClock) -> None:
+    """One training step of each variant, phase by phase."""
+    for name in names:
+        for phase, run in step.phases(name):
+            with clock.phase(f"{name}.{phase}"):
+                run()
 
 
 def summed(parts: Sequence[Measurement]) -> Measurement:
-    """Step by step the sum of some phases."""
+    """The sum of some phases, step by step."""
     samples = zip(*(part.samples_ms for part in parts), strict=True)
     return replace(parts[0], samples_ms=tuple(map(sum, samples)))

@@ -1,91 +1,77 @@
-"""Naive attention, eager and compiled: time of forward and backward, and what it holds in memory.
+"""Naive attention, eager and compiled: time of forward and backward, and what is held in memory.
 
-Both arms take turns in one loop, forward then backward, by the host's clock: what a user waits for.
-Before that each arm runs once for its numbers (they are checked), once for what forward leaves in
-memory before backward begins, and for the peak of both together. The compiled arm's first forward
-and backward are timed apart: they contain the compilation, with caches that start empty.
+softmax(Q K^T / sqrt(d)) V writes every intermediate result to memory, among them tensors of batch x
+sequence x sequence. The variants alternate in one loop, forward then backward, by wall clock. Each
+one has run before to be checked (its first call contains the compilation, with cold caches), and
+once more for its memory: the peak of forward, what it leaves for backward, and the overall peak.
 
-`data`: `arms`, each with `errors`, `first_call_s`, `forward_peak_memory_bytes`,
-`memory_before_backward_bytes` and `peak_memory_bytes` (null on a CPU), `saved_bytes` (eager: what
-autograd keeps beyond the inputs) or `attention_replaced` (compiled: how often fused attention was
-put in place of the formula); `account` of `forward`, `before_backward` and `peak`: the tensors that
-the formula says are there.
+Records: `time` per variant and phase, `round_time` (all variants), `first_call_time`, `error` per
+tensor, `memory` per stage (forward_peak, before_backward, peak; GPU only, inputs included),
+`saved_memory` (eager: what autograd saves beyond the inputs), `attention_replaced` (compiled: how
+often the compiler substituted fused attention), `flops` per phase, `threads`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmlab.attention import registry
-from lmlab.chapters.attention.measure import account
 from lmlab.chapters.attention.measure.compiling import COMPILES, attention_replaced, compiler_for
 from lmlab.chapters.attention.measure.problem import Attend, Problem, shape_of
-from lmlab.chapters.attention.measure.race import try_out
-from lmlab.chapters.attention.measure.reference import reference
-from lmlab.chapters.attention.measure.variants import Arms, refuse_unsupported
-from lmlab.jobs.outcome import Outcome
-from lmlab.measure.clock import PhaseClock, measure_steps
+from lmlab.chapters.attention.measure.rounds import alternate, flop_records, thread_record, try_all
+from lmlab.chapters.attention.measure.variants import Variants
+from lmlab.jobs.outcome import TOTAL, Outcome
+from lmlab.measure.clock import PhaseClock
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.statistics import Measurement
+from lmlab.measure.records import timed
 from lmlab.study.points import Point
-
-MOMENTS = ("forward_peak_memory_bytes", "memory_before_backward_bytes", "peak_memory_bytes")
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Measure one shape."""
     settings = point.settings
     shape = shape_of({**settings, **point.parameters})
-    arms = Arms(settings["arms"], device)
-    with tf32_allowed(shape.tf32), compiler_for(settings["arms"], cold=True):
+    variants = Variants(settings["variants"], device)
+    with tf32_allowed(shape.tf32), compiler_for(settings["variants"], cold=True):
         problem = Problem(shape, device, settings["seed"])
-        right = reference(*problem.inputs, problem.grad_o, is_causal=shape.is_causal)
-        attends = {name: _attend(name, shape.is_causal) for name in settings["arms"]}
-        for name in settings["arms"]:
-            with arms.attempt(name):
-                refuse_unsupported(name, device, shape.dtype, shape.head_dim)
-                try_out(name, attends[name], problem, right, arms, device)
-                try_memory(name, attends[name], problem, arms, device)
-        del right
-        running = {name: attends[name] for name in arms.running}
-        measurements = time_passes(running, problem, device, settings) if running else {}
-    data = {
-        "flops": shape.flops(),
-        "account": {
-            "forward": account.in_forward(shape),
-            "before_backward": account.before_backward(shape),
-            "peak": account.at_peak(shape),
-        },
-        "threads": torch.get_num_threads(),
-    }
-    return arms.outcome(measurements, data)
+        attends = try_all(
+            variants,
+            problem,
+            lambda name: partial(registry.load(name), is_causal=shape.is_causal),
+            device,
+        )
+        for name in variants.running:
+            with variants.attempt(name):
+                note_memory(variants, name, attends[name], problem, device)
+        if running := {name: attends[name] for name in variants.running}:
+            times = alternate(partial(one_round, running, problem), settings, device)
+            variants.records.append(timed(times.pop(TOTAL), "round_time", phase=TOTAL))
+            for key, measurement in times.items():
+                name, phase = key.rsplit(".", 1)
+                variants.time(name, measurement, phase=phase)
+    return variants.outcome(*flop_records(problem), thread_record())
 
 
-def _attend(name: str, is_causal: bool) -> Attend:
-    return partial(registry.load(name), is_causal=is_causal)
-
-
-def try_memory(
-    name: str, attend: Attend, problem: Problem, arms: Arms, device: torch.device
+def note_memory(
+    variants: Variants, name: str, attend: Attend, problem: Problem, device: torch.device
 ) -> None:
-    """Note what an arm holds in memory, before any time is taken."""
-    arms.note(name, **memory(attend, problem, device))
+    """Record what a variant holds in memory, and what it saves or replaces."""
+    if device.type == "cuda":
+        for stage, held in memory(attend, problem, device).items():
+            variants.note(name, "memory", held, "B", stage=stage)
     if name in COMPILES:
-        arms.note(name, attention_replaced=attention_replaced())
-    else:  # hooks on what is saved would make the compiler compile anew
-        arms.note(name, saved_bytes=account.saved_bytes(attend, problem))
+        variants.note(name, "attention_replaced", attention_replaced(), "")
+    else:  # hooks on saved tensors would trigger another compilation
+        variants.note(name, "saved_memory", saved_bytes(attend, problem), "B")
 
 
-def memory(attend: Attend, problem: Problem, device: torch.device) -> dict[str, int | None]:
-    """The most that forward holds, what it leaves, and the most of all; null on a CPU."""
-    if device.type != "cuda":
-        return dict.fromkeys(MOMENTS)
+def memory(attend: Attend, problem: Problem, device: torch.device) -> dict[str, int]:
+    """Peak of forward, what forward leaves, and the peak of both; of this problem's tensors."""
     torch.cuda.synchronize(device)
     others = int(torch.cuda.memory_allocated(device)) - _bytes(*problem.inputs, problem.grad_o)
     reset_peak_memory(device)
@@ -93,34 +79,40 @@ def memory(attend: Attend, problem: Problem, device: torch.device) -> dict[str, 
     forward = peak_memory_bytes(device) or 0
     held = int(torch.cuda.memory_allocated(device))
     problem.gradients(output)
-    found = forward, held, peak_memory_bytes(device) or 0
-    return {name: count - others for name, count in zip(MOMENTS, found, strict=True)}
+    found = {
+        "forward_peak": forward,
+        "before_backward": held,
+        "peak": peak_memory_bytes(device) or 0,
+    }
+    return {stage: count - others for stage, count in found.items()}
+
+
+def saved_bytes(attend: Attend, problem: Problem) -> int:
+    """Bytes that autograd saves for backward beyond the inputs."""
+    inputs = {x.untyped_storage().data_ptr() for x in problem.inputs}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in inputs:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = attend(*problem.inputs)
+    del output
+    return sum(saved.values())
 
 
 def _bytes(*tensors: Tensor) -> int:
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
-def time_passes(
-    attends: Mapping[str, Attend],
-    problem: Problem,
-    device: torch.device,
-    settings: Mapping[str, Any],
-) -> dict[str, Measurement]:
-    """Forward and backward of each arm in turn, as often as the study asks for."""
-
-    def one_step(clock: PhaseClock) -> None:
-        for name, attend in attends.items():
-            with clock.phase(f"{name}.forward"):
-                output = attend(*problem.inputs)
-            with clock.phase(f"{name}.backward"):
-                gradients = problem.gradients(output)
-            del output, gradients
-
-    return measure_steps(
-        one_step,
-        device=device,
-        warmup=settings["warmup"],
-        steps=settings["steps"],
-        time_cap_s=settings["time_cap_s"],
-    ).phases
+def one_round(attends: Mapping[str, Attend], problem: Problem, clock: PhaseClock) -> None:
+    """Forward and backward of each variant."""
+    for name, attend in attends.items():
+        with clock.phase(f"{name}.forward"):
+            output = attend(*problem.inputs)
+        with clock.phase(f"{name}.backward"):
+            gradients = problem.gradients(output)
+        del output, gradients

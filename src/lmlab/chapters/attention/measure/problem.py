@@ -1,12 +1,12 @@
-"""One attention problem with its tensors, and what an arm does to it: forward, backward, both.
+"""One attention problem: its shape, its tensors, and the passes that are timed over it.
 
-Inputs are random, of deviation one, drawn on the device; queries, keys and values want gradients,
-so that a forward pass keeps what a backward pass needs, as it does in training. Backward alone is
-timed on a graph that is kept (`retain_graph`), since the forward pass before it is not its time.
+Inputs are random with standard deviation one, drawn on the device. Queries, keys and values require
+gradients, so a forward pass saves what a backward pass needs, as in training. Backward alone is
+timed on a retained graph, since the forward pass before it is not its time.
 
-`flops` counts what has to be computed by the usual convention: two products of 2 S^2 d operations
-forward, five backward (scores again, dV, dP, dQ, dK), and half of each under a causal mask. An arm
-that computes the masked half as well gets no credit for it.
+`flops` follows the usual convention: two products of 2 S^2 d operations forward, five backward
+(scores again, dV, dP, dQ, dK), and half of each under a causal mask. A variant that computes the
+masked half as well gets no credit for it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PRODUCTS = {"forward": 2, "backward": 5, "both": 7}
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a problem's tensors look like."""
+    """Shape and type of a problem."""
 
     batch: int
     heads: int | None
-    """None: no dimension of heads, (batch, sequence, head_dim)."""
+    """None: tensors of (batch, sequence, head_dim)."""
     sequence: int
     head_dim: int
     precision: str
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def tensor(self) -> tuple[int, ...]:
-        """Shape of queries, keys, values and output alike."""
+        """Shape of queries, keys, values and output."""
         leading = (self.batch,) if self.heads is None else (self.batch, self.heads)
         return (*leading, self.sequence, self.head_dim)
 
@@ -87,20 +87,19 @@ class Problem:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.q, self.k, self.v
 
-    def gradients(self, output: Tensor, *, keep: bool = False) -> tuple[Tensor, ...]:
-        """What comes back to queries, keys and values."""
-        return torch.autograd.grad(output, self.inputs, self.grad_o, retain_graph=keep)
+    def gradients(self, output: Tensor, *, retain_graph: bool = False) -> tuple[Tensor, ...]:
+        """Gradients of queries, keys and values."""
+        return torch.autograd.grad(output, self.inputs, self.grad_o, retain_graph=retain_graph)
 
     def passes(self) -> dict[str, Callable[[Attend], Callable[[], object]]]:
-        """Name to what prepares the call that is timed for it."""
-        return {"forward": self._forward, "backward": self._backward, "both": self._both}
+        """For each pass, what prepares the call that is timed."""
 
-    def _forward(self, attend: Attend) -> Callable[[], object]:
-        return lambda: attend(*self.inputs)
+        def backward(attend: Attend) -> Callable[[], object]:
+            output = attend(*self.inputs)
+            return lambda: self.gradients(output, retain_graph=True)
 
-    def _backward(self, attend: Attend) -> Callable[[], object]:
-        output = attend(*self.inputs)
-        return lambda: self.gradients(output, keep=True)
-
-    def _both(self, attend: Attend) -> Callable[[], object]:
-        return lambda: self.gradients(attend(*self.inputs))
+        return {
+            "forward": lambda attend: lambda: attend(*self.inputs),
+            "backward": backward,
+            "both": lambda attend: lambda: self.gradients(attend(*self.inputs)),
+        }

@@ -1,13 +1,12 @@
-"""What is right: outputs and gradients in fp32, block by block of queries, whatever the length.
+"""The reference: outputs and gradients in fp32, a block of queries at a time, at any length.
 
-Correctness comes before speed, in the same process and at the very shape that is timed. The naive
-formula would be the natural judge, but it does not fit where it matters most, so the same formula
-is applied to a few hundred queries at a time: exact in fp32 (TF32 off), no larger than a block of
-scores, and a few hundredths of a second even for 65,536 queries.
+Every variant is checked in the same process and at the very shape that is timed. The naive formula
+does not fit where it matters most, so the same formula is applied to a few hundred queries at a
+time: exact in fp32 (TF32 off), one block of scores in memory, fast even for 65,536 queries.
 
-Under a causal mask the first rows average few values and the last ones many, so their size falls
-with the sequence; one norm over all would hide a wrong tile at the end. The error is therefore
-taken block by block, as the largest of |x - right| / |right| over blocks of rows.
+Under a causal mask the first rows average few values and the last ones many, so rows shrink along
+the sequence, and one norm over all of them would hide a wrong tile at the end. The error is
+therefore the largest of |x - expected| / |expected| over blocks of rows.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from torch import Tensor
 from lmlab.chapters.attention.measure.variants import WrongNumbers
 from lmlab.measure.precision import tf32_allowed
 
-SCORES_A_BLOCK = 2**26
+SCORES_PER_BLOCK = 2**26
 """Scores held at a time: 256 MiB in fp32."""
-ROWS_A_BLOCK = 64
+ROWS_PER_BLOCK = 64
 """Rows over which an error is taken."""
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Largest relative error, by type. TF32 products are off by some 1e-3, and must not pass as fp32;
-16-bit types keep three or four digits of every score and weight."""
+"""Largest relative error, by type. TF32 products have errors of about 1e-3 and must not pass as
+fp32; 16-bit types hold two to three digits of every score and weight."""
 
-NAMES = ("output", "grad_q", "grad_k", "grad_v")
+NAMES: tuple[str, ...] = ("output", "grad_q", "grad_k", "grad_v")
 
 
 @torch.no_grad()
 def reference(
     q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool
 ) -> tuple[Tensor, ...]:
-    """Output and gradients of q, k and v in fp32, of the inputs' shape."""
+    """Output and gradients of q, k and v in fp32."""
     flat = [x.detach().float().reshape(-1, *x.shape[-2:]) for x in (q, k, v, grad_o)]
     found = [torch.zeros_like(flat[0]) for _ in NAMES]
     with tf32_allowed(False):
@@ -47,7 +46,7 @@ def reference(
 
 def _blocks(shape: torch.Size) -> list[slice]:
     pairs, length = shape[0], shape[1]
-    step = max(1, min(length, SCORES_A_BLOCK // (pairs * length)))
+    step = max(1, min(length, SCORES_PER_BLOCK // (pairs * length)))
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
@@ -72,22 +71,23 @@ def _add_block(found: Sequence[Tensor], flat: Sequence[Tensor], rows: slice, cau
 
 
 def errors(
-    found: Sequence[Tensor], right: Sequence[Tensor], names: Sequence[str] = NAMES
+    found: Sequence[Tensor], expected: Sequence[Tensor], names: Sequence[str] = NAMES
 ) -> dict[str, float]:
     """The largest relative error of each tensor over blocks of rows."""
-    pairs = zip(names, found, right, strict=True)
+    pairs = zip(names, found, expected, strict=True)
     return {name: _largest_error(x.detach(), y) for name, x, y in pairs}
 
 
-def _largest_error(found: Tensor, right: Tensor) -> float:
-    length = right.shape[-2]
-    off = (found.float() - right).square().sum(-1).reshape(-1, length)
-    size = right.square().sum(-1).reshape(-1, length)
-    blocks = -(-length // ROWS_A_BLOCK)
-    share = torch.nn.functional.pad(off, (0, blocks * ROWS_A_BLOCK - length))
-    whole = torch.nn.functional.pad(size, (0, blocks * ROWS_A_BLOCK - length))
-    ratio = share.unflatten(-1, (blocks, -1)).sum(-1) / whole.unflatten(-1, (blocks, -1)).sum(-1)
-    return float(ratio.sqrt().max())
+def _largest_error(found: Tensor, expected: Tensor) -> float:
+    length = expected.shape[-2]
+    blocks = -(-length // ROWS_PER_BLOCK)
+
+    def by_block(x: Tensor) -> Tensor:
+        rows = x.square().sum(-1).reshape(-1, length)
+        padded = torch.nn.functional.pad(rows, (0, blocks * ROWS_PER_BLOCK - length))
+        return padded.unflatten(-1, (blocks, -1)).sum(-1)
+
+    return float((by_block(found.float() - expected) / by_block(expected)).sqrt().max())
 
 
 def check(found: Mapping[str, float], dtype: torch.dtype) -> None:
@@ -95,5 +95,5 @@ def check(found: Mapping[str, float], dtype: torch.dtype) -> None:
     allowed = TOLERANCE[dtype]
     wrong = {name: error for name, error in found.items() if not error <= allowed}
     if wrong:
-        told = ", ".join(f"{name} off by {error:.1e}" for name, error in wrong.items())
-        raise WrongNumbers(f"{told}; allowed is {allowed:.0e}")
+        listed = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
+        raise WrongNumbers(f"relative error of {listed}; allowed: {allowed:.0e}")

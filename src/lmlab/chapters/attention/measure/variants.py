@@ -1,11 +1,8 @@
-"""The arms of a comparison: several variants measured in one process, each with its own standing.
+"""The variants of one point, measured in one process, each with its own records and status.
 
-A ratio is honest only between times of one process. One variant that runs out of memory, or that
-this machine does not have, must then not take the others with it: it gets a status and a reason of
-its own, and the race goes on without it. The point as a whole is ok as long as one arm is.
-
-`data["arms"]` of a result: name to `{"status", "reason", ...}`, where status is one of a result's
-(ok, oom, unsupported, failed) or `capped`, for an arm whose turn alone would outlast the point.
+Ratios are trustworthy only between times of one process. A variant that runs out of memory, or that
+this machine does not have, must not cost the others their numbers: it gets a record with a status
+and a reason, and measuring goes on without it. The point is ok as long as one variant is.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -24,92 +20,92 @@ from lmlab.attention.support import why_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
 from lmlab.jobs.run import memory_reason
 from lmlab.measure.device import is_out_of_memory
+from lmlab.measure.records import Label, Record, timed, value, without_value
 from lmlab.measure.statistics import Measurement
 from lmlab.study.results import Status
 
-CAPPED = "capped"
-NO_ROOM_FOR_A_KERNEL = "Triton Error [CUDA]: out of memory"
-"""What a kernel that is loaded says when tensors have taken all of the memory."""
+Labels = Mapping[str, Label]
 
-
-class Capped(Exception):
-    """An arm that would take longer than it is given; the message says how long."""
+KERNEL_OUT_OF_MEMORY = "Triton Error [CUDA]: out of memory"
+"""Raised when a kernel is loaded and tensors have taken all of the memory."""
 
 
 class WrongNumbers(Exception):
-    """An arm whose output or gradients are off; the message says by how much."""
+    """Output or gradients of a variant are wrong; the message says by how much."""
 
 
-class Arms:
-    """Names, in order, with what came of each so far."""
+class Variants:
+    """Variants in order, with their records so far and why some of them were stopped."""
 
-    def __init__(self, names: Iterable[str], device: torch.device) -> None:
+    def __init__(self, names: Iterable[str] | Mapping[str, Labels], device: torch.device) -> None:
+        labels = names if isinstance(names, Mapping) else {name: {} for name in names}
+        self._labels = {name: {"variant": name, **more} for name, more in labels.items()}
         self._device = device
-        self.rows: dict[str, dict[str, Any]] = {
-            name: {"status": "ok", "reason": None} for name in names
-        }
+        self._failures: dict[str, tuple[Status, str]] = {}
+        self.records: list[Record] = []
 
     @property
     def running(self) -> list[str]:
-        """Arms that nothing has stopped yet."""
-        return [name for name, row in self.rows.items() if row["status"] == "ok"]
+        """Variants that nothing has stopped."""
+        return [name for name in self._labels if name not in self._failures]
 
-    def note(self, name: str, **facts: Any) -> None:
-        """Keep numbers of an arm beside its standing."""
-        self.rows[name].update(facts)
+    def note(
+        self, name: str, quantity: str, number: float | None, unit: str, **labels: Label
+    ) -> None:
+        """Record a number of a variant; what is unknown or not finite is left out."""
+        if number is not None and math.isfinite(number):
+            self.records.append(value(quantity, number, unit, **self._labels[name], **labels))
+
+    def time(self, name: str, measurement: Measurement, **labels: Label) -> None:
+        """Record a time of a variant."""
+        self.records.append(timed(measurement, "time", **self._labels[name], **labels))
 
     def attempt(self, name: str) -> AbstractContextManager[None]:
-        """Run a block for one arm; what it raises stops this arm and no other."""
+        """Run a block for one variant; an error in it stops this variant and no other."""
         return _Attempt(self, name)
 
     def stop(self, name: str, error: Exception) -> None:
-        """Take an arm out, with the reason in one line."""
+        """Take a variant out, with the reason in one line."""
         status, reason = self._verdict(error)
-        line = without_numbers("failed", reason).reason
-        self.rows[name].update(status=status, reason=line)
+        line = str(without_numbers(status, reason).reason)
+        self._failures[name] = status, line
+        self.records.append(without_value("time", status, line, **self._labels[name]))
 
-    def _verdict(self, error: Exception) -> tuple[str, str]:
+    def _verdict(self, error: Exception) -> tuple[Status, str]:
         if isinstance(error, Unsupported):
             return "unsupported", str(error)
-        if isinstance(error, Capped):
-            return CAPPED, str(error)
-        for cause in _chain(error):  # the compiler wraps what it meets
-            if is_out_of_memory(cause) or NO_ROOM_FOR_A_KERNEL in str(cause):
+        for cause in _chain(error):  # the compiler wraps errors
+            if is_out_of_memory(cause) or KERNEL_OUT_OF_MEMORY in str(cause):
                 return "oom", memory_reason(cause, self._device)
         if isinstance(error, WrongNumbers):
             return "failed", str(error)
         traceback.print_exception(error)
         return "failed", f"{type(error).__name__}: {error}"
 
-    def tidy(self) -> None:
-        """Give back what a broken arm has left, so that the next one finds all of the memory."""
+    def free_memory(self) -> None:
+        """Release what a failed variant has left, so that the next one finds all of the memory."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def outcome(self, measurements: Mapping[str, Measurement], data: Mapping[str, Any]) -> Outcome:
-        """The point's outcome: ok if an arm is, else what the first arm came to."""
-        data = {**data, "arms": self.rows}
+    def outcome(self, *shared: Record) -> Outcome:
+        """The records of the point and of its variants; if all failed, the status of the first."""
         if self.running:
-            return Outcome(measurements=measurements, data=data)
-        status, reason = next(iter(self.rows.values()))["status"], self._all_reasons()
-        known: Status = "unsupported" if status == CAPPED else status
-        return Outcome(status=known, reason=reason, data=data)
-
-    def _all_reasons(self) -> str | None:
-        told = "; ".join(f"{name}: {row['reason']}" for name, row in self.rows.items())
-        return without_numbers("failed", told).reason
+            return Outcome(measurements=[*shared, *self.records])
+        status = next(iter(self._failures.values()))[0]
+        reasons = (f"{name}: {reason}" for name, (_, reason) in self._failures.items())
+        return without_numbers(status, "; ".join(reasons))
 
 
 class _Attempt(AbstractContextManager[None]):
-    """A block whose error stops one arm.
+    """A block whose error stops one variant.
 
-    A class, because the frames of an error hold the tensors that filled the memory, and whoever is
-    called with an error holds its frames: in a generator they would outlive the tidying up.
+    A class, because the frames of an error hold the tensors that filled the memory: in a generator
+    they would outlive the cleanup.
     """
 
-    def __init__(self, arms: Arms, name: str) -> None:
-        self._arms, self._name = arms, name
+    def __init__(self, variants: Variants, name: str) -> None:
+        self._variants, self._name = variants, name
 
     def __exit__(
         self,
@@ -119,27 +115,22 @@ class _Attempt(AbstractContextManager[None]):
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._arms.stop(self._name, error)
+        self._variants.stop(self._name, error)
         del frames
         for cause in _chain(error):
             cause.with_traceback(None)
-        self._arms.tidy()
+        self._variants.free_memory()
         return True
 
 
-def finite(number: float) -> float | None:
-    """A number as a result may hold it: JSON knows neither infinity nor what is not a number."""
-    return number if math.isfinite(number) else None
-
-
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what caused it."""
+    """An error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def refuse_unsupported(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-    """Raise `Unsupported` for a variant that does not run such inputs here."""
+    """Raise `Unsupported` for a variant that does not take such inputs on this device."""
     if reason := why_unsupported(name, device=device, dtype=dtype, head_dim=head_dim):
         raise Unsupported(reason)
