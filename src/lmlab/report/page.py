@@ -127,7 +127,7 @@ class Report:
         return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
 
     def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
-        """What stands in for a part without a single value: its questions, or its title, and why."""
+        """Stands in for a part without a single value: its questions, or its title, and why."""
         reasons = select(self.results.rows, chapter=chapter.name)["reason"].dropna()
         why = f" ({text.escape(reasons.iloc[0])})" if len(reasons) else ""
         questions = re.findall(r"^### (.+)$", (self.templates / template).read_text(), re.MULTILINE)
