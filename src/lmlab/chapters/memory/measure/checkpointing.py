@@ -40,9 +40,9 @@ from lmlab.measure.memory.replay import BEFORE, replay
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.statistics import Measurement
 from lmlab.model import checkpoint_peak
-from lmlab.model.checkpointing import Strategy, StrategyError, checkpointed, strategy_named
+from lmlab.model.checkpointing import Strategy, StrategyError, checkpointed, parse_strategy
 from lmlab.model.loss import cross_entropy
-from lmlab.model.peak import Moment
+from lmlab.model.peak import Stage
 from lmlab.study.points import Point
 
 CHECKED_TOKENS = 128
@@ -71,7 +71,7 @@ def measure_strategies(point: Point, device: torch.device) -> Outcome:
     """Peak and step time of every strategy that the point names."""
     workload = workload_for(point)
     names = str(point.settings["strategies"]).split(",")
-    arms = [Arm(name=name, strategy=strategy_named(name)) for name in names]
+    arms = [Arm(name=name, strategy=parse_strategy(name)) for name in names]
     with tf32_allowed(workload.precision.tf32), collector_paused():
         tf32 = torch.get_float32_matmul_precision() != "highest"
         model = workload.build(device)
@@ -267,7 +267,7 @@ def _describes(workload: Workload) -> bool:
     return workload.is_ours and workload.attention == OWN_ATTENTION
 
 
-def _moment(moment: Moment) -> dict[str, Any]:
+def _moment(moment: Stage) -> dict[str, Any]:
     return {
         "bytes": moment.parts.total,
         "phase": moment.phase,
