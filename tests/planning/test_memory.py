@@ -8,7 +8,7 @@ from lmlab.planning.memory import (
     Blocks,
     activation_bytes,
     devices_for,
-    fewest_devices,
+    min_devices,
     sharded_bytes,
     training_state,
 )
@@ -65,7 +65,7 @@ def test_the_share_that_is_not_sharded_stays_on_every_device() -> None:
 )
 def test_the_fewest_devices_that_fit(tokens: int, devices: int | None) -> None:
     state, kept = training_state(XXL).total, activation_bytes(XXL, tokens)
-    assert fewest_devices(state, kept, 95e9, share=0.5) == devices
+    assert min_devices(state, kept, 95e9, share=0.5) == devices
     if devices:
         assert sharded_bytes(state, kept, devices, share=0.5) <= 95e9
         assert sharded_bytes(state, kept, devices - 1, share=0.5) > 95e9

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lmlab.planning.rings import (
-    even_size,
+    break_even_bytes,
     gather_bytes,
     gather_steps,
     ring_bytes,
@@ -54,8 +54,8 @@ def test_time_is_latency_a_step_and_bandwidth_a_byte() -> None:
 def test_whole_tensors_are_faster_below_one_size() -> None:
     # 4 ranks: V / W (1 - 2/4) = latency, V = 2 * 0.5 s * 100 B/s.
     link = {"latency_s": 0.5, "bytes_per_s": 100.0}
-    size = even_size(4, **link)
+    size = break_even_bytes(4, **link)
     assert size == 100
     ring = seconds(ring_bytes(size, 4), ring_steps(4), **link)
     assert seconds(gather_bytes(size, 4), gather_steps(4), **link) == pytest.approx(ring)
-    assert even_size(2, **link) == math.inf
+    assert break_even_bytes(2, **link) == math.inf

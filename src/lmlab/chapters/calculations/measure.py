@@ -73,7 +73,7 @@ def batch_row(blocks: Blocks, tokens: int, gpu_bytes: float, device_bytes: float
     """What a batch of that many tokens adds, and how many devices then have room."""
     state = memory.training_state(blocks).total
     activations = memory.activation_bytes(blocks, tokens)
-    devices = memory.fewest_devices(state, activations, device_bytes, share=ACTIVATION_SHARE)
+    devices = memory.min_devices(state, activations, device_bytes, share=ACTIVATION_SHARE)
     sharded = devices and memory.sharded_bytes(state, activations, devices, share=ACTIVATION_SHARE)
     return {
         "tokens": tokens,
@@ -86,15 +86,15 @@ def batch_row(blocks: Blocks, tokens: int, gpu_bytes: float, device_bytes: float
 
 def mesh_batch(network: Network, mesh: Mesh, blocks: Blocks) -> dict[str, Any]:
     """From which batch on the mesh computes longer than it talks."""
-    hidden = batch.tokens_when_hidden(network, mesh, d_ff=blocks.d_ff)
-    exposed = batch.tokens_when_exposed(network, mesh, d_ff=blocks.d_ff)
+    hidden = batch.min_tokens_overlapped(network, mesh, d_ff=blocks.d_ff)
+    exposed = batch.min_tokens_exposed(network, mesh, d_ff=blocks.d_ff)
     sizes = {"d_model": blocks.d_model, "d_ff": blocks.d_ff}
     times = batch.block_times(network, mesh, tokens=hidden, **sizes) if hidden else None
     return {
         "devices": mesh.devices,
         "tokens_hidden": hidden,
         "tokens_exposed": exposed,
-        "most_tensor_parallel": batch.most_tensor_parallel(
+        "most_tensor_parallel": batch.max_tensor_parallel(
             network, d_ff=blocks.d_ff, axes=mesh.tp_axes
         ),
         "block_s": times and asdict(times),
@@ -104,7 +104,7 @@ def mesh_batch(network: Network, mesh: Mesh, blocks: Blocks) -> dict[str, Any]:
 def levers(network: Network, mesh: Mesh, d_ff: int) -> list[dict[str, Any]]:
     """The batch that the same number of devices needs after one change each."""
     fsdp_axes, tp_axes = mesh.fsdp_axes, mesh.tp_axes
-    best = mesh.devices * batch.fewest_tokens_a_device(
+    best = mesh.devices * batch.min_tokens_per_device(
         network, d_ff=d_ff, fsdp_axes=fsdp_axes, tp_axes=tp_axes
     )
     fsdp = batch.best_fsdp(best, mesh.devices, d_ff=d_ff, fsdp_axes=fsdp_axes, tp_axes=tp_axes)
@@ -112,7 +112,7 @@ def levers(network: Network, mesh: Mesh, d_ff: int) -> list[dict[str, Any]]:
     stages = replace(mesh, fsdp=mesh.fsdp // 2)  # two stages of half the FSDP groups each
 
     def needed(changed: Mesh, **more: float) -> float | None:
-        return batch.tokens_when_hidden(network, changed, d_ff=d_ff, **more)
+        return batch.min_tokens_overlapped(network, changed, d_ff=d_ff, **more)
 
     return [
         {"change": "none", "tokens": needed(mesh), "fsdp": mesh.fsdp, "tp": mesh.tp},
