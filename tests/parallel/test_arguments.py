@@ -37,7 +37,7 @@ Wrong = tuple[str, type[Exception], Callable[[], Any]]
 
 def wrong_arguments() -> list[Wrong]:
     module, nested = build("layers"), nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
-    parameters = list(module.parameters())
+    parameters, vector = list(module.parameters()), torch.ones(2)
     optimizer = ShardedOptimizer(parameters, SGD, lr=0.1)
     wrapped, outsiders = FSDP(build("layers")), dist.GroupMember.NON_GROUP_MEMBER
     return [
@@ -61,7 +61,7 @@ def wrong_arguments() -> list[Wrong]:
         ("blocks", TypeError, lambda: FSDP(module, blocks=[module.inner])),
         ("blocks", ValueError, lambda: FSDP(build("layers"), blocks=lambda model: [nn.Tanh()])),
         ("state_dict", TypeError, lambda: wrapped.load_state_dict([1])),
-        ("head.weight", ValueError, lambda: wrapped.load_state_dict({"head.weight": torch.ones(2)})),
+        ("head.weight", ValueError, lambda: wrapped.load_state_dict({"head.weight": vector})),
         ("assign", ValueError, lambda: wrapped.load_state_dict({}, assign=True)),
         ("params", TypeError, lambda: ShardedOptimizer(3, SGD)),
         ("optimizer_cls", TypeError, lambda: ShardedOptimizer(parameters, optimizer)),

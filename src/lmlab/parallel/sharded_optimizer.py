@@ -70,9 +70,7 @@ class ShardedOptimizer(Optimizer):
             # A tied weight listed under each of its names is one parameter.
             param_group["params"] = list(dict.fromkeys(param_group["params"]))
         if self.local is not None:
-            _copy_settings(
-                self, self.local
-            )  # a scheduler may have changed them since the last step
+            _copy_settings(self, self.local)  # a scheduler may have changed them
         super().add_param_group(param_group)
         if self.local is not None:
             self.ownership.add(param_group["params"])
