@@ -6,6 +6,9 @@ world size or backend. If a program fails on one rank, the others may wait for i
 processes are then killed, and the next program gets new ones.
 """
 
+import functools
+import importlib
+import inspect
 import itertools
 import multiprocessing
 import pickle
@@ -18,6 +21,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -144,3 +148,31 @@ class RankPool:
         self._processes.clear()
         self._connections.clear()
         self._group = None
+
+
+def on_ranks(*world_sizes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test function on every rank of a group, once per world size."""
+
+    def decorate(program: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(program)
+        def test(ranks: RankPool, world_size: int, **kwargs: Any) -> None:
+            ranks.run(
+                run_program, world_size, test=(program.__module__, program.__name__), **kwargs
+            )
+
+        added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ADDED]
+        parameters = [*inspect.signature(program).parameters.values(), *added]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        ids = [f"{world_size}_ranks" for world_size in world_sizes]
+        return pytest.mark.parametrize("world_size", world_sizes, ids=ids)(test)
+
+    return decorate
+
+
+ADDED = ("ranks", "world_size")
+
+
+def run_program(test: tuple[str, str], **kwargs: Any) -> None:
+    """Call the function that `on_ranks` has decorated, in a rank process."""
+    module, name = test
+    getattr(importlib.import_module(module), name).__wrapped__(**kwargs)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmlab.model.transformer import TransformerLM
 
@@ -92,23 +93,40 @@ class Block(nn.Module):
         return output
 
 
+Run = Callable[[nn.ModuleList, Tensor], Tensor]
+
+
+def in_order(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def recomputed(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    return x
+
+
+def recomputed_reentrantly(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=True)
+    return x
+
+
 class Blocks(nn.Module):
     """A list of blocks between an embedding and a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run = in_order, block: Callable[[int], nn.Module] = Block) -> None:
         super().__init__()
+        self.run = run
         self.embedding = nn.Embedding(VOCABULARY, 7)
-        self.blocks = nn.ModuleList(Block(7) for _ in range(3))
+        self.blocks = nn.ModuleList(block(7) for _ in range(3))
         self.head = nn.Linear(7, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        output: Tensor = self.head(self.run_blocks(self.embedding(tokens)))
+        output: Tensor = self.head(self.run(self.blocks, self.embedding(tokens)))
         return output
-
-    def run_blocks(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class ExactLinear(nn.Module):
@@ -153,6 +171,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mixed_dtypes": MixedDtypes,
     "unused_layer": WithUnusedLayer,
     "blocks": Blocks,
+    "recomputed": lambda: Blocks(recomputed),
+    "recomputed_reentrantly": lambda: Blocks(recomputed_reentrantly),
 }
 
 

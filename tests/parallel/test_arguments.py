@@ -13,7 +13,7 @@ from torch.optim import LBFGS, SGD
 
 import lmlab.parallel
 from lmlab.parallel import FSDP, BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP, ShardedOptimizer
-from tests.parallel.launcher import RankPool
+from tests.parallel.launcher import on_ranks
 from tests.parallel.models import build
 from tests.parallel.training import batch_of
 
@@ -74,28 +74,26 @@ def wrong_arguments() -> list[Wrong]:
     ]  # fmt: skip
 
 
-def check_wrong_arguments() -> None:
+@on_ranks(2)
+def test_wrong_arguments_give_errors_of_one_line() -> None:
     for name, error, call in wrong_arguments():
         with pytest.raises(error, match=rf"^{name} must [^\n]*, got [^\n]+$"):
             call()
 
 
-def test_wrong_arguments_give_errors_of_one_line(ranks: RankPool) -> None:
-    ranks.run(check_wrong_arguments, 2)
+@pytest.mark.parametrize("wrap", [NaiveDDP, FSDP])
+@on_ranks(2)
+def test_wrong_use_gives_errors_of_one_line(wrap: Callable[[nn.Module], Any]) -> None:
+    sparse = wrap(nn.Embedding(4, 2, sparse=True))
+    with pytest.raises(ValueError, match=r"^gradient must be dense, got .*\(4, 2\)"):
+        sparse(torch.tensor([1])).sum().backward()
+    unfrozen = wrap(build("frozen"))
+    unfrozen.module.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"^requires_grad must be set before wrapping"):
+        unfrozen.finish_gradient_synchronization()
 
 
-def check_wrong_use() -> None:
-    for wrap in (NaiveDDP, FSDP):
-        sparse = wrap(nn.Embedding(4, 2, sparse=True))
-        with pytest.raises(ValueError, match=r"^gradient must be dense, got .*\(4, 2\)"):
-            sparse(torch.tensor([1])).sum().backward()
-        unfrozen = wrap(build("frozen"))
-        unfrozen.module.requires_grad_(True)
-        with pytest.raises(ValueError, match=r"^requires_grad must be set before wrapping"):
-            unfrozen.finish_gradient_synchronization()
+@on_ranks(2)
+def test_a_sharded_module_must_not_be_moved() -> None:
     with pytest.raises(ValueError, match=r"^embedding.weight must not be moved or replaced"):
         FSDP(build("layers")).to("meta")(batch_of(0))
-
-
-def test_wrong_use_gives_errors_of_one_line(ranks: RankPool) -> None:
-    ranks.run(check_wrong_use, 2)

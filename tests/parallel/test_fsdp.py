@@ -1,6 +1,7 @@
 """FSDP with models that use their weights in unusual ways, and what it shards."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,16 @@ from torch.utils.checkpoint import checkpoint
 from lmlab.parallel import FSDP
 from lmlab.parallel.fsdp import has_matrix_weight
 from lmlab.parallel.fsdp_blocks import no_blocks
-from tests.parallel.launcher import RankPool
-from tests.parallel.models import Block, Blocks, ExactLinear, build
+from tests.parallel.launcher import on_ranks
+from tests.parallel.models import (
+    Block,
+    Blocks,
+    ExactLinear,
+    build,
+    in_order,
+    recomputed,
+    recomputed_reentrantly,
+)
 from tests.parallel.recording import recorded_messages
 from tests.parallel.training import (
     SCHEMES,
@@ -51,112 +60,81 @@ class WithKeywords(Block):
         return {"hidden": super().forward(hidden), "norm": self.norm(hidden)}
 
 
-class CallsWithKeywords(Blocks):
-    def run_blocks(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(hidden=x)["hidden"]
-        return x
+def with_keywords(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(hidden=x)["hidden"]
+    return x
 
 
-class CallsLayers(Blocks):
-    """Calls the layers of its blocks, never a block."""
-
-    def run_blocks(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            y = block.norm(x)
-            x = x + block.down(torch.tanh(block.up(y)) * block.gate(y))
-        return x
+def layer_by_layer(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        y = block.norm(x)
+        x = x + block.down(torch.tanh(block.up(y)) * block.gate(y))
+    return x
 
 
-class Repeats(Blocks):
-    def run_blocks(self, x: Tensor) -> Tensor:
-        return super().run_blocks(super().run_blocks(x))
+def twice(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    return in_order(blocks, in_order(blocks, x))
 
 
-class Skips(Blocks):
+def recomputed_at_once(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    output: Tensor = checkpoint(in_order, blocks, x, use_reentrant=False)
+    return output
+
+
+class Sometimes:
     """Skips another block each time, so that the predicted order is wrong."""
 
     turn = 0
 
-    def run_blocks(self, x: Tensor) -> Tensor:
+    def __call__(self, blocks: nn.ModuleList, x: Tensor) -> Tensor:
         self.turn += 1
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(blocks):
             x = x if number == self.turn % 3 else block(x)
         return x
 
 
-class Recomputes(Blocks):
-    reentrant = False
-
-    def run_blocks(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return x
-
-
-class RecomputesReentrantly(Recomputes):
-    reentrant = True
-
-
-class RecomputesAll(Blocks):
-    def run_blocks(self, x: Tensor) -> Tensor:
-        output: Tensor = checkpoint(super().run_blocks, x, use_reentrant=False)
-        return output
-
-
-USES: dict[str, tuple[type[Blocks], type[Block]]] = {
-    "normally": (Blocks, Block),
-    "partly": (Blocks, PartlyUsed),
-    "reading_weights": (Blocks, ReadsWeights),
-    "with_keywords": (CallsWithKeywords, WithKeywords),
-    "layer_by_layer": (CallsLayers, Block),
-    "twice": (Repeats, Block),
-    "sometimes": (Skips, Block),
-    "recomputed": (Recomputes, Block),
-    "recomputed_reentrantly": (RecomputesReentrantly, Block),
-    "recomputed_at_once": (RecomputesAll, Block),
-    "partly_recomputed": (Recomputes, PartlyUsed),
-    "partly_recomputed_reentrantly": (RecomputesReentrantly, PartlyUsed),
+USES: dict[str, Callable[[], Blocks]] = {
+    "partly": lambda: Blocks(block=PartlyUsed),
+    "reading_weights": lambda: Blocks(block=ReadsWeights),
+    "with_keywords": lambda: Blocks(with_keywords, WithKeywords),
+    "layer_by_layer": lambda: Blocks(layer_by_layer),
+    "twice": lambda: Blocks(twice),
+    "sometimes": lambda: Blocks(Sometimes()),
+    "recomputed_at_once": lambda: Blocks(recomputed_at_once),
+    "partly_recomputed": lambda: Blocks(recomputed, PartlyUsed),
+    "partly_recomputed_reentrantly": lambda: Blocks(recomputed_reentrantly, PartlyUsed),
 }
 
 
 def model_with(use: str, frozen: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    model, block = USES[use]
-    module = model()
-    module.blocks = nn.ModuleList(block(7) for _ in range(3))
-    for each in module.blocks if frozen else ():
-        each.up.weight.requires_grad_(False)
-        each.gate.weight.requires_grad_(False)
+    module = USES[use]()
+    for block in module.blocks if frozen else ():
+        block.up.weight.requires_grad_(False)
+        block.gate.weight.requires_grad_(False)
     return module
 
 
-def train_with(use: str, frozen: bool) -> None:
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+@on_ranks(3)
+def test_blocks_may_be_used(use: str, frozen: bool) -> None:
     batches = map(batch_of, range(STEPS))
     train_both(FSDP(model_with(use, frozen)), model_with(use, frozen), batches)
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize(("frozen", "world_size"), [(False, 3), (True, 2)], ids=["", "frozen"])
-def test_blocks_may_be_used(ranks: RankPool, use: str, frozen: bool, world_size: int) -> None:
-    ranks.run(train_with, world_size, use=use, frozen=frozen)
-
-
-def reductions_in_backward(use: str) -> tuple[list[str], int]:
+@pytest.mark.parametrize("use", [use for use in USES if "partly" in use])
+@on_ranks(2)
+def test_gradients_are_sent_in_backward_although_one_never_comes(use: str) -> None:
     wrapped = FSDP(model_with(use))
-    with recorded_messages() as log:
-        for step in range(2):
-            log.clear()
+    for step in range(2):
+        with recorded_messages() as log:
             wrapped(own_part(batch_of(step))).sum().backward()
-            number = sum(message.kind == "reduce-scatter" for message in log)
-            wrapped.finish_gradient_synchronization()
-    return [name for name, p in wrapped.module.named_parameters() if p.grad is None], number
-
-
-@pytest.mark.parametrize("use", [use for use, (_, block) in USES.items() if block is PartlyUsed])
-def test_gradients_are_sent_in_backward_although_one_never_comes(ranks: RankPool, use: str) -> None:
+        wrapped.finish_gradient_synchronization()
+    assert [message.kind for message in log].count("reduce-scatter") == 5
     unused = [f"blocks.{number}.unused.weight" for number in range(3)]
-    assert ranks.run(reductions_in_backward, 2, use=use)[0] == (unused, 5)
+    assert [n for n, p in wrapped.module.named_parameters() if p.grad is None] == unused
 
 
 class Positions(nn.Module):
@@ -178,7 +156,6 @@ class Composed(nn.Module):
         self.how = how
         self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
         self.positions = Positions(7, 5)
-        self.inner = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5))
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = getattr(self, self.how)(x)
@@ -195,14 +172,6 @@ class Composed(nn.Module):
     def view_of_a_weight(self, x: Tensor) -> Tensor:
         return self.second(x + self.positions(x.shape[-2]))
 
-    def checkpointed(self, x: Tensor) -> Tensor:
-        x = checkpoint(self.inner, self.first(x), use_reentrant=False)
-        return checkpoint(self.inner, torch.tanh(x), use_reentrant=False)
-
-    def checkpointed_reentrantly(self, x: Tensor) -> Tensor:
-        x = self.first(x) + self.positions(x.shape[-2])  # needs an input that requires a gradient
-        return checkpoint(self.inner, torch.tanh(x), use_reentrant=True)
-
     def partly_without_gradient(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             x = self.first(x)
@@ -212,36 +181,31 @@ class Composed(nn.Module):
         return self.second(x) + self.first(x).detach()
 
 
-def compose(how: str) -> None:
-    for frozen in (False, True):
-        for blocks in (no_blocks, lambda model: [model]):
-            alone = Composed(how)
-            alone.first.requires_grad_(not frozen)
-            alone.inner[2].requires_grad_(not frozen)
-            wrapped = FSDP(copy.deepcopy(alone), blocks=blocks)
-            x = torch.randn(3 * dist.get_world_size(), 4, 5)
-            train_both(wrapped, alone, [x] * 3)
-
-
 @pytest.mark.parametrize("how", [n for n in vars(Composed) if n[0] != "_" and n != "forward"])
-def test_layers_may_be_composed(ranks: RankPool, how: str) -> None:
-    ranks.run(compose, 2, how=how)
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+@on_ranks(2)
+def test_layers_may_be_composed(how: str, frozen: bool) -> None:
+    for blocks in (no_blocks, lambda model: [model]):
+        alone = Composed(how)
+        alone.first.requires_grad_(not frozen)
+        wrapped = FSDP(copy.deepcopy(alone), blocks=blocks)
+        x = torch.randn(3 * dist.get_world_size(), 4, 5)
+        train_both(wrapped, alone, [x] * 3)
 
 
-def train_torchs_encoder_layer() -> list[str]:
+@on_ranks(2)
+def test_torchs_attention_reads_a_weight_without_calling_its_layer() -> None:
     layer = nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0, batch_first=True)
     alone = nn.Sequential(layer, nn.Linear(6, 3))
     wrapped = FSDP(copy.deepcopy(alone))
     train_both(wrapped, alone, [torch.randn(2 * dist.get_world_size(), 4, 6)] * 2)
-    return [param.name for param in wrapped.sharded_params]
-
-
-def test_torchs_attention_reads_a_weight_without_calling_its_layer(ranks: RankPool) -> None:
     sharded = ["0.linear1.weight", "0.linear2.weight", "1.weight"]
-    assert ranks.run(train_torchs_encoder_layer, 2)[0] == sharded
+    assert [param.name for param in wrapped.sharded_params] == sharded
 
 
-def evaluate_and_fail_between_steps(model: str) -> None:
+@pytest.mark.parametrize("model", ["layers", "blocks"])
+@on_ranks(2)
+def test_evaluation_and_a_failed_forward_leave_nothing_behind(model: str) -> None:
     wrapped, alone = wrapped_and_alone("fsdp", model)
     for context in (torch.no_grad, torch.inference_mode):
         with context():
@@ -251,12 +215,8 @@ def evaluate_and_fail_between_steps(model: str) -> None:
     train_both(wrapped, alone, map(batch_of, range(2)))
 
 
-@pytest.mark.parametrize("model", ["layers", "blocks"])
-def test_evaluation_and_a_failed_forward_leave_nothing_behind(ranks: RankPool, model: str) -> None:
-    ranks.run(evaluate_and_fail_between_steps, 2, model=model)
-
-
-def look_between_forward_and_backward() -> None:
+@on_ranks(2)
+def test_between_forward_and_backward_only_the_last_group_is_gathered() -> None:
     wrapped = FSDP(build("blocks"))
     state = wrapped.state_dict()
     for step in range(2):
@@ -270,49 +230,35 @@ def look_between_forward_and_backward() -> None:
     assert torch.equal(again, output)
 
 
-def test_between_forward_and_backward_only_the_last_group_is_gathered(ranks: RankPool) -> None:
-    ranks.run(look_between_forward_and_backward, 2)
+ROWS_BY_WORLD_SIZE = {
+    2: {"embedding.weight": (7, 6), "inner.weight": (6, 5), "head.weight": (3, 2)},
+    3: {"embedding.weight": (5, 5, 3), "inner.weight": (4, 4, 3), "head.weight": (2, 2, 1)},
+}
 
 
-def shapes_of_shards() -> dict[str, tuple[int, ...]]:
-    return {n: tuple(p.shape) for n, p in FSDP(build("layers")).module.named_parameters()}
-
-
-@pytest.mark.parametrize(
-    ("world_size", "rows"), [(2, [(7, 6), (6, 5), (3, 2)]), (3, [(5, 5, 3), (4, 4, 3), (2, 2, 1)])]
-)
-def test_matrices_are_split_by_rows_and_the_rest_is_replicated(
-    ranks: RankPool, world_size: int, rows: list[tuple[int, ...]]
-) -> None:
-    full = {name: tuple(p.shape) for name, p in build("layers").named_parameters()}
-    for rank, shapes in enumerate(ranks.run(shapes_of_shards, world_size)):
-        embedding, inner, head = (split[rank] for split in rows)
-        shards = {"embedding.weight": (embedding, 7), "inner.weight": (inner, 7)}
-        shards["head.weight"] = (head, 11)
-        assert shapes == full | shards
-
-
-def train_with_more_ranks_than_rows(scheme: str) -> list[int]:
-    alone = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 2))
-    wrapped = SCHEMES[scheme](copy.deepcopy(alone))
-    train_both(wrapped, alone, [torch.randn(2 * dist.get_world_size(), 3)] * 2)
-    return [p.shape[0] for p in wrapped.module[0].parameters()]
+@on_ranks(2, 3)
+def test_matrices_are_split_by_rows_and_the_rest_is_replicated() -> None:
+    rows = ROWS_BY_WORLD_SIZE[dist.get_world_size()]
+    full = dict(build("layers").named_parameters())
+    for name, parameter in FSDP(build("layers")).module.named_parameters():
+        number = rows[name][dist.get_rank()] if name in rows else full[name].shape[0]
+        assert parameter.shape == (number, *full[name].shape[1:])
 
 
 @pytest.mark.parametrize("scheme", ["fsdp", "fsdp_one_group"])
-def test_a_rank_may_have_no_rows(ranks: RankPool, scheme: str) -> None:
-    rows = ranks.run(train_with_more_ranks_than_rows, 3, scheme=scheme)
-    assert rows == [[1, 1], [0, 1], [0, 1]]
+@on_ranks(3)
+def test_a_rank_may_have_no_rows(scheme: str) -> None:
+    alone = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 2))
+    wrapped = SCHEMES[scheme](copy.deepcopy(alone))
+    train_both(wrapped, alone, [torch.randn(2 * dist.get_world_size(), 3)] * 2)
+    assert wrapped.module[0].weight.shape[0] == (1 if dist.get_rank() == 0 else 0)
 
 
-def shard_large_layers() -> list[str]:
+@on_ranks(2)
+def test_a_predicate_chooses_the_sharded_layers() -> None:
     wrapped = FSDP(build("layers"), shards=lambda layer: getattr(layer, "out_features", 0) > 10)
     backward(wrapped, own_part(batch_of(0)))
-    return [param.name for param in wrapped.sharded_params]
-
-
-def test_a_predicate_chooses_the_sharded_layers(ranks: RankPool) -> None:
-    assert ranks.run(shard_large_layers, 2)[0] == ["inner.weight"]
+    assert [param.name for param in wrapped.sharded_params] == ["inner.weight"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which matrices FSDP communicates together, what it sends in a step, and what is in memory."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP
-from lmlab.parallel.fsdp_blocks import Blocks, module_list_members, no_blocks
-from tests.parallel.launcher import RankPool
+from lmlab.parallel.fsdp_blocks import no_blocks
+from tests.parallel.launcher import on_ranks
 from tests.parallel.models import build
 from tests.parallel.recording import Message, recorded_messages
-from tests.parallel.training import backward, batch_of, clear_gradients, every_world, own_part
+from tests.parallel.training import backward, batch_of, clear_gradients, own_part
 
 
 def pair() -> nn.Sequential:
@@ -57,59 +58,50 @@ def partly_frozen() -> nn.ModuleList:
     return nn.ModuleList([block])
 
 
-MODULES: dict[str, tuple[Any, dict[str, str]]] = {
-    "no_list": (pair, {"0.weight": "0", "1.weight": "1"}),
-    "list": (
-        lambda: nn.ModuleList(pair() for _ in range(2)),
-        {"0": "0.0 0.1", "1": "1.0 1.1"},
-    ),
-    "list_of_layers": (lambda: nn.ModuleList(pair()), {"0.weight": "0", "1.weight": "1"}),
-    "nested_lists": (
+def two_pairs() -> nn.ModuleList:
+    return nn.ModuleList(pair() for _ in range(2))
+
+
+# For each model its groups: the name and the layers of each.
+MODULES: list[tuple[Callable[[], nn.Module], str]] = [
+    (pair, "0.weight: 0 | 1.weight: 1"),
+    (two_pairs, "0: 0.0 0.1 | 1: 1.0 1.1"),
+    (lambda: nn.ModuleList(pair()), "0.weight: 0 | 1.weight: 1"),
+    (
         lambda: nn.ModuleList([Experts()]),
-        {
-            "0": "0.router 0.out",
-            "0.experts.0": "0.experts.0.0 0.experts.0.1",
-            "0.experts.1": "0.experts.1.0 0.experts.1.1",
-        },
+        "0: 0.router 0.out | 0.experts.0: 0.experts.0.0 0.experts.0.1"
+        " | 0.experts.1: 0.experts.1.0 0.experts.1.1",
     ),
-    "dict_in_list": (
+    (
         lambda: nn.ModuleList([nn.ModuleDict({"a": pair(), "b": pair()})]),
-        {"0.a": "0.a.0 0.a.1", "0.b": "0.b.0 0.b.1"},
+        "0.a: 0.a.0 0.a.1 | 0.b: 0.b.0 0.b.1",
     ),
-    "shared_layer": (
-        shared_layer,
-        {"0.0.weight": "0.0", "0.1.weight": "0.1", "1.1.weight": "1.1"},
-    ),
-    "tied_weight": (tied_weight, {"0.0.weight": "0.0", "0": "0.1 0.2", "1": "1.1 1.2"}),
-    "partly_frozen": (
-        partly_frozen,
-        {"0 from 0.0.weight": "0.0 0.2", "0 from 0.1.weight": "0.1 0.3"},
-    ),
-    "two_dtypes": (
+    (shared_layer, "0.0.weight: 0.0 | 0.1.weight: 0.1 | 1.1.weight: 1.1"),
+    (tied_weight, "0.0.weight: 0.0 | 0: 0.1 0.2 | 1: 1.1 1.2"),
+    (partly_frozen, "0 from 0.0.weight: 0.0 0.2 | 0 from 0.1.weight: 0.1 0.3"),
+    (
         lambda: nn.ModuleList([nn.Sequential(*pair(), *pair().double())]),
-        {"0 from 0.0.weight": "0.0 0.1", "0 from 0.2.weight": "0.2 0.3"},
+        "0 from 0.0.weight: 0.0 0.1 | 0 from 0.2.weight: 0.2 0.3",
     ),
-    "two_matrices_per_layer": (lambda: nn.ModuleList([TwoMatrices()]), {"0": "0 0.other"}),
-}
+    (lambda: nn.ModuleList([TwoMatrices()]), "0: 0 0.other"),
+]
 
 
-def groups_of(module: nn.Module, blocks: Blocks = module_list_members) -> dict[str, str]:
-    groups = FSDP(module, blocks=blocks).groups
-    return {g.name: " ".join(p.name.removesuffix(".weight") for p in g.params) for g in groups}
+def groups_of(module: nn.Module, **options: Any) -> str:
+    layers_of = {
+        group.name: " ".join(param.name.removesuffix(".weight") for param in group.params)
+        for group in FSDP(module, **options).groups
+    }
+    return " | ".join(f"{name}: {layers}" for name, layers in layers_of.items())
 
 
-def check_groups() -> None:
-    for name, (make, expected) in MODULES.items():
-        assert groups_of(make()) == expected, name
-    module = MODULES["list"][0]()
-    alone = {f"{name}.weight": name for name in ("0.0", "0.1", "1.0", "1.1")}
-    assert groups_of(module, no_blocks) == alone
-    together = {"model": "0.0 0.1 1.0 1.1"}
-    assert groups_of(MODULES["list"][0](), lambda model: [model]) == together
-
-
-def test_the_matrices_in_one_member_of_a_list_form_a_group(ranks: RankPool) -> None:
-    ranks.run(check_groups, 2)
+@on_ranks(2)
+def test_the_matrices_in_one_member_of_a_list_form_a_group() -> None:
+    for make, expected in MODULES:
+        assert groups_of(make()) == expected
+    alone = " | ".join(f"{name}.weight: {name}" for name in ("0.0", "0.1", "1.0", "1.1"))
+    assert groups_of(two_pairs(), blocks=no_blocks) == alone
+    assert groups_of(two_pairs(), blocks=lambda model: [model]) == "model: 0.0 0.1 1.0 1.1"
 
 
 class Chain(nn.Module):
@@ -161,15 +153,14 @@ reduce 3, gather 2, reduce 2, gather 1, reduce 1, gather 0, reduce 0, finish"""
 
 
 @pytest.mark.parametrize(("prefetch", "expected"), [(1, PREFETCHING), (0, ON_DEMAND)])
-def test_the_next_block_is_gathered_before_a_block_computes(
-    ranks: RankPool, prefetch: int, expected: str
-) -> None:
-    for log in ranks.run(log_of_second_step, 3, prefetch=prefetch):
-        assert ", ".join(log) == expected.strip().replace("\n", " ")
+@on_ranks(3)
+def test_the_next_block_is_gathered_before_a_block_computes(prefetch: int, expected: str) -> None:
+    assert ", ".join(log_of_second_step(prefetch)) == expected.strip().replace("\n", " ")
 
 
-def test_a_recomputed_block_is_gathered_once_in_backward(ranks: RankPool) -> None:
-    log = ranks.run(log_of_second_step, 2, prefetch=1, checkpointed=True)[0]
+@on_ranks(2)
+def test_a_recomputed_block_is_gathered_once_in_backward() -> None:
+    log = log_of_second_step(prefetch=1, checkpointed=True)
     after = log[log.index("backward") :]
     gathers = Counter(entry for entry in after if entry.startswith("gather"))
     assert gathers == {f"gather {number}": 1 for number in range(3)}
@@ -177,65 +168,55 @@ def test_a_recomputed_block_is_gathered_once_in_backward(ranks: RankPool) -> Non
     assert reductions == [f"reduce {number}" for number in (3, 2, 1, 0)]
 
 
-def messages_of_steps(model: str, steps: int) -> tuple[Counter[str], int]:
+@pytest.mark.parametrize(("model", "groups"), [("transformer", 3), ("layers", 3), ("blocks", 5)])
+@on_ranks(2, 3)
+def test_a_step_gathers_each_group_twice_and_reduces_it_once(model: str, groups: int) -> None:
     wrapped = FSDP(build(model))
     with recorded_messages() as log:
-        for step in range(steps):
+        for step in range(3):
             backward(wrapped, own_part(batch_of(step)))
+    assert len(wrapped.groups) == groups
     assert all(message.is_async for message in log)
-    buckets = wrapped.replicated_buckets
-    replicated = sum(p.numel() + 1 for bucket in buckets for p in bucket.parameters)
-    assert {m.numel for m in log if m.kind == "all-reduce"} == {replicated}
-    return Counter(message.kind for message in log), len(wrapped.groups)
-
-
-@pytest.mark.parametrize(("model", "groups"), [("transformer", 3), ("layers", 3), ("blocks", 5)])
-@every_world
-def test_a_step_gathers_each_group_twice_and_reduces_it_once(
-    ranks: RankPool, model: str, groups: int, world_size: int
-) -> None:
-    count, found = ranks.run(messages_of_steps, world_size, model=model, steps=3)[0]
-    assert found == groups
     # From the second step on, the group that ends forward stays gathered for backward.
-    gathers = 2 * 3 * groups - 2
-    assert count == {"all-gather": gathers, "reduce-scatter": 3 * groups, "all-reduce": 3}
+    expected = {"all-gather": 2 * 3 * groups - 2, "reduce-scatter": 3 * groups, "all-reduce": 3}
+    assert Counter(message.kind for message in log) == expected
+    replicated = sum(p.numel() + 1 for b in wrapped.replicated_buckets for p in b.parameters)
+    assert {m.numel for m in log if m.kind == "all-reduce"} == {replicated}
 
 
 @pytest.mark.parametrize(("model", "reductions"), [("tied", 2), ("unused_layer", 3)])
+@on_ranks(2)
 def test_a_tied_weight_is_gathered_at_each_use_and_an_unused_one_never(
-    ranks: RankPool, model: str, reductions: int
+    model: str, reductions: int
 ) -> None:
-    count, _ = ranks.run(messages_of_steps, 2, model=model, steps=1)[0]
-    assert count == {"all-gather": 2 * 3, "reduce-scatter": reductions, "all-reduce": 1}
-
-
-def traffic_without_padding() -> tuple[Counter[str], Counter[str]]:
-    wrapped = FSDP(nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(3)]))
-    traffic: Counter[str] = Counter()
+    wrapped = FSDP(build(model))
     with recorded_messages() as log:
-        wrapped(torch.randn(2, 6)).sum().backward()
-        wrapped.finish_gradient_synchronization()
-        for message in log:
-            traffic[message.kind] += message.numel
-        log.clear()
-        with torch.no_grad():
-            wrapped(torch.randn(2, 6))
-    return traffic, Counter(message.kind for message in log)
+        backward(wrapped, own_part(batch_of(0)))
+    expected = {"all-gather": 2 * 3, "reduce-scatter": reductions, "all-reduce": 1}
+    assert Counter(message.kind for message in log) == expected
 
 
-def test_traffic_of_a_step_and_of_an_evaluation(ranks: RankPool) -> None:
-    traffic, evaluation = ranks.run(traffic_without_padding, 3)[0]
-    assert traffic == {"all-gather": 2 * 3 * 36, "reduce-scatter": 3 * 36}
-    assert evaluation == {"all-gather": 3}
+@on_ranks(3)
+def test_traffic_of_a_step_and_of_an_evaluation() -> None:
+    wrapped = FSDP(nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(3)]))
+    with recorded_messages() as log:
+        backward(wrapped, torch.randn(2, 6))
+    expected = Counter({("all-gather", 36): 2 * 3, ("reduce-scatter", 36): 3})
+    assert Counter((message.kind, message.numel) for message in log) == expected
+    with recorded_messages() as log, torch.no_grad():
+        wrapped(torch.randn(2, 6))
+    assert [message.kind for message in log] == ["all-gather"] * 3
 
 
-def full_weights_in_memory(options: dict[str, Any]) -> dict[str, int]:
+def full_weights_in_memory(
+    compute_dtype: torch.dtype | None, checkpointed: bool, frozen: bool
+) -> dict[str, int]:
     """Groups with memory for full weights or gradients, at most, during and after forward."""
-    chain = Chain(options.pop("checkpointed"))
-    if options.pop("frozen"):
+    chain = Chain(checkpointed)
+    if frozen:
         chain.requires_grad_(False)
         chain.blocks[0].requires_grad_(True)  # so that backward goes through all blocks
-    wrapped = FSDP(chain, **options)
+    wrapped = FSDP(chain, compute_dtype)
     found: dict[str, int] = {}
     phase = "forward"
 
@@ -277,13 +258,13 @@ def full_weights_in_memory(options: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["saved", "recomputed"])
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@on_ranks(2)
 def test_full_weights_are_in_memory_one_or_two_groups_at_a_time(
-    ranks: RankPool, compute_dtype: torch.dtype | None, checkpointed: bool, frozen: bool
+    compute_dtype: torch.dtype | None, checkpointed: bool, frozen: bool
 ) -> None:
-    options = {"compute_dtype": compute_dtype, "checkpointed": checkpointed, "frozen": frozen}
-    for found in ranks.run(full_weights_in_memory, 2, options=options):
-        assert found["forward"] <= 2
-        assert found["after forward"] == 1
-        assert found["backward"] <= 3
-        assert found["gradients in backward"] <= 1
-        assert found["after backward"] == 0
+    found = full_weights_in_memory(compute_dtype, checkpointed, frozen)
+    assert found["forward"] <= 2
+    assert found["after forward"] == 1
+    assert found["backward"] <= 3
+    assert found["gradients in backward"] <= 1
+    assert found["after backward"] == 0

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmlab.parallel import FSDP
-from tests.parallel.launcher import RankPool
+from tests.parallel.launcher import on_ranks
 from tests.parallel.models import build
 from tests.parallel.recording import recorded_messages
 from tests.parallel.training import assert_near, backward, batch_of, own_part, parameters, sgd
@@ -16,7 +16,11 @@ from tests.parallel.training import assert_near, backward, batch_of, own_part, p
 both_dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
-def check_dtypes(dtype: torch.dtype) -> None:
+@both_dtypes
+@on_ranks(2)
+def test_what_is_sent_and_computed_has_the_dtype_and_what_persists_is_fp32(
+    dtype: torch.dtype,
+) -> None:
     wrapped = FSDP(build("layers"), dtype)
     inside: dict[str, Any] = {}
 
@@ -50,19 +54,14 @@ def check_dtypes(dtype: torch.dtype) -> None:
     assert {tensor.dtype for tensor in persistent} == {torch.float32}
 
 
-@both_dtypes
-def test_what_is_sent_and_computed_has_the_dtype_and_what_persists_is_fp32(
-    ranks: RankPool, dtype: torch.dtype
-) -> None:
-    ranks.run(check_dtypes, 2, dtype=dtype)
-
-
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def train_next_to_fp32(dtype: torch.dtype) -> None:
+@both_dtypes
+@on_ranks(3)
+def test_training_follows_fp32_within_the_precision(dtype: torch.dtype) -> None:
     for blocks in (lambda model: [model], lambda model: []):
         wrapped, alone = FSDP(mlp(), dtype, blocks=blocks), mlp()
         optimizers = [sgd(wrapped.parameters()), sgd(alone.parameters())]
@@ -78,20 +77,12 @@ def train_next_to_fp32(dtype: torch.dtype) -> None:
         assert_near(wrapped.gather_full_parameters(), expected, torch.finfo(dtype).eps)
 
 
-@both_dtypes
-def test_training_follows_fp32_within_the_precision(ranks: RankPool, dtype: torch.dtype) -> None:
-    ranks.run(train_next_to_fp32, 3, dtype=dtype)
-
-
-def dtype_of_torchs_encoder_layer() -> torch.dtype:
+@on_ranks(2)
+def test_layers_with_a_replicated_matrix_compute_in_fp32() -> None:
     layer = nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0, batch_first=True)
     wrapped = FSDP(nn.Sequential(layer, nn.Linear(6, 3)), torch.bfloat16)
     output = wrapped(torch.randn(2, 4, 6))
+    assert output.dtype == torch.bfloat16
     output.float().square().mean().backward()
     wrapped.finish_gradient_synchronization()
     assert all(torch.isfinite(p.grad).all() for p in wrapped.parameters())
-    return output.dtype
-
-
-def test_layers_with_a_replicated_matrix_compute_in_fp32(ranks: RankPool) -> None:
-    assert ranks.run(dtype_of_torchs_encoder_layer, 2) == [torch.bfloat16] * 2

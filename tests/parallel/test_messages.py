@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lmlab.parallel.coalesce import IN_FLIGHT, broadcast_coalesced, coalesce
 from lmlab.parallel.collectives import Pending, start_mean_all_reduce, start_mean_reduce_scatter
 from lmlab.parallel.ownership import Ownership
-from tests.parallel.launcher import RankPool
+from tests.parallel.launcher import on_ranks
 
 
 class Done(dist.Work):
@@ -27,19 +27,14 @@ def test_a_sum_is_divided_once_and_what_was_sent_is_released() -> None:
     assert pending.source is None
 
 
-def means() -> tuple[Tensor, Tensor]:
+@on_ranks(3)
+def test_means_are_over_ranks() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    everywhere = start_mean_all_reduce(torch.full((4,), 3.0 * rank), None).wait()
+    assert everywhere.tolist() == [3.0] * 4
     pieces = torch.arange(2.0 * world_size) + rank
-    return (
-        start_mean_all_reduce(torch.full((4,), 3.0 * rank), None).wait(),
-        start_mean_reduce_scatter(torch.empty(2), pieces, None).wait(),
-    )
-
-
-def test_means_are_over_ranks(ranks: RankPool) -> None:
-    for rank, (everywhere, own) in enumerate(ranks.run(means, 3)):
-        assert everywhere.tolist() == [3.0] * 4
-        assert own.tolist() == [2.0 * rank + 1, 2.0 * rank + 2]
+    own = start_mean_reduce_scatter(torch.empty(2), pieces, None).wait()
+    assert own.tolist() == [2.0 * rank + 1, 2.0 * rank + 2]
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans())), st.integers(1, 300))
@@ -66,17 +61,14 @@ def messages_of(rank: int) -> list[list[Tensor]]:
     return [*messages, [numbers.clone()], [numbers.t()], [numbers.bool(), numbers[:0].bool()]]
 
 
-def exchange() -> None:
+@on_ranks(3)
+def test_broadcasts_from_several_ranks_arrive() -> None:
     own = messages_of(dist.get_rank())
     sources = [i % dist.get_world_size() for i in range(len(own))]
     broadcast_coalesced(zip(own, sources, strict=True), None)
     for i, source in enumerate(sources):
         for received, sent in zip(own[i], messages_of(source)[i], strict=True):
             assert torch.equal(received, sent)
-
-
-def test_broadcasts_from_several_ranks_arrive(ranks: RankPool) -> None:
-    ranks.run(exchange, 3)
 
 
 def owned_sizes(ownership: Ownership, world_size: int) -> list[list[int]]:

@@ -3,20 +3,16 @@
 import copy
 import gc
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from tests.parallel.launcher import RankPool
+from tests.parallel.launcher import RankPool, on_ranks
 from tests.parallel.models import MODELS, build
 from tests.parallel.training import (
-    DDP,
     SCHEMES,
     STEPS,
     assert_gradients_near,
@@ -25,7 +21,6 @@ from tests.parallel.training import (
     clear_gradients,
     every_ddp,
     every_scheme,
-    every_world,
     full_parameters,
     loss_of,
     own_part,
@@ -34,98 +29,54 @@ from tests.parallel.training import (
 )
 
 
-def train(scheme: str, model: str) -> None:
+@every_scheme
+@pytest.mark.parametrize("model", MODELS)
+@on_ranks(2, 3)
+def test_training_follows_one_process(scheme: str, model: str) -> None:
     wrapped, alone = wrapped_and_alone(scheme, model)
     train_both(wrapped, alone, map(batch_of, range(STEPS)))
 
 
 @every_scheme
-@pytest.mark.parametrize("model", MODELS)
-@every_world  # closest to the function: varies slowest, so that groups are reused
-def test_training_follows_one_process(
-    ranks: RankPool, scheme: str, model: str, world_size: int
-) -> None:
-    ranks.run(train, world_size, scheme=scheme, model=model)
-
-
-def train_on_one_sample_per_rank(scheme: str) -> None:
+@on_ranks(2)
+def test_two_ranks_are_bitwise_one_process_where_sums_allow_it(scheme: str) -> None:
     wrapped, alone = wrapped_and_alone(scheme, "exact")
     train_both(wrapped, alone, [batch_of(step, 1) for step in range(10)], tolerance=0.0)
 
 
-@every_scheme
-def test_two_ranks_are_bitwise_one_process_where_sums_allow_it(
-    ranks: RankPool, scheme: str
-) -> None:
-    ranks.run(train_on_one_sample_per_rank, 2, scheme=scheme)
-
-
-NoSync = Callable[[], AbstractContextManager[Any]]
-
-
-def all_but_last_unsynchronized(model: Any, batches: list[Tensor], no_sync: NoSync) -> None:
-    with no_sync():
-        several_backwards(model, batches[:-1], no_sync)
-    several_backwards(model, batches[-1:], no_sync)
-
-
-def all_unsynchronized(model: Any, batches: list[Tensor], no_sync: NoSync) -> None:
-    with no_sync():
-        several_backwards(model, batches, no_sync)
-
-
-def all_but_first_unsynchronized(model: Any, batches: list[Tensor], no_sync: NoSync) -> None:
-    several_backwards(model, batches[:1], no_sync)
-    with no_sync():
-        several_backwards(model, batches[1:], no_sync)
-
-
-def several_backwards(model: Any, batches: list[Tensor], no_sync: NoSync) -> None:
-    for batch in batches:
-        loss_of(model(batch)).backward()
-
-
-def forwards_before_backwards(model: Any, batches: list[Tensor], no_sync: NoSync) -> None:
-    losses = [loss_of(model(batch)) for batch in batches]
-    for loss in losses:
-        loss.backward()
-
-
-def one_graph_twice(model: Any, batches: list[Tensor], no_sync: NoSync) -> None:
-    loss = loss_of(model(batches[0]))
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-WITH_NO_SYNC = [
-    all_but_last_unsynchronized,
-    all_unsynchronized,
-    all_but_first_unsynchronized,
-]
-ACCUMULATIONS = [several_backwards, forwards_before_backwards, one_graph_twice]
-
-
-def accumulate(scheme: str, how: Callable[..., None]) -> None:
+def accumulate(scheme: str, synchronized: str, forwards_first: bool) -> None:
+    """Three backwards per step, of which those marked + synchronize."""
     for model in ("unused_layer", "tied", "blocks"):
         wrapped, alone = wrapped_and_alone(scheme, model)
         for step in range(2):  # nothing of the first step is left in the second
-            batches = [batch_of(10 * step + number) for number in range(3)]
             clear_gradients(wrapped, alone)
-            no_sync = getattr(wrapped, "no_sync", nullcontext)
-            how(wrapped, [own_part(batch) for batch in batches], no_sync)
+            batches = [batch_of(10 * step + number) for number in range(3)]
+            parts = [own_part(batch) for batch in batches]
+            losses = [loss_of(wrapped(part)) for part in parts] if forwards_first else []
+            for part, mark in zip(parts, synchronized, strict=True):
+                with nullcontext() if mark == "+" else wrapped.no_sync():
+                    if not forwards_first:
+                        loss_of(wrapped(part)).backward()
+            for loss in [*losses, *losses]:  # twice through each graph
+                loss.backward(retain_graph=True)
             wrapped.finish_gradient_synchronization()
-            how(alone, batches, nullcontext)
+            for batch in [*batches, *batches] if forwards_first else batches:
+                loss_of(alone(batch)).backward()
             assert_gradients_near(wrapped, alone)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "how"),
-    [(scheme, how) for scheme in SCHEMES for how in ACCUMULATIONS]
-    + [(scheme, how) for scheme in DDP for how in WITH_NO_SYNC],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
-)
-def test_gradients_accumulate(ranks: RankPool, scheme: str, how: Callable[..., None]) -> None:
-    ranks.run(accumulate, 3, scheme=scheme, how=how)
+@pytest.mark.parametrize("forwards_first", [False, True], ids=["", "forwards_first"])
+@every_scheme
+@on_ranks(3)
+def test_gradients_accumulate(scheme: str, forwards_first: bool) -> None:
+    accumulate(scheme, "+++", forwards_first)
+
+
+@pytest.mark.parametrize("synchronized", ["--+", "---", "+--"])
+@every_ddp
+@on_ranks(3)
+def test_gradients_accumulate_without_synchronization(scheme: str, synchronized: str) -> None:
+    accumulate(scheme, synchronized, forwards_first=False)
 
 
 class Branches(nn.Module):
@@ -141,7 +92,9 @@ class Branches(nn.Module):
         return sum((self.branches[i](x) for i in used), start=x)
 
 
-def use_different_branches(scheme: str) -> None:
+@every_ddp
+@on_ranks(3)
+def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(scheme: str) -> None:
     alone = Branches(number=5)
     wrapped = SCHEMES[scheme](copy.deepcopy(alone))
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -157,45 +110,17 @@ def use_different_branches(scheme: str) -> None:
     assert_gradients_near(wrapped, alone)
 
 
-@every_ddp
-def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(
-    ranks: RankPool, scheme: str
-) -> None:
-    ranks.run(use_different_branches, 3, scheme=scheme)
+def fail(gradient: Tensor) -> None:
+    raise ArithmeticError("in the middle of backward")
 
 
-class Recomputed(nn.Module):
-    """Two layers, the first of which is recomputed in backward."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = checkpoint(self.first, x.requires_grad_(), use_reentrant=self.reentrant)
-        output: Tensor = self.second(torch.tanh(hidden))
-        return output
-
-
-def recompute(scheme: str) -> None:
-    for reentrant in (True, False):
-        alone = Recomputed(reentrant)
-        wrapped = SCHEMES[scheme](copy.deepcopy(alone))
-        train_both(wrapped, alone, [torch.randn(2 * dist.get_world_size(), 3) for _ in range(2)])
-
-
+@pytest.mark.parametrize(
+    ("model", "layer"), [("layers", "inner"), ("blocks", "blocks.1"), ("blocks", "blocks.1.up")]
+)
 @every_scheme
-def test_activation_checkpointing(ranks: RankPool, scheme: str) -> None:
-    ranks.run(recompute, 2, scheme=scheme)
-
-
-def fail_in_backward(scheme: str, model: str, layer: str) -> None:
+@on_ranks(2)
+def test_a_failed_backward_leaves_nothing_behind(scheme: str, model: str, layer: str) -> None:
     wrapped, alone = wrapped_and_alone(scheme, model)
-
-    def fail(gradient: Tensor) -> None:
-        raise ArithmeticError("in the middle of backward")
-
     handle = wrapped.module.get_submodule(layer).register_forward_hook(
         lambda _module, _args, output: output.register_hook(fail) and None
     )
@@ -206,25 +131,12 @@ def fail_in_backward(scheme: str, model: str, layer: str) -> None:
     train_both(wrapped, alone, [batch_of(1)])
 
 
-@pytest.mark.parametrize(
-    ("model", "layer"), [("layers", "inner"), ("blocks", "blocks.1"), ("blocks", "blocks.1.up")]
-)
 @every_scheme
-def test_a_failed_backward_leaves_nothing_behind(
-    ranks: RankPool, scheme: str, model: str, layer: str
-) -> None:
-    ranks.run(fail_in_backward, 2, scheme=scheme, model=model, layer=layer)
-
-
-def wrap_frozen(scheme: str) -> None:
+@on_ranks(2)
+def test_a_model_without_trainable_parameters(scheme: str) -> None:
     wrapped = SCHEMES[scheme](build("layers").requires_grad_(False))
     wrapped(own_part(batch_of(0)))
     wrapped.finish_gradient_synchronization()
-
-
-@every_scheme
-def test_a_model_without_trainable_parameters(ranks: RankPool, scheme: str) -> None:
-    ranks.run(wrap_frozen, 2, scheme=scheme)
 
 
 class Buffers(nn.Module):
@@ -240,16 +152,12 @@ class Buffers(nn.Module):
         self.register_buffer("empty", torch.empty(0))
 
 
-def wrap_buffers(scheme: str) -> list[Any]:
-    wrapped = SCHEMES[scheme](Buffers(content=float(1 - dist.get_rank())))
-    values = [*full_parameters(wrapped).values(), *wrapped.buffers()]
-    return [value.tolist() for value in values]
-
-
 @every_scheme
-def test_parameters_and_buffers_start_as_those_of_rank_0(ranks: RankPool, scheme: str) -> None:
-    of_rank_0 = [t.tolist() for t in (Buffers(1.0).weight, *Buffers(1.0).buffers())]
-    assert ranks.run(wrap_buffers, 3, scheme=scheme) == [of_rank_0] * 3
+@on_ranks(3)
+def test_parameters_and_buffers_start_as_those_of_rank_0(scheme: str) -> None:
+    wrapped, of_rank_0 = SCHEMES[scheme](Buffers(float(1 - dist.get_rank()))), Buffers(1.0)
+    values = [*full_parameters(wrapped).values(), *wrapped.buffers()]
+    assert all(map(torch.equal, values, [of_rank_0.weight, *of_rank_0.buffers()]))
 
 
 def save(scheme: str, model: str) -> dict[str, Tensor]:
@@ -278,8 +186,9 @@ def test_the_state_dict_is_the_modules_and_loads_at_another_world_size(
         assert all(torch.equal(loaded[name], p) for name, p in expected.named_parameters())
 
 
-def wrap_and_drop(scheme: str) -> bool:
-    """Whether a wrapper and its module are freed without the garbage collector."""
+@every_scheme
+@on_ranks(2)
+def test_a_dropped_wrapper_is_freed_without_the_garbage_collector(scheme: str) -> None:
     module = build("blocks")
     gc.collect()
     gc.disable()
@@ -288,9 +197,4 @@ def wrap_and_drop(scheme: str) -> bool:
     references = [weakref.ref(wrapped), weakref.ref(module)]
     del wrapped, module
     gc.enable()
-    return all(reference() is None for reference in references)
-
-
-@every_scheme
-def test_a_dropped_wrapper_is_freed_at_once(ranks: RankPool, scheme: str) -> None:
-    assert all(ranks.run(wrap_and_drop, 2, scheme=scheme))
+    assert [reference() for reference in references] == [None, None]

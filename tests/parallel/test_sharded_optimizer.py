@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from lmlab.model.adamw import AdamW
 from lmlab.parallel import FlatDDP, ShardedOptimizer
-from tests.parallel.launcher import RankPool
+from tests.parallel.launcher import RankPool, on_ranks
 from tests.parallel.models import MODELS, build
 from tests.parallel.recording import recorded_messages
 from tests.parallel.training import (
@@ -19,7 +19,6 @@ from tests.parallel.training import (
     assert_near,
     backward,
     batch_of,
-    every_world,
     own_part,
     parameters,
 )
@@ -55,59 +54,50 @@ def compare(model: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@every_world
-def test_steps_are_bitwise_those_of_the_whole_optimizer(
-    ranks: RankPool, model: str, world_size: int
-) -> None:
-    ranks.run(compare, world_size, model=model, optimizer="AdamW")
+@on_ranks(2, 3)
+def test_steps_are_bitwise_those_of_the_whole_optimizer(model: str) -> None:
+    compare(model, "AdamW")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_any_optimizer_works(ranks: RankPool, optimizer: str) -> None:
-    ranks.run(compare, 3, model="mixed_dtypes", optimizer=optimizer)
+@on_ranks(3)
+def test_any_optimizer_works(optimizer: str) -> None:
+    compare("mixed_dtypes", optimizer)
+    weight = nn.Parameter(torch.ones(2))  # two of three ranks own nothing
+    optimizer_cls, settings = OPTIMIZERS[optimizer]
+    sharded = ShardedOptimizer([weight], optimizer_cls, **settings)
+    weight.square().sum().backward()
+    sharded.step()
+    assert (weight != 1).all()
 
 
-def train_with_ddp() -> None:
+@on_ranks(2, 3)
+def test_with_data_parallelism_training_follows_one_process() -> None:
     wrapped, alone = FlatDDP(build("transformer")), build("transformer")
     settings = {"lr": 0.1, "momentum": 0.9}
-    optimizers = [
-        ShardedOptimizer(wrapped.parameters(), SGD, **settings),
-        SGD(alone.parameters(), **settings),
-    ]
-    for step in range(STEPS):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        backward(wrapped, own_part(batch_of(step)))
-        backward(alone, batch_of(step))
-        for optimizer in optimizers:
-            optimizer.step()
+    sharded = ShardedOptimizer(wrapped.parameters(), SGD, **settings)
+    whole = SGD(alone.parameters(), **settings)
+    for batch in map(batch_of, range(STEPS)):
+        sharded.zero_grad()
+        whole.zero_grad()
+        backward(wrapped, own_part(batch))
+        backward(alone, batch)
+        sharded.step()
+        whole.step()
     assert_near(parameters(wrapped.module), parameters(alone), 1e-6)
 
 
-@every_world
-def test_with_data_parallelism_training_follows_one_process(
-    ranks: RankPool, world_size: int
-) -> None:
-    ranks.run(train_with_ddp, world_size)
-
-
-def messages_of_step(model: str) -> list[tuple[str, int]]:
+@pytest.mark.parametrize(("model", "dtypes"), [("transformer", 1), ("mixed_dtypes", 2)])
+@on_ranks(3)
+def test_a_step_broadcasts_each_parameter_once_in_few_messages(model: str, dtypes: int) -> None:
     module = build(model)
     optimizer = ShardedOptimizer(module.parameters(), SGD, lr=0.1)
     backward(module, batch_of(0))
     with recorded_messages() as log:
         optimizer.step()
-    return [(message.kind, message.numel) for message in log]
-
-
-@pytest.mark.parametrize(("model", "dtypes"), [("transformer", 1), ("mixed_dtypes", 2)])
-def test_a_step_broadcasts_each_parameter_once_in_few_messages(
-    ranks: RankPool, model: str, dtypes: int
-) -> None:
-    sent = ranks.run(messages_of_step, 3, model=model)[0]
-    assert 3 <= len(sent) <= 3 * dtypes
-    assert {kind for kind, _ in sent} == {"broadcast"}
-    assert sum(numel for _, numel in sent) == sum(p.numel() for p in build(model).parameters())
+    assert 3 <= len(log) <= 3 * dtypes
+    assert {message.kind for message in log} == {"broadcast"}
+    assert sum(message.numel for message in log) == sum(p.numel() for p in module.parameters())
 
 
 class OddShapes(nn.Module):
@@ -123,49 +113,35 @@ class OddShapes(nn.Module):
         return torch.stack([p.square().sum() for p in self.parameters()]).sum()
 
 
-def step_odd_shapes() -> None:
+@on_ranks(3)
+def test_parameters_of_any_shape() -> None:
     ours, theirs = OddShapes(), OddShapes()
     sharded = ShardedOptimizer(ours.parameters(), torch.optim.AdamW, lr=0.1)
     step_both((ours, sharded), (theirs, torch.optim.AdamW(theirs.parameters(), lr=0.1)))
-    for optimizer_cls, settings in OPTIMIZERS.values():
-        weight = nn.Parameter(torch.ones(2))  # two of three ranks own nothing
-        sharded = ShardedOptimizer([weight], optimizer_cls, **settings)
-        weight.square().sum().backward()
-        sharded.step()
-        assert (weight != 1).all()
 
 
-def test_parameters_of_any_shape_and_number(ranks: RankPool) -> None:
-    ranks.run(step_odd_shapes, 3)
+def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
+    return [
+        {"params": module.embedding.parameters(), "lr": 0.1, "weight_decay": 0.0},
+        {"params": list(module.inner.parameters())},
+    ]
 
 
-def step_with_groups_and_schedule() -> None:
+@on_ranks(2, 3)
+def test_parameter_groups_and_schedulers() -> None:
     ours, theirs = build("layers"), build("layers")
-
-    def groups(module: nn.Module) -> list[dict[str, Any]]:
-        return [
-            {"params": module.embedding.parameters(), "lr": 0.1, "weight_decay": 0.0},
-            {"params": list(module.inner.parameters())},
-        ]
-
     settings: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.2}
-    sharded = ShardedOptimizer(groups(ours), torch.optim.AdamW, **settings)
-    whole = torch.optim.AdamW(groups(theirs), **settings)
+    sharded = ShardedOptimizer(parameter_groups(ours), torch.optim.AdamW, **settings)
+    whole = torch.optim.AdamW(parameter_groups(theirs), **settings)
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, gamma=0.5) for o in (sharded, whole)]
     step_both((ours, sharded), (theirs, whole))
-    for optimizer, module, schedule in zip(
-        (sharded, whole), (ours, theirs), schedules, strict=True
-    ):
+    for schedule in schedules:
         schedule.step()
-        optimizer.add_param_group({"params": module.head.weight, "lr": 0.05})
+    sharded.add_param_group({"params": ours.head.weight, "lr": 0.05})
+    whole.add_param_group({"params": theirs.head.weight, "lr": 0.05})
     step_both((ours, sharded), (theirs, whole))
     assert [g["lr"] for g in sharded.param_groups] == [0.05, 0.005, 0.05]
     assert sharded.param_groups[2].keys() == whole.param_groups[2].keys()
-
-
-@every_world
-def test_parameter_groups_and_schedulers(ranks: RankPool, world_size: int) -> None:
-    ranks.run(step_with_groups_and_schedule, world_size)
 
 
 class Scaled(SGD):
@@ -177,7 +153,8 @@ class Scaled(SGD):
         return super().step(closure)
 
 
-def step_with_arguments() -> list[float]:
+@on_ranks(2)
+def test_a_closure_and_keyword_arguments_reach_the_wrapped_optimizer() -> None:
     module = build("tied")
     tied_twice = [module.embedding.weight, module.head.weight, *module.inner.parameters()]
     optimizer = ShardedOptimizer(tied_twice, Scaled, lr=0.1)
@@ -194,33 +171,22 @@ def step_with_arguments() -> list[float]:
     with torch.no_grad():
         losses = [optimizer.step(closure), optimizer.step(closure, factor=0.5)]
     assert losses == calls
+    assert losses[1] < losses[0]
     assert optimizer.param_groups[0]["lr"] == 0.05
-    return losses
 
 
-def test_a_closure_and_keyword_arguments_reach_the_wrapped_optimizer(ranks: RankPool) -> None:
-    first, second = ranks.run(step_with_arguments, 2)
-    assert first == second
-    assert first[1] < first[0]
-
-
-def bytes_of_state() -> tuple[int, int]:
+@on_ranks(2, 3)
+def test_state_is_stored_once_and_evenly() -> None:
     module = build("transformer")
     optimizer = ShardedOptimizer(module.parameters(), torch.optim.AdamW)
     backward(module, batch_of(0))
     optimizer.step()
     tensors = [t for state in optimizer.state.values() for t in state.values() if t.numel() > 1]
-    own = sum(tensor.nbytes for tensor in tensors)
-    assert own == 2 * optimizer.ownership.bytes_by_rank[dist.get_rank()]
-    return own, 2 * sum(p.nbytes for p in module.parameters())
-
-
-@every_world
-def test_state_is_stored_once_and_evenly(ranks: RankPool, world_size: int) -> None:
-    stored = ranks.run(bytes_of_state, world_size)
-    whole = stored[0][1]
-    assert sum(own for own, _ in stored) == whole
-    assert max(own for own, _ in stored) < 1.1 * whole / world_size
+    by_rank = [2 * owned for owned in optimizer.ownership.bytes_by_rank]
+    assert sum(tensor.nbytes for tensor in tensors) == by_rank[dist.get_rank()]
+    whole = 2 * sum(p.nbytes for p in module.parameters())
+    assert sum(by_rank) == whole
+    assert max(by_rank) < 1.1 * whole / dist.get_world_size()
 
 
 def some_steps(module: nn.Module, optimizer: Optimizer) -> None:

@@ -27,7 +27,6 @@ DDP = [name for name in SCHEMES if not name.startswith("fsdp")]
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 every_ddp = pytest.mark.parametrize("scheme", DDP)
-every_world = pytest.mark.parametrize("world_size", [2, 3], ids=lambda n: f"{n}_ranks")
 
 
 def sgd(parameters: Any) -> Optimizer:
