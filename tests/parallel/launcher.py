@@ -160,16 +160,14 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., None]], Callable[...,
                 run_program, world_size, test=(program.__module__, program.__name__), **kwargs
             )
 
-        added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ADDED]
+        names = ("ranks", "world_size")
+        added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
         parameters = [*inspect.signature(program).parameters.values(), *added]
         test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         ids = [f"{world_size}_ranks" for world_size in world_sizes]
         return pytest.mark.parametrize("world_size", world_sizes, ids=ids)(test)
 
     return decorate
-
-
-ADDED = ("ranks", "world_size")
 
 
 def run_program(test: tuple[str, str], **kwargs: Any) -> None:

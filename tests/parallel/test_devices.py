@@ -1,25 +1,16 @@
 """The same training with every backend and device: CPU ranks, a shared GPU, a GPU per rank."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from lmlab.parallel import FSDP, BucketedDDP, ShardedOptimizer
+from lmlab.parallel import FSDP, FlatDDP, ShardedOptimizer
 from tests.parallel.launcher import LARGEST_WORLD, RankPool
 from tests.parallel.models import build
-from tests.parallel.training import (
-    SCHEMES,
-    assert_near,
-    backward,
-    batch_of,
-    full_parameters,
-    own_part,
-    parameters,
-    sgd,
-)
+from tests.parallel.training import SCHEMES, SGD_SETTINGS, batch_of, own_part, train_both
 
+# A GPU may sum in another order than one process.
+TOLERANCE = 1e-5
 GPUS = torch.cuda.device_count()
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(GPUS == 0, reason="needs a CUDA GPU")]
 
@@ -33,30 +24,15 @@ every_machine = pytest.mark.parametrize(
 )
 
 
-def train(device: str, wrapped: Any, alone: nn.Module, optimizer: Any) -> None:
-    """A GPU may sum in another order than one process would, so the tolerance is larger."""
-    reference = sgd(alone.parameters())
-    for step in range(5):
-        batch = batch_of(step).to(device)
-        for model, part, steps in (
-            (wrapped, own_part(batch), optimizer),
-            (alone, batch, reference),
-        ):
-            steps.zero_grad()
-            backward(model, part)
-            steps.step()
-    assert_near(full_parameters(wrapped), parameters(alone), 1e-5)
-
-
-def train_everything(device: str) -> None:
+def train(device: str) -> None:
+    batches = [batch_of(step).to(device) for step in range(5)]
     for wrap in SCHEMES.values():
-        wrapped = wrap(build("blocks").to(device))
-        train(device, wrapped, build("blocks").to(device), sgd(wrapped.parameters()))
+        wrapped, alone = wrap(build("blocks").to(device)), build("blocks").to(device)
+        train_both(wrapped, alone, batches, TOLERANCE)
 
-    wrapped = BucketedDDP(build("layers").to(device), bucket_size_mb=1)
-    settings = {"lr": 0.05, "weight_decay": 0.01}
-    sharded = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **settings)
-    train(device, wrapped, build("layers").to(device), sharded)
+    wrapped, alone = FlatDDP(build("layers").to(device)), build("layers").to(device)
+    sharded = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **SGD_SETTINGS)
+    train_both(wrapped, alone, batches, TOLERANCE, sharded)
     adam = ShardedOptimizer(wrapped.parameters(), torch.optim.AdamW)
     adam.step()
     state = adam.state_dict()
@@ -70,7 +46,7 @@ def train_everything(device: str) -> None:
 def test_training_follows_one_process(
     ranks: RankPool, backend: str, device: str, world_size: int
 ) -> None:
-    ranks.run(train_everything, world_size, backend=backend, device=device)
+    ranks.run(train, world_size, backend=backend, device=device)
 
 
 def losses_in_bf16(device: str) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tests.parallel.launcher import RankPool, on_ranks
 from tests.parallel.models import MODELS, build
 from tests.parallel.training import (
+    DDP,
     SCHEMES,
     STEPS,
     assert_gradients_near,
@@ -44,39 +45,39 @@ def test_two_ranks_are_bitwise_one_process_where_sums_allow_it(scheme: str) -> N
     train_both(wrapped, alone, [batch_of(step, 1) for step in range(10)], tolerance=0.0)
 
 
-def accumulate(scheme: str, synchronized: str, forwards_first: bool) -> None:
-    """Three backwards per step, of which those marked + synchronize."""
+@pytest.mark.parametrize(
+    ("scheme", "synchronized"),
+    [(scheme, "+++") for scheme in SCHEMES]
+    + [(scheme, marks) for scheme in DDP for marks in ("--+", "---", "+--")],
+)
+@on_ranks(3)
+def test_gradients_accumulate(scheme: str, synchronized: str) -> None:
+    """Over three batches, of which those marked + are synchronized in backward."""
     for model in ("unused_layer", "tied", "blocks"):
         wrapped, alone = wrapped_and_alone(scheme, model)
         for step in range(2):  # nothing of the first step is left in the second
             clear_gradients(wrapped, alone)
-            batches = [batch_of(10 * step + number) for number in range(3)]
-            parts = [own_part(batch) for batch in batches]
-            losses = [loss_of(wrapped(part)) for part in parts] if forwards_first else []
-            for part, mark in zip(parts, synchronized, strict=True):
+            for number, mark in enumerate(synchronized):
+                batch = batch_of(10 * step + number)
                 with nullcontext() if mark == "+" else wrapped.no_sync():
-                    if not forwards_first:
-                        loss_of(wrapped(part)).backward()
-            for loss in [*losses, *losses]:  # twice through each graph
-                loss.backward(retain_graph=True)
-            wrapped.finish_gradient_synchronization()
-            for batch in [*batches, *batches] if forwards_first else batches:
+                    loss_of(wrapped(own_part(batch))).backward()
                 loss_of(alone(batch)).backward()
+            wrapped.finish_gradient_synchronization()
             assert_gradients_near(wrapped, alone)
 
 
-@pytest.mark.parametrize("forwards_first", [False, True], ids=["", "forwards_first"])
 @every_scheme
 @on_ranks(3)
-def test_gradients_accumulate(scheme: str, forwards_first: bool) -> None:
-    accumulate(scheme, "+++", forwards_first)
-
-
-@pytest.mark.parametrize("synchronized", ["--+", "---", "+--"])
-@every_ddp
-@on_ranks(3)
-def test_gradients_accumulate_without_synchronization(scheme: str, synchronized: str) -> None:
-    accumulate(scheme, synchronized, forwards_first=False)
+def test_several_graphs_may_exist_and_be_used_twice(scheme: str) -> None:
+    for model in ("unused_layer", "tied", "blocks"):
+        wrapped, alone = wrapped_and_alone(scheme, model)
+        batches = [batch_of(number) for number in range(2)]
+        losses = [loss_of(wrapped(own_part(batch))) for batch in batches]
+        for loss, batch in zip(losses * 2, batches * 2, strict=True):
+            loss.backward(retain_graph=True)
+            loss_of(alone(batch)).backward()
+        wrapped.finish_gradient_synchronization()
+        assert_gradients_near(wrapped, alone)
 
 
 class Branches(nn.Module):

@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from lmlab.model.adamw import AdamW
-from lmlab.parallel import FlatDDP, ShardedOptimizer
+from lmlab.parallel import ShardedOptimizer
 from tests.parallel.launcher import RankPool, on_ranks
 from tests.parallel.models import MODELS, build
 from tests.parallel.recording import recorded_messages
 from tests.parallel.training import (
+    SGD_SETTINGS,
     STEPS,
     assert_near,
     backward,
     batch_of,
-    own_part,
     parameters,
+    train_both,
+    wrapped_and_alone,
 )
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
@@ -73,18 +75,9 @@ def test_any_optimizer_works(optimizer: str) -> None:
 
 @on_ranks(2, 3)
 def test_with_data_parallelism_training_follows_one_process() -> None:
-    wrapped, alone = FlatDDP(build("transformer")), build("transformer")
-    settings = {"lr": 0.1, "momentum": 0.9}
-    sharded = ShardedOptimizer(wrapped.parameters(), SGD, **settings)
-    whole = SGD(alone.parameters(), **settings)
-    for batch in map(batch_of, range(STEPS)):
-        sharded.zero_grad()
-        whole.zero_grad()
-        backward(wrapped, own_part(batch))
-        backward(alone, batch)
-        sharded.step()
-        whole.step()
-    assert_near(parameters(wrapped.module), parameters(alone), 1e-6)
+    wrapped, alone = wrapped_and_alone("flat", "transformer")
+    sharded = ShardedOptimizer(wrapped.parameters(), SGD, **SGD_SETTINGS)
+    train_both(wrapped, alone, map(batch_of, range(STEPS)), optimizer=sharded)
 
 
 @pytest.mark.parametrize(("model", "dtypes"), [("transformer", 1), ("mixed_dtypes", 2)])

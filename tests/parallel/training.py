@@ -29,9 +29,12 @@ every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 every_ddp = pytest.mark.parametrize("scheme", DDP)
 
 
+# Weight decay moves every parameter that has a gradient, even a zero one.
+SGD_SETTINGS = {"lr": 0.05, "weight_decay": 0.01}
+
+
 def sgd(parameters: Any) -> Optimizer:
-    """SGD whose weight decay moves every parameter that has a gradient, even a zero one."""
-    return SGD(parameters, lr=0.05, weight_decay=0.01)
+    return SGD(parameters, **SGD_SETTINGS)
 
 
 def batch_of(step: int, samples_per_rank: int = 2) -> Tensor:
@@ -68,10 +71,14 @@ def wrapped_and_alone(scheme: str, model: str) -> tuple[Any, nn.Module]:
 
 
 def train_both(
-    wrapped: Any, alone: nn.Module, batches: Iterable[Tensor], tolerance: float = 1e-6
+    wrapped: Any,
+    alone: nn.Module,
+    batches: Iterable[Tensor],
+    tolerance: float = 1e-6,
+    optimizer: Optimizer | None = None,
 ) -> None:
     """Train on ranks and in one process; gradients and final parameters must agree."""
-    optimizers = [sgd(wrapped.parameters()), sgd(alone.parameters())]
+    optimizers = [optimizer or sgd(wrapped.parameters()), sgd(alone.parameters())]
     for batch in batches:
         clear_gradients(wrapped, alone)
         backward(wrapped, own_part(batch))
