@@ -1,6 +1,6 @@
 """Predicted peak memory with activation checkpointing, from the model's shape alone. No torch.
 
-Three stages compete. In forward and the loss, the inputs of segments are kept and, under autocast,
+Three stages compete. In forward and the loss, the inputs of segments are saved and, under autocast,
 a 16-bit copy of every weight until the pass ends, although no graph needs it. In backward, a
 segment is recomputed: its blocks behave like a model of that many blocks, on top of the remaining
 inputs and the gradients so far, of which most exist in the last segment to be recomputed, the first
@@ -52,7 +52,7 @@ def predicted_peak_checkpointed(
 def predicted_peak_nested(
     shape: ModelShape, precision: Precision, *, device: Device = "cuda"
 ) -> Stage:
-    """The same for nested halves: one block at a time, and one input kept per level."""
+    """The same for nested halves: one block at a time, and one saved input per level."""
     levels = math.ceil(math.log2(shape.num_layers)) if shape.num_layers > 1 else 0
     return highest(_stages(shape, widths_of(precision, device), 1, inputs=1 + levels))
 
@@ -74,11 +74,13 @@ def _stages(shape: ModelShape, widths: Widths, blocks: int, *, inputs: int) -> I
     count = parameter_count(shape)
     stream = FP32 * shape.tokens * shape.d_model
     base = base_parts(shape, "train_step")
-    kept = base.plus(activations=inputs * stream)
+    with_inputs = base.plus(activations=inputs * stream)
     yield loss_stage(
-        shape, widths, kept.plus(weight_copies=widths.weight_copy * (count.linear - count.head))
+        shape,
+        widths,
+        with_inputs.plus(weight_copies=widths.weight_copy * (count.linear - count.head)),
     )
-    head = kept.plus(
+    head = with_inputs.plus(
         activations=saved_head(shape, widths), weight_copies=widths.weight_copy * count.head
     )
     yield from head_stages(shape, widths, head)

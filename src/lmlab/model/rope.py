@@ -9,7 +9,7 @@ A pair becomes (x0 cos - x1 sin, x1 cos + x0 sin). With each cosine stored twice
 instead of seven on strided halves, and no saved activations, because the tables need no gradient.
 
 The tables are computed in double precision (an angle of 1000 rad in fp32 is already off by 6e-5),
-kept in fp32, and cast to the dtype of the activations when used. They follow from the
+stored in fp32, and cast to the dtype of the activations when used. They follow from the
 hyperparameters, so they are not part of a checkpoint.
 """
 

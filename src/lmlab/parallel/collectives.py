@@ -28,7 +28,7 @@ class Pending:
     work: dist.Work
     result: Tensor
     source: Tensor | None = None
-    """The tensor being sent, if it is not `result`: kept alive until the collective is done."""
+    """The tensor being sent, if it is not `result`: referenced until the collective is done."""
     divisor: int = 1
     """What `result` has yet to be divided by."""
 

@@ -25,7 +25,7 @@ Blocks = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 def module_list_members(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of every ModuleList; a ModuleDict in a list stands for its values."""
+    """The members of every ModuleList; of a ModuleDict in a list, its values."""
     for layer in module.modules():
         if isinstance(layer, nn.ModuleList):
             for member in layer:

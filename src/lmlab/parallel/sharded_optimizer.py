@@ -2,7 +2,7 @@
 
 AdamW stores 8 bytes per weight, and under data parallelism every rank stores the same. Here each
 parameter has one owner, which alone keeps its state and computes and broadcasts its update. State
-and update time shrink by the number of ranks, for the price of sending each parameter once a step.
+and update time shrink by the number of ranks, for the price of sending each parameter once per step.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
