@@ -75,11 +75,8 @@ def _stages(shape: ModelShape, widths: Widths, blocks: int, *, inputs: int) -> I
     stream = FP32 * shape.tokens * shape.d_model
     base = base_parts(shape, "train_step")
     with_inputs = base.plus(activations=inputs * stream)
-    yield loss_stage(
-        shape,
-        widths,
-        with_inputs.plus(weight_copies=widths.weight_copy * (count.linear - count.head)),
-    )
+    copies = widths.weight_copy * (count.linear - count.head)
+    yield loss_stage(shape, widths, with_inputs.plus(weight_copies=copies))
     head = with_inputs.plus(
         activations=saved_head(shape, widths), weight_copies=widths.weight_copy * count.head
     )

@@ -1,15 +1,14 @@
 """An optimizer whose state is sharded over ranks (ZeRO stage 1).
 
 AdamW stores 8 bytes per weight, and under data parallelism every rank stores the same. Here each
-parameter has one owner, which alone keeps its state and computes and broadcasts its update. State
-and update time shrink by the number of ranks, for the price of sending each parameter once per step.
+parameter has one owner, which alone stores its state and computes and broadcasts its update. State
+and update time shrink by the number of ranks, at the cost of one broadcast per parameter and step.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
 This optimizer has all parameters, so that `zero_grad`, schedulers and gradient scalers work as
 usual; `local` has this rank's parameters and does the arithmetic. Settings such as `lr` are copied
-to `local` before a step and back after it. Gradients must be equal on all ranks, as they are under
-data parallelism.
+to `local` before a step and back after it. Gradients must be equal on all ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
