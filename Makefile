@@ -7,9 +7,9 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup writeup dry-run status example test test-fast lint format clean
+.PHONY: help setup writeup explore dry-run status example test test-fast lint format clean
 
-help: ## list what there is
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(STAMP) ## install everything into .venv (the others do it for you)
@@ -24,17 +24,21 @@ $(STAMP): requirements.lock pyproject.toml
 writeup: setup ## measure what is not measured yet and write report/writeup.md
 	snakemake --cores 1 --resources gpu=1 report/writeup.md
 
-dry-run: setup ## say what `make writeup` would do
+explore: setup ## write report/explore.html, the interactive page
+	snakemake --cores 1 --resources gpu=1 report/explore.html
+
+dry-run: setup ## show what `make writeup` would do
 	snakemake --cores 1 --dry-run --quiet rules
 
-status: setup ## say which results there are, and which are of other code than the present
+status: setup ## list all points: measured, failed, stale
 	lmlab status
 
 example: setup ## render docs/nvidia-h200 from the committed results, measuring nothing
-	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200
+	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200 -- \
+		docs/nvidia-h200/writeup.md docs/nvidia-h200/explore.html
 
 # These tests look at the clock, so nothing runs beside them.
-QUIET := tests/workflow/test_study_times.py tests/measure/warm_start tests/measure/test_ceilings.py
+QUIET := tests/workflow/test_study_times.py tests/measure/warm_start
 # The longest first; many wait for other processes, so four of them fill two cores.
 BESIDE := -n 4 --dist loadfile tests/workflow tests $(QUIET:%=--ignore=%)
 
@@ -58,5 +62,5 @@ format: setup ## put Python and Snakemake files in order
 	ruff format .
 	snakefmt Snakefile rules workflow/Snakefile
 
-clean: ## remove what can be rebuilt from results (never the results)
-	rm -rf report/writeup.md report/figures report/chapters logs
+clean: ## remove what can be rebuilt from results, never the results
+	rm -rf report/writeup.md report/index.md report/explore.html report/figures report/chapters logs

@@ -3,7 +3,12 @@
 Whether there is one is asked where the jobs run: a cluster's job reads these files on its own node.
 """
 
-from lmlab.measure.trace.nsys_command import TROUBLE, UNDER_NSYS, NsysTrouble, find_nsys
+from lmlab.measure.trace.nsys_command import (
+    NSYS_UNAVAILABLE,
+    UNDER_NSYS,
+    NsysUnavailable,
+    find_nsys,
+)
 
 
 def nsys_for(block):
@@ -13,7 +18,7 @@ def nsys_for(block):
         return None, ""
     try:
         return find_nsys(), ""
-    except NsysTrouble as trouble:
+    except NsysUnavailable as trouble:
         if asked == "nsys" and MACHINE == HERE.id:
             stop(f"config: profile.profiler = 'nsys', but {trouble}; allowed here: auto, torch")
         return None, str(trouble)

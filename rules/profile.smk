@@ -11,7 +11,7 @@ include: "nsys.smk"
 
 
 WITH_TORCH = (
-    f"env {TROUBLE}={{params.trouble:q}} {{params.script}} "
+    f"env {NSYS_UNAVAILABLE}={{params.trouble:q}} {{params.script}} "
     "--point {params.point:q} --machine {wildcards.machine} --out {output.result:q}"
 )
 WITH_NSYS = (

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmlab.study.arms import failed_arms
 from lmlab.study.results import ResultError, read
 
 
@@ -112,8 +111,7 @@ def outcome(outputs: Sequence[str]) -> str:
                 result = read(path)
             except ResultError as error:
                 return str(error)
-            arms = failed_arms(result.data) if result.status == "ok" else []
-            return ", ".join([result.headline(), *arms])
+            return ", ".join([result.headline(), *result.failed_variants()])
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,43 +11,66 @@ import yaml
 
 from lmlab.chapters.calculations.measure import measure
 from lmlab.jobs.catalog import points_of
+from lmlab.jobs.outcome import Outcome
 from lmlab.study.config import load
 from lmlab.study.files import ROOT
+from lmlab.study.points import Point
+from tests.chapters.pages import answer, found, rendered, value_of
+from tests.report.study import result, written
 
 
 @pytest.fixture(scope="module")
-def data() -> Any:
+def outcome() -> Outcome:
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
-    return measure(point, torch.device("cpu")).data
+    return measure(point, torch.device("cpu"))
 
 
-def test_the_model_needs_44_gpus_for_its_state(data: Any) -> None:
-    assert data["parameters"] == 219_848_638_464
-    assert data["state_bytes"]["total"] == 3_517_578_215_424
-    assert data["state_devices"] == 44
+@pytest.mark.parametrize(
+    ("quantity", "labels", "expected"),
+    [
+        ("parameters", {}, 219_848_638_464),
+        ("state_memory", {"part": "total"}, 3_517_578_215_424),
+        ("state_devices", {}, 44),
+        ("fewest_devices", {"tokens": 4096}, 61),
+        ("memory_per_device", {"tokens": 4096}, pytest.approx(94.19e9, rel=1e-3)),
+        ("gpus_unsharded", {"tokens": 4096}, 45),
+        ("mesh_devices", {}, 64),
+        ("batch_tokens", {"messages": "hidden"}, pytest.approx(20444.4, abs=0.1)),
+        ("all_reduce_bytes", {"ranks": 8, "way": "ring"}, 1.75),
+        ("all_reduce_bytes", {"ranks": 8, "way": "whole tensors"}, 7.0),
+    ],
+)
+def test_the_question_of_the_configuration_worked_out(
+    outcome: Outcome, quantity: str, labels: dict[str, Any], expected: Any
+) -> None:
+    assert value_of(outcome, quantity, **labels) == expected
 
 
-def test_every_batch_says_how_many_devices_it_takes(data: Any) -> None:
-    rows = {row["tokens"]: row for row in data["batches"]}
-    assert rows[4096]["fewest_devices"] == 61
-    assert rows[4096]["bytes_a_device"] == pytest.approx(94.19e9, rel=1e-3)
-    assert rows[4096]["gpus_unsharded"] == 45
+def test_at_the_compute_bound_batch_gathering_weights_takes_as_long_as_computing(
+    outcome: Outcome,
+) -> None:
+    times = {part: value_of(outcome, "block_time", part=part) for part in ("compute", "weights")}
+    assert times["compute"] == pytest.approx(times["weights"])
 
 
-def test_the_mesh_is_compute_bound_from_320_tokens_a_device(data: Any) -> None:
-    mesh = data["mesh"]
-    assert mesh["devices"] == 64
-    assert mesh["tokens_hidden"] == pytest.approx(20444.4, abs=0.1)
-    assert mesh["block_s"]["compute"] == pytest.approx(mesh["block_s"]["weights"])
-
-
-def test_every_lever_lowers_the_batch(data: Any) -> None:
-    before, *after = (lever["tokens"] for lever in data["levers"])
-    assert before == pytest.approx(data["mesh"]["tokens_hidden"])
+def test_every_lever_lowers_the_batch(outcome: Outcome) -> None:
+    before, *after = (record["value"] for record in found(outcome, "lever_tokens"))
+    assert before == pytest.approx(value_of(outcome, "batch_tokens", messages="hidden"))
     assert all(tokens < before for tokens in after)
 
 
-def test_two_ranks_send_the_same_bytes_either_way(data: Any) -> None:
-    two = data["rings"][0]
-    assert (two["ranks"], two["ring_bytes"], two["gather_bytes"]) == (2, 1.0, 1.0)
+def test_what_no_batch_hides_has_a_reason(outcome: Outcome) -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
+    slow = Point("calculations", {}, {**point.settings, "device_bytes_per_s": 1e6})
+    (record,) = found(measure(slow, torch.device("cpu")), "batch_tokens", messages="hidden")
+    assert record["status"] == "unsupported"
+
+
+def test_the_page_renders(outcome: Outcome, tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
+    made = result({}, outcome.measurements, chapter="calculations", settings=point.settings)
+    front, _ = rendered(tmp_path, written(tmp_path / "r", [made]), "calculations")
+    assert "44 GPUs" in answer(front, "What about very large models?")

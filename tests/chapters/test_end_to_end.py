@@ -17,6 +17,7 @@ from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.workload import Step, workload_of
 from lmlab.model import cost
 from lmlab.model.shape import ModelShape
+from tests.chapters.pages import found, value_of
 from tests.jobs.points import end_to_end_point
 
 PHASES = {
@@ -85,45 +86,31 @@ def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 
 @MODES
-def test_a_mode_has_its_phases_and_a_total(mode: str, cpu: torch.device) -> None:
-    outcome = end_to_end.measure(end_to_end_point(mode=mode), cpu)
-    assert list(outcome.measurements) == [*PHASES[mode], "total"]
-    assert all(len(m.samples_ms) == 3 for m in outcome.measurements.values())
+def test_a_mode_has_its_phases_and_a_total(mode: cost.Mode, cpu: torch.device) -> None:
+    outcome = end_to_end.measure(end_to_end_point(mode=mode, warmup=2), cpu)
+    times = {record["labels"]["phase"]: record for record in found(outcome, "time")}
+    assert list(times) == [*PHASES[mode], "total"]
+    assert all(record["n"] == 3 and record["clock"] == "wall" for record in times.values())
+    for step, whole in enumerate(times["total"]["samples"]):
+        assert 0 < sum(times[name]["samples"][step] for name in PHASES[mode]) <= whole
+    assert all(record["n"] == 2 for record in found(outcome, "warmup_time"))
+    flops = cost.flops(SHAPE, mode=mode, convention="full")
+    assert flops == {
+        phase: {kind: value_of(outcome, "flops", phase=phase, kind=kind) for kind in kinds}
+        for phase, kinds in flops.items()
+    }
 
 
-@MODES
-def test_phases_add_up_to_no_more_than_the_total(mode: str, cpu: torch.device) -> None:
-    outcome = end_to_end.measure(end_to_end_point(mode=mode), cpu)
-    total = outcome.measurements["total"].samples_ms
-    parts = [outcome.measurements[name].samples_ms for name in PHASES[mode]]
-    for step, whole in enumerate(total):
-        assert 0 < sum(part[step] for part in parts) <= whole
-
-
-@MODES
-def test_operations_are_those_of_the_mode(mode: cost.Mode, cpu: torch.device) -> None:
-    data = end_to_end.measure(end_to_end_point(mode=mode), cpu).data
-    assert data["flops"] == cost.flops(SHAPE, mode=mode, convention="full")
-    assert data["flop_convention"] == "full"
-    assert set(data["flops"]) == set(PHASES[mode]) - {"zero_grad"}
-
-
-def test_data_describes_the_step(cpu: torch.device) -> None:
-    data = end_to_end.measure(end_to_end_point(warmup=2), cpu).data
+def test_records_describe_the_step(cpu: torch.device) -> None:
+    outcome = end_to_end.measure(end_to_end_point(), cpu)
     parameters = cost.parameter_count(SHAPE).total
-    assert data["tokens_per_step"] == 2 * 8
-    assert data["parameters_total"] == parameters
-    assert data["parameters_bytes"] == 4 * parameters
-    assert list(data["warmup_samples_ms"]) == [*PHASES["train_step"], "total"]
-    assert all(len(times) == 2 for times in data["warmup_samples_ms"].values())
-    assert data["init_s"] > 0
-    assert data["threads"] == torch.get_num_threads()
-
-
-def test_what_a_cpu_does_not_tell_is_null(cpu: torch.device) -> None:
-    data = end_to_end.measure(end_to_end_point(), cpu).data
-    assert data["gpu_busy_ms"] is None
-    assert data["peak_memory_bytes"] is None
+    assert value_of(outcome, "tokens") == 2 * 8
+    assert value_of(outcome, "parameters") == parameters
+    assert value_of(outcome, "parameter_bytes") == 4 * parameters
+    assert value_of(outcome, "threads") == torch.get_num_threads()
+    assert value_of(outcome, "init_time") > 0
+    # A CPU has neither device time nor a peak counter.
+    assert found(outcome, "time", clock="device") == found(outcome, "peak_memory") == []
 
 
 def test_fp32_is_fp32_whatever_was_allowed_before(cpu: torch.device) -> None:
@@ -133,7 +120,7 @@ def test_fp32_is_fp32_whatever_was_allowed_before(cpu: torch.device) -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
     assert Watching.seen == {"forward": ("highest", False), "backward": ("highest", False)}
-    assert outcome.data["tf32"] is False
+    assert value_of(outcome, "tf32") is False
 
 
 def test_autocast_covers_forward_and_not_backward(cpu: torch.device) -> None:
@@ -198,9 +185,9 @@ def test_targets_are_the_tokens_that_follow(cpu: torch.device) -> None:
 def test_a_users_own_model_is_measured(own_package: Path, more: str, cpu: torch.device) -> None:
     (own_package / "model.py").write_text(OWN_MODEL.format(more=more))
     outcome = end_to_end.measure(end_to_end_point(model="own_package.model:Model"), cpu)
-    assert list(outcome.measurements) == [*PHASES["train_step"], "total"]
-    assert outcome.data["flops"] is None
-    assert outcome.data["parameters_total"] == 17 * 16 + 16 * 17 + 17
+    assert len(found(outcome, "time")) == len(PHASES["train_step"]) + 1
+    assert found(outcome, "flops") == []
+    assert value_of(outcome, "parameters") == 17 * 16 + 16 * 17 + 17
 
 
 def test_an_attention_that_a_model_cannot_take_is_unsupported(
@@ -254,7 +241,12 @@ def test_a_point_that_cannot_fit_is_tried_otherwise(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_says_how_busy_it_was_and_how_much_it_held() -> None:
     device = torch.device("cuda", 0)
-    data = end_to_end.measure(end_to_end_point(), device).data
-    assert set(data["gpu_busy_ms"]) == set(PHASES["train_step"])
-    assert data["gpu_busy_ms"]["forward"] > 0
-    assert data["peak_memory_bytes"] > 4 * data["parameters_bytes"]
+    outcome = end_to_end.measure(end_to_end_point(), device)
+    busy = {
+        record["labels"]["phase"]: record["value"]
+        for record in found(outcome, "time")
+        if record["clock"] == "device"
+    }
+    assert set(busy) == {*PHASES["train_step"], "total"}
+    assert busy["total"] > busy["forward"] > 0
+    assert value_of(outcome, "peak_memory") > 4 * value_of(outcome, "parameter_bytes")

@@ -1,7 +1,8 @@
-"""The memory chapter's points: largest size first, and checkpointing as one point of many arms."""
+"""The memory chapter's points: largest size first, and checkpointing as one point of variants."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,38 +21,35 @@ def config() -> Config:
     return content
 
 
-def test_the_full_study_is_the_one_promised(config: Config) -> None:
+def test_the_grid_is_every_size_context_and_precision(config: Config) -> None:
     points = points_of(load(config, "cuda"), "memory")
-    grid = [p.parameters for p in points if p.parameters["topic"] == "timeline"]
-    assert len(grid) == 5 * 4 * 2
-    assert grid[0]["size"] == "2.7b"
-    assert {p["context"] for p in grid} == {128, 256, 512, 1024}
-    assert {p["precision"] for p in grid} == {"fp32", "bf16"}
-    (checkpointing,) = [p for p in points if p.parameters["topic"] == "checkpointing"]
-    assert (checkpointing.parameters["size"], checkpointing.parameters["context"]) == ("xl", 2048)
-    assert {"none", "every-1", "every-6", "nested"} <= set(
-        checkpointing.settings["strategies"].split(",")
-    )
+    *grid, checkpointing = [point.parameters for point in points]
+    block = config["studies"]["full"]["memory"]
+    axes = ("sizes", "contexts", "precisions")
+    found = [tuple(p[axis.removesuffix("s")] for axis in axes) for p in grid]
+    assert found == list(product(*(block[axis] for axis in axes)))
+    assert {p["topic"] for p in grid} == {"timeline"}
+    assert checkpointing["topic"] == "checkpointing"
 
 
 def test_every_checkpointed_segment_divides_the_blocks(config: Config) -> None:
     for device in ("cuda", "cpu"):
         point = points_of(load(config, device), "memory")[-1]
-        lengths = [
-            int(name.removeprefix("every-"))
-            for name in point.settings["strategies"].split(",")
-            if name.startswith("every-")
-        ]
+        names = point.settings["strategies"].split(",")
+        lengths = [int(name.removeprefix("every-")) for name in names if name.startswith("every-")]
         assert [k for k in lengths if point.settings["num_layers"] % k] == []
 
 
-def test_a_strategy_that_does_not_exist_stops_the_study(config: Config) -> None:
-    config["studies"]["nano"]["memory"]["checkpointing"]["strategies"] = ["every-0"]
-    with pytest.raises(ConfigError, match="none, nested, or every-K"):
-        load(config, "cpu")
-
-
-def test_a_size_that_does_not_exist_stops_the_study(config: Config) -> None:
-    config["studies"]["nano"]["memory"]["checkpointing"]["size"] = "huge"
-    with pytest.raises(ConfigError, match=r"memory\.checkpointing\.size names 'huge'; allowed"):
+@pytest.mark.parametrize(
+    ("key", "given", "message"),
+    [
+        ("strategies", ["every-0"], "none, nested, or every-K"),
+        ("size", "huge", r"memory\.checkpointing\.size names 'huge'; allowed"),
+    ],
+)
+def test_what_does_not_exist_stops_the_study(
+    config: Config, key: str, given: Any, message: str
+) -> None:
+    config["studies"]["nano"]["memory"]["checkpointing"][key] = given
+    with pytest.raises(ConfigError, match=message):
         load(config, "cpu")

@@ -3,63 +3,54 @@
 from __future__ import annotations
 
 import itertools
-import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from lmlab.chapters.precision import measure as precision
-from lmlab.jobs.outcome import Unsupported
+from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.study.results import Result
+from tests.chapters.pages import answer, found, rendered, value_of
 from tests.jobs.points import precision_point
+from tests.report.study import result, written
 
 
 @pytest.fixture(scope="module")
-def accumulation() -> dict[str, Any]:
+def accumulation() -> Outcome:
     return precision.accumulation(terms=1000, term=0.01)
 
 
 @pytest.fixture(scope="module")
-def layernorm() -> dict[str, Any]:
-    return precision.layernorm(seed=0, device=torch.device("cpu"))
+def layernorm() -> Outcome:
+    return Outcome(measurements=precision.layernorm(seed=0, device=torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
-    ("loop", "result"),
+    ("loop", "expected"),
     [
-        ("fp32", 10.0001),
-        ("fp16", 9.9531),
-        ("fp32_plus_fp16", 10.0021),
-        ("fp32_plus_fp16_cast", 10.0021),
+        ("fp32 += fp32", 10.0001),
+        ("fp16 += fp16", 9.9531),
+        ("fp32 += fp16", 10.0021),
+        ("fp32 += fp16 cast up", 10.0021),
     ],
 )
-def test_the_four_loops_end_where_the_study_says(
-    accumulation: dict[str, Any], loop: str, result: float
+def test_the_four_loops_end_where_published_ones_do(
+    accumulation: Outcome, loop: str, expected: float
 ) -> None:
-    (found,) = [row for row in accumulation["loops"] if row["name"] == loop]
-    assert round(found["result"], 4) == result
-    assert found["error"] == found["result"] - 10.0
+    found = value_of(accumulation, "sum", loop=loop)
+    assert round(found, 4) == expected
+    assert value_of(accumulation, "error", loop=loop) == found - 10.0
 
 
-def test_loops_name_the_formats_that_they_add(accumulation: dict[str, Any]) -> None:
-    formats = {row["name"]: (row["accumulator"], row["term"]) for row in accumulation["loops"]}
-    assert formats == {
-        "fp32": ("float32", "float32"),
-        "fp16": ("float16", "float16"),
-        "fp32_plus_fp16": ("float32", "float16"),
-        "fp32_plus_fp16_cast": ("float32", "float32"),
-    }
-
-
-def test_the_trace_explains_the_fp16_sum(accumulation: dict[str, Any]) -> None:
-    trace = accumulation["fp16_trace"]
-    assert trace["step"][0] == 1
-    assert trace["step"][-1] == 1000
+def test_the_trace_explains_the_fp16_sum(accumulation: Outcome) -> None:
+    trace = accumulation.data["fp16_trace"]
+    assert (trace["step"][0], trace["step"][-1]) == (1, 1000)
     assert trace["sum"][-1] == 9.953125
-    assert accumulation["term_in_fp16"] == 0.01000213623046875
+    assert value_of(accumulation, "term_in_fp16") == 0.01000213623046875
     # Near ten fp16 steps by 1/128, and the term of a hundredth is rounded to one such step.
-    assert trace["spacing"][-1] == 1 / 128
-    assert trace["added"][-1] == 1 / 128
+    assert trace["spacing"][-1] == trace["added"][-1] == 1 / 128
 
 
 @pytest.mark.parametrize("terms", [1, 2, 1000, 20_000])
@@ -82,18 +73,13 @@ def test_a_sum_beyond_fp16_is_unsupported(cpu: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
-def test_autocast_runs_products_in_16_bit_and_keeps_the_rest(
+def test_autocast_lowers_matmuls_and_keeps_the_rest(
     name: str, dtype: str, cpu: torch.device
 ) -> None:
-    data = precision.measure(precision_point("autocast", dtype=name), cpu).data
-    found = {row["name"]: row["dtype"] for row in data["components"]}
-    assert data["device"] == "cpu"
-    assert data["dtype"] == dtype
-    assert list(found) == [
-        *("parameters", "fc1_output", "layernorm_output", "logits", "loss", "gradients")
-    ]
-    assert found["fc1_output"] == found["logits"] == dtype
-    assert found["parameters"] == found["loss"] == found["gradients"] == "float32"
+    outcome = precision.measure(precision_point("autocast", dtype=name), cpu)
+    kinds = {record["labels"]["component"]: record["value"] for record in outcome.measurements}
+    assert kinds["fc1_output"] == kinds["logits"] == dtype
+    assert kinds["parameters"] == kinds["loss"] == kinds["gradients"] == "float32"
 
 
 def test_a_device_that_refuses_the_type_is_unsupported(
@@ -110,42 +96,58 @@ def test_autocast_that_switches_itself_off_is_unsupported(cpu: torch.device) -> 
         precision.observed_dtypes(model, torch.float64, cpu)
 
 
-def rows(layernorm: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
-    return [row for row in layernorm["rows"] if row["dtype"] == dtype]
-
-
-def test_a_variance_in_fp16_vanishes_below_and_overflows_above(layernorm: dict[str, Any]) -> None:
-    found = rows(layernorm, "fp16")
-    assert found[0]["underflow"]
-    assert found[0]["computed_variance"] == 0.0
-    assert found[-1]["overflow"]
-    assert found[-1]["computed_variance"] is None
-    assert found[-1]["relative_error"] is None
-    assert any(not (row["overflow"] or row["underflow"]) for row in found)
+def test_a_variance_in_fp16_vanishes_below_and_overflows_above(layernorm: Outcome) -> None:
+    reasons = [r["reason"] for r in found(layernorm, "variance_error", dtype="fp16", sums="fp32")]
+    assert reasons[0] == "underflow"
+    assert reasons[-1] == "overflow"
+    assert None in reasons
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_a_wide_exponent_neither_vanishes_nor_overflows(
-    layernorm: dict[str, Any], dtype: str
+def test_a_wide_exponent_neither_vanishes_nor_overflows(layernorm: Outcome, dtype: str) -> None:
+    assert {r["status"] for r in found(layernorm, "variance_error", dtype=dtype)} == {"ok"}
+
+
+def test_bf16_pays_for_its_exponent_with_digits(layernorm: Outcome) -> None:
+    def error(dtype: str, sums: str) -> float:
+        found = value_of(layernorm, "variance_error", dtype=dtype, scale=1.0, sums=sums)
+        return float(found)
+
+    assert 1e-3 < error("bf16", "fp32") < 1e-2
+    assert 1e-4 < error("fp16", "fp32") < 1e-3
+    assert error("fp32", "fp32") < 1e-6
+    # Partial sums in the format itself lose far more than rounding the squares does.
+    assert error("bf16", "own format") > 5 * error("bf16", "fp32")
+
+
+def test_layernorm_itself_survives_every_scale(layernorm: Outcome) -> None:
+    assert {record["status"] for record in found(layernorm, "output_error")} == {"ok"}
+
+
+def test_the_page_renders_with_and_without_all_topics(
+    accumulation: Outcome, layernorm: Outcome, tmp_path: Path
 ) -> None:
-    assert not any(row["overflow"] or row["underflow"] for row in rows(layernorm, dtype))
+    def point(topic: str, outcome: Outcome, **more: Any) -> Result:
+        settings = {"seed": 0, "term": 0.01, "terms": 1000}
+        parameters = {"topic": topic, **more}
+        return result(
+            parameters,
+            outcome.measurements,
+            chapter="precision",
+            settings=settings,
+            data=outcome.data,
+        )
 
-
-def test_bf16_pays_for_its_exponent_with_digits(layernorm: dict[str, Any]) -> None:
-    at_one = {row["dtype"]: row["relative_error"] for row in layernorm["rows"] if row["scale"] == 1}
-    assert 1e-3 < at_one["bf16"] < 1e-2
-    assert 1e-4 < at_one["fp16"] < 1e-3
-    assert at_one["fp32"] < 1e-6
-
-
-def test_layernorm_itself_survives_every_scale(layernorm: dict[str, Any]) -> None:
-    assert len(layernorm["layernorm_rows"]) == len(layernorm["rows"])
-    assert all(row["largest_error"] is not None for row in layernorm["layernorm_rows"])
-
-
-def test_all_data_is_plain_json(accumulation: dict[str, Any], layernorm: dict[str, Any]) -> None:
-    for data in (accumulation, layernorm):
-        assert json.loads(json.dumps(data, allow_nan=False)) == data
+    autocast = precision.autocast("bf16", 0, torch.device("cpu"))
+    points = [
+        point("accumulation", accumulation),
+        point("autocast", autocast, dtype="bf16"),
+        point("layernorm", layernorm),
+    ]
+    for number in (1, 3):
+        folder = tmp_path / str(number)
+        front, _ = rendered(folder, written(folder / "r", points[:number]), "precision")
+        assert "9.9531" in answer(front, "What do 16 bits lose?")
 
 
 def test_an_unknown_topic_is_named(cpu: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Profile: one capture of three modes, the clock read before, and who may record."""
+"""Profile: three modes in one capture, a wall time taken before, and who may record."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from lmlab.chapters.profile import measure as profile
 from lmlab.chapters.profile.measure import measure, trace_folder
 from lmlab.jobs.outcome import Outcome, Unsupported
-from lmlab.measure.trace import chrome_trace, nsys_capture
-from lmlab.measure.trace.nsys_command import TROUBLE, UNDER_NSYS
+from lmlab.measure.trace import chrome_trace
+from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE, UNDER_NSYS
 from tests.jobs.points import profile_point
 
 CPU = torch.device("cpu")
-PRODUCTS = 2 * 9 + 1  # 7 projections and 2 in attention a layer, and the head
+MATMULS = 2 * 9 + 1  # per layer 7 projections and 2 in attention, and the head
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(UNDER_NSYS, raising=False)
-    monkeypatch.delenv(TROUBLE, raising=False)
+    monkeypatch.delenv(NSYS_UNAVAILABLE, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -31,86 +31,95 @@ def outcome() -> Outcome:
     return measure(profile_point(), CPU)
 
 
-def of_mode(outcome: Outcome, mode: str) -> dict[str, Any]:
-    found: dict[str, Any] = outcome.data["modes"][mode]
-    return found
-
-
-def test_each_mode_runs_what_it_says(outcome: Outcome) -> None:
-    products = {
-        mode: digest["families"]["matmul"]["instances"]
-        for mode, digest in outcome.data["modes"].items()
+def values(outcome: Outcome, quantity: str, *labels: str) -> dict[Any, Any]:
+    """Values of a quantity by these labels."""
+    return {
+        tuple(record["labels"].get(label) for label in labels): record["value"]
+        for record in outcome.measurements
+        if record["quantity"] == quantity
     }
-    assert products == {
-        "forward": PRODUCTS,
-        "forward_backward": 3 * PRODUCTS,
-        "train_step": 3 * PRODUCTS,
-    }
-    assert "optimizer" not in of_mode(outcome, "forward_backward")["families"]
-    assert of_mode(outcome, "train_step")["families"]["optimizer"]["instances"] > 0
 
 
-def test_every_kernel_stands_in_a_phase(outcome: Outcome) -> None:
-    for digest in outcome.data["modes"].values():
-        assert sum(row["kernels"] for row in digest["phases"]) == digest["kernels"]
-        assert sum(row["total_ns"] for row in digest["phases"]) == digest["total_ns"]
+def test_each_mode_runs_its_phases(outcome: Outcome) -> None:
+    families = values(outcome, "family_instances", "mode", "family")
+    assert families[("forward", "matmul")] == MATMULS
+    assert families[("forward_backward", "matmul")] == 3 * MATMULS
+    assert families[("train_step", "matmul")] == 3 * MATMULS
+    assert ("forward_backward", "optimizer") not in families
+    assert families[("train_step", "optimizer")] > 0
 
 
-def test_the_forward_pass_is_timed_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quantity", ["kernels", "total_time", "host_time"])
+def test_the_phases_of_a_mode_add_up(outcome: Outcome, quantity: str) -> None:
+    found = values(outcome, quantity, "mode", "phase")
+    for mode in ("forward", "forward_backward", "train_step"):
+        phases = [v for (m, phase), v in found.items() if m == mode and phase != "total"]
+        assert sum(phases) == pytest.approx(found[mode, "total"])
+
+
+def test_the_forward_pass_is_timed_before_it_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    plain_time, plain_profile = profile.time_steps, profile.profile
 
-    def time_steps(*args: Any) -> Any:
-        order.append("timed")
-        return plain_time(*args)
+    def note(name: str, function: Any) -> None:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            order.append(name)
+            return function(*args, **kwargs)
 
-    def profiled(*args: Any, **kwargs: Any) -> Any:
-        order.append("profiled")
-        return plain_profile(*args, **kwargs)
+        monkeypatch.setattr(profile, name, noted)
 
-    monkeypatch.setattr(profile, "time_steps", time_steps)
-    monkeypatch.setattr(profile, "profile", profiled)
+    note("time_steps", profile.time_steps)
+    note("profile", profile.profile)
     outcome = measure(profile_point(steps=4), CPU)
-    assert order == ["timed", "profiled"]
-    assert len(outcome.measurements["forward"].samples_ms) == 4
-    assert list(outcome.measurements) == ["forward"]
+    (wall,) = (record for record in outcome.measurements if record["quantity"] == "time")
+    assert order == ["time_steps", "profile"]
+    assert (wall["labels"], wall["clock"], wall["n"]) == ({"phase": "forward"}, "wall", 4)
 
 
-def test_attention_is_cut_into_parts_with_what_they_cost(outcome: Outcome) -> None:
-    parts = {row["part"]: row for row in outcome.data["attention_parts"]}
-    assert set(parts) == set(outcome.data["attention_cost"])
-    assert all(row["total_ns"] > 0 for row in parts.values())
-    assert parts["softmax"]["kernels"] == 2
-    assert outcome.data["attention_cost"]["softmax"]["flops"] == 5 * 2 * (2 * 2 * 8 * 8)
+def test_attention_has_parts_with_times_and_costs(outcome: Outcome) -> None:
+    times = values(outcome, "part_total_time", "part")
+    assert set(times) == {("scores",), ("scale_and_mask",), ("softmax",), ("output",)}
+    assert all(time > 0 for time in times.values())
+    assert values(outcome, "part_kernels", "part")[("softmax",)] == 2
+    assert values(outcome, "flops", "part")[("softmax",)] == 5 * 2 * (2 * 2 * 8 * 8)
+    assert set(values(outcome, "traffic", "part")) == set(times)
 
 
-def test_a_fused_attention_has_no_parts_and_no_cost() -> None:
-    data = measure(profile_point(attention="sdpa_math"), CPU).data
-    assert data["attention_parts"] is None
-    assert data["attention_cost"] is None
+@pytest.mark.parametrize(
+    ("changes", "has_parts"),
+    [
+        ({"attention": "sdpa_math"}, False),
+        ({"model": "tests.chapters.test_end_to_end:Watching"}, False),
+        ({"precision": "bf16"}, True),  # autocast mixes types, so costs are not known
+    ],
+)
+def test_costs_are_given_where_they_are_known(changes: dict[str, Any], has_parts: bool) -> None:
+    outcome = measure(profile_point(**changes), CPU)
+    assert bool(values(outcome, "part_total_time", "part")) == has_parts
+    assert not values(outcome, "flops", "part")
 
 
-def test_under_autocast_types_mix_and_nothing_is_counted() -> None:
-    data = measure(profile_point(precision="bf16"), CPU).data
-    assert data["autocast"]
-    assert data["attention_cost"] is None
-    assert data["attention_parts"] is not None
+def test_the_result_says_who_recorded_and_why_not_nsys(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert values(outcome, "profiler_version") == {(): f"torch profiler {torch.__version__}"}
+    assert not values(outcome, "profiler_note")
+    monkeypatch.setenv(NSYS_UNAVAILABLE, "nsys is not on the PATH")
+    again = measure(profile_point(), CPU)
+    assert values(again, "profiler_note") == {(): "nsys is not on the PATH"}
 
 
-def test_the_result_says_who_recorded_it(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome.data["tool"] == f"torch profiler {torch.__version__}"
-    assert outcome.data["tool_note"] is None
-    monkeypatch.setenv(TROUBLE, "nsys is not on the PATH")
-    assert measure(profile_point(), CPU).data["tool_note"] == "nsys is not on the PATH"
-
-
-def test_a_trace_is_kept_only_when_asked_for() -> None:
+def test_a_trace_is_kept_only_if_asked_for() -> None:
+    point = profile_point(size="2.7b", keep_traces=True)
+    folder = trace_folder(point)
+    assert folder.parts[2:] == (
+        *("profile", "size~2.7b", "context~8", "batch~2", "precision~fp32"),
+        "attention~naive.trace",
+    )
     measure(profile_point(), CPU)
     assert not Path("traces").exists()
-    point = profile_point(keep_traces=True)
     measure(point, CPU)
-    kept = trace_folder(point) / "trace.json.gz"
-    assert "aten::bmm" in set(chrome_trace.read(kept, on_cpu=True).kernels["name"])
+    kernels = chrome_trace.read(folder / "trace.json.gz", on_cpu=True).kernels
+    assert "aten::bmm" in set(kernels["name"])
 
 
 def test_nsys_must_have_been_started_around_the_process() -> None:
@@ -118,23 +127,13 @@ def test_nsys_must_have_been_started_around_the_process() -> None:
         measure(profile_point(profiler="nsys"), CPU)
 
 
-def test_under_nsys_the_report_is_left_to_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_nsys_the_trace_is_left_to_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(UNDER_NSYS, "1")
     outcome = measure(profile_point(profiler="nsys"), CPU)
-    assert "modes" not in outcome.data
-    assert outcome.data["attention_cost"] is not None
-    assert len(outcome.measurements["forward"].samples_ms) == 3
-
-
-def test_a_gpus_capture_begins_after_all_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(nsys_capture, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: order.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: order.append("stop"))
-    nsys_capture.capture(lambda: order.append("run"), device=torch.device("cuda"))
-    with pytest.raises(ZeroDivisionError):
-        nsys_capture.capture(lambda: 1 / 0, device=torch.device("cuda"))
-    assert order == ["start", "run", "stop", "start", "stop"]
+    assert outcome.data == {}
+    assert not values(outcome, "profiler_version")
+    assert values(outcome, "time", "phase").keys() == {("forward",)}
+    assert values(outcome, "flops", "part")
 
 
 def test_a_model_too_large_is_refused_before_it_is_built() -> None:
@@ -143,31 +142,11 @@ def test_a_model_too_large_is_refused_before_it_is_built() -> None:
         measure(point, CPU)
 
 
-def test_a_model_of_the_users_own_is_profiled_without_parts() -> None:
-    data = measure(profile_point(model="tests.chapters.test_end_to_end:Watching"), CPU).data
-    assert data["attention_parts"] is None
-    assert data["attention_cost"] is None
-    assert data["layer"] is None
-
-
-def test_the_trace_lies_beside_the_result_of_its_point() -> None:
-    folder = trace_folder(profile_point(size="2.7b"))
-    assert folder.parts[0] == "traces"
-    assert folder.parts[2:] == (
-        *("profile", "size~2.7b", "context~8", "batch~2", "precision~fp32"),
-        "attention~naive.trace",
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_on_a_gpu_kernels_of_all_phases_are_found_and_the_host_waits_at_the_end() -> None:
+def test_on_a_gpu_every_phase_has_kernels_and_launches_come_before_them() -> None:
     outcome = measure(profile_point(), torch.device("cuda", 0))
-    step = of_mode(outcome, "train_step")
-    assert all(row["kernels"] > 0 for row in step["phases"] if row["phase"] != "zero_grad")
-    assert sum(row["total_ns"] for row in step["phases"]) == step["total_ns"]
-    assert step["host"]["waits"][0]["after"] == "optimizer"
-    assert step["host"]["delay_median_ns"] > 0
-    assert [row["part"] for row in outcome.data["attention_parts"] if row["kernels"]] == [
-        *("scores", "scale_and_mask", "softmax", "output")
-    ]
+    kernels = values(outcome, "kernels", "mode", "phase")
+    assert all(kernels["train_step", phase] for phase in ("forward", "backward", "optimizer"))
+    assert values(outcome, "delay_median_time", "mode")[("train_step",)] > 0
+    assert all(values(outcome, "part_kernels", "part").values())

@@ -1,14 +1,15 @@
-"""A stand-in for the pynvml module: some GPUs, and answers that a test can change or withhold."""
+"""A fake pynvml module: some GPUs, and answers that a test can change or withhold."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 
 class NVMLError(Exception):
-    """What every failed question raises."""
+    """Raised by every failed call."""
 
 
 @dataclass
@@ -25,20 +26,48 @@ class FakeGpu:
     unanswered: set[str] = field(default_factory=set)
 
 
+SM, MEMORY, POWER, THERMAL = 1, 2, 0, 1
+# nvmlDeviceGet... -> the question, as `FakeGpu.unanswered` names it, and the answer.
+ANSWERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "Name": ("name", lambda gpu: gpu.name),
+    "UUID": ("uuid", lambda gpu: gpu.uuid),
+    "ClockInfo": ("clock", lambda gpu, kind: gpu.sm_clock if kind == SM else 3201),
+    "MaxClockInfo": ("max_clock", lambda gpu, kind: 1980 if kind == SM else 3201),
+    "EnforcedPowerLimit": ("power_limit", lambda gpu: 700_000),
+    "Temperature": ("temperature", lambda gpu, sensor: 41),
+    "PowerUsage": ("power", lambda gpu: 612_500),
+    "ViolationStatus": (
+        "violations",
+        lambda gpu, policy: SimpleNamespace(
+            violationTime=gpu.heat_ns if policy == THERMAL else gpu.power_ns
+        ),
+    ),
+    "MemoryInfo": ("memory", lambda gpu: SimpleNamespace(used=gpu.memory_used)),
+    "UtilizationRates": ("utilisation", lambda gpu: SimpleNamespace(gpu=gpu.utilisation)),
+    "ComputeRunningProcesses": (
+        "processes",
+        lambda gpu: [SimpleNamespace(pid=pid, usedGpuMemory=gpu.memory_used) for pid in gpu.pids],
+    ),
+    "CurrentClocksThrottleReasons": ("reasons", lambda gpu: gpu.reasons),
+}
+
+
 class FakeNvml:
-    """Has the functions of pynvml that the measure room calls."""
+    """The functions of pynvml that lmlab.measure calls."""
 
     NVMLError = NVMLError
-    NVML_CLOCK_SM = 1
-    NVML_CLOCK_MEM = 2
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = SM, MEMORY
     NVML_TEMPERATURE_GPU = 0
-    NVML_PERF_POLICY_POWER = 0
-    NVML_PERF_POLICY_THERMAL = 1
+    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = POWER, THERMAL
 
-    def __init__(self, *gpus: FakeGpu, library: bool = True) -> None:
+    def __init__(self, *gpus: FakeGpu, library: bool = True, newer: bool = False) -> None:
         self.gpus = list(gpus)
         self.library = library
         self.open_sessions = 0
+        self._answers = dict(ANSWERS)
+        if newer:  # bindings with the newer name of the clock reasons only
+            older = self._answers.pop("CurrentClocksThrottleReasons")
+            self._answers["CurrentClocksEventReasons"] = older
 
     def nvmlInit(self) -> None:
         if not self.library:
@@ -60,57 +89,15 @@ class FakeNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
         raise NVMLError(f"no such slice {uuid}")
 
-    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
-        return gpu.name
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        key = name.removeprefix("nvmlDeviceGet")
+        if key not in self._answers:
+            raise AttributeError(name)
+        question, answer = self._answers[key]
 
-    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
-        return gpu.uuid
+        def call(gpu: FakeGpu, *arguments: Any) -> Any:
+            if question in gpu.unanswered:
+                raise NVMLError("Not Supported")
+            return answer(gpu, *arguments)
 
-    def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:
-        return self._answer(gpu, "clock", gpu.sm_clock if kind == self.NVML_CLOCK_SM else 3201)
-
-    def nvmlDeviceGetMaxClockInfo(self, gpu: FakeGpu, kind: int) -> int:
-        return self._answer(gpu, "max_clock", 1980 if kind == self.NVML_CLOCK_SM else 3201)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:
-        return self._answer(gpu, "power_limit", 700_000)
-
-    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
-        return self._answer(gpu, "temperature", 41)
-
-    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
-        return self._answer(gpu, "power", 612_500)
-
-    def nvmlDeviceGetViolationStatus(self, gpu: FakeGpu, policy: int) -> Any:
-        heat = policy == self.NVML_PERF_POLICY_THERMAL
-        time_ns = gpu.heat_ns if heat else gpu.power_ns
-        return self._answer(gpu, "violations", SimpleNamespace(violationTime=time_ns))
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:
-        return self._answer(gpu, "memory", SimpleNamespace(used=gpu.memory_used))
-
-    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
-        return self._answer(gpu, "utilisation", SimpleNamespace(gpu=gpu.utilisation))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
-        processes = [SimpleNamespace(pid=pid) for pid in gpu.pids]
-        return list(self._answer(gpu, "processes", processes))
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
-        return self._answer(gpu, "reasons", gpu.reasons)
-
-    @staticmethod
-    def _answer(gpu: FakeGpu, question: str, value: Any) -> Any:
-        if question in gpu.unanswered:
-            raise NVMLError("Not Supported")
-        return value
-
-
-class NewerFakeNvml(FakeNvml):
-    """Bindings that know the newer name, and whose older one has gone."""
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
-        return self._answer(gpu, "reasons", gpu.reasons)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
-        raise AssertionError("the older name was asked although the newer one is there")
+        return call

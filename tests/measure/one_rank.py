@@ -1,4 +1,4 @@
-"""A process group of one, in this process: what a rank does without the others."""
+"""A process group with a single rank, in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 @contextmanager
 def group_of_one(folder: Path) -> Iterator[None]:
-    """The default group for the block."""
+    """The default process group for the block."""
     store = dist.FileStore(str(folder / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

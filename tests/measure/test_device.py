@@ -1,4 +1,4 @@
-"""Devices by name, memory that runs out, threads that are really used."""
+"""Devices by name, out-of-memory errors, threads."""
 
 from __future__ import annotations
 
@@ -16,37 +16,34 @@ from lmlab.measure.device import (
     torch_device,
 )
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_auto_without_a_gpu_is_the_cpu() -> None:
-    assert torch_device("auto") == CPU
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_asking_for_a_gpu_that_is_not_there_is_one_clear_line() -> None:
-    with pytest.raises(DeviceError, match=r"^device: got 'cuda', but PyTorch finds no CUDA GPU"):
-        torch_device("cuda")
-
-
-@pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_with_a_gpu_auto_is_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    assert torch_device(name) == torch.device("cuda", 0)
-    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert torch_device("cpu") == CPU
-
-
-def test_an_unknown_device_names_those_that_are_known() -> None:
-    with pytest.raises(DeviceError, match=r"^device: got 'tpu', allowed are auto, cuda, cpu$"):
-        torch_device("tpu")
+@pytest.mark.parametrize(
+    ("name", "has_gpu", "expected"),
+    [
+        ("auto", False, CPU),
+        ("auto", True, GPU),
+        ("cuda", True, GPU),
+        ("cpu", True, CPU),
+        ("cuda", False, None),
+        ("tpu", True, None),
+    ],
+)
+def test_devices_are_selected_by_name(
+    name: str, has_gpu: bool, expected: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    if expected is None:
+        with pytest.raises(DeviceError, match=rf"^device: got '{name}', [^\n]*allowed"):
+            torch_device(name)
+        return
+    assert torch_device(name) == expected
+    if expected == GPU:
+        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 @pytest.mark.parametrize(
@@ -57,10 +54,10 @@ def test_an_unknown_device_names_those_that_are_known() -> None:
         pytest.param(RuntimeError("CUDA error: out of memory"), True, id="driver"),
         pytest.param(RuntimeError("x CUBLAS_STATUS_ALLOC_FAILED y"), True, id="cublas"),
         pytest.param(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, id="shapes"),
-        pytest.param(ValueError("CUDA error: out of memory"), False, id="a-quoted-message"),
+        pytest.param(ValueError("CUDA error: out of memory"), False, id="quoted message"),
     ],
 )
-def test_out_of_memory_is_known_in_every_dress(error: BaseException, expected: bool) -> None:
+def test_every_form_of_out_of_memory_is_recognized(error: BaseException, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
@@ -85,20 +82,14 @@ def test_all_usable_cores_are_used_whatever_was_set_before() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpus_peak_counts_from_the_reset() -> None:
-    device = torch.device("cuda", 0)
-    torch.empty(2**24, dtype=torch.uint8, device=device)
-    reset_peak_memory(device)
-    start = peak_memory_bytes(device)
-    torch.empty(2**23, dtype=torch.uint8, device=device)
+@NEEDS_GPU
+def test_a_gpus_peak_counts_from_the_reset_and_its_oom_is_recognized() -> None:
+    torch.empty(2**24, dtype=torch.uint8, device=GPU)
+    reset_peak_memory(GPU)
+    start = peak_memory_bytes(GPU)
+    torch.empty(2**23, dtype=torch.uint8, device=GPU)
     assert start is not None
-    assert peak_memory_bytes(device) == start + 2**23
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_that_runs_out_says_so() -> None:
+    assert peak_memory_bytes(GPU) == start + 2**23
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        torch.empty(2**45, dtype=torch.uint8, device="cuda")
+        torch.empty(2**45, dtype=torch.uint8, device=GPU)
     assert is_out_of_memory(caught.value)

@@ -1,8 +1,7 @@
-"""Versions that matter to speed, and the commit of a repository with or without edits."""
+"""Versions that affect speed, and the commit of a repository with or without edits."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 import lmlab
 from lmlab.measure.environment import commit, versions
+from lmlab.study.files import ROOT
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -23,70 +23,52 @@ def git(root: Path, *arguments: str) -> str:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     git(tmp_path, "init", "--quiet")
-    (tmp_path / "tracked.txt").write_text("one\n")
-    git(tmp_path, "add", "tracked.txt")
+    (tmp_path / "results").mkdir()
+    for name in ("tracked.txt", "results/point.json"):
+        (tmp_path / name).write_text("one\n")
+    git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "-m", "first")
     return tmp_path
 
 
-def test_a_clean_checkout_gives_its_commit(repository: Path) -> None:
-    assert commit(repository) == {"id": git(repository, "rev-parse", "HEAD"), "dirty": False}
-
-
-def test_an_edit_of_a_tracked_file_is_dirty(repository: Path) -> None:
-    (repository / "tracked.txt").write_text("two\n")
-    assert commit(repository)["dirty"] is True
-
-
-def test_untracked_files_are_not_dirty(repository: Path) -> None:
-    (repository / "results.json").write_text("{}\n")
-    assert commit(repository)["dirty"] is False
-
-
-def test_a_changed_result_is_not_dirty(repository: Path) -> None:
-    result = repository / "results" / "point.json"
-    result.parent.mkdir()
-    result.write_text("{}\n")
-    git(repository, "add", "results")
-    git(repository, "commit", "--quiet", "-m", "a result")
-    result.write_text("[]\n")
-    assert commit(repository)["dirty"] is False
-
-
-def test_a_copy_without_its_repository_is_told_its_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("edited", "dirty"),
+    [(None, False), ("tracked.txt", True), ("untracked.txt", False), ("results/point.json", False)],
+)
+def test_only_edits_of_tracked_code_are_dirty(
+    repository: Path, edited: str | None, dirty: bool
 ) -> None:
+    if edited:
+        (repository / edited).write_text("two\n")
+    assert commit(repository) == {"id": git(repository, "rev-parse", "HEAD"), "dirty": dirty}
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder outside any repository."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    return tmp_path
+
+
+def test_without_a_repository_a_given_commit_is_unverified(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert commit(copy) == {"id": None, "dirty": False}
     monkeypatch.setenv("LMLAB_COMMIT", "a" * 40)
-    assert commit(tmp_path) == {"id": "a" * 40, "dirty": False}
+    assert commit(copy) == {"id": "a" * 40, "dirty": False, "unverified": True}
+    assert "unverified" not in commit(ROOT)
     monkeypatch.setenv("LMLAB_COMMIT", "main")
-    with pytest.raises(ValueError, match="LMLAB_COMMIT = 'main'"):
-        commit(tmp_path)
+    with pytest.raises(ValueError, match=r"^LMLAB_COMMIT: got 'main', allowed"):
+        commit(copy)
 
 
-def test_a_folder_inside_the_repository_gives_the_same_commit(repository: Path) -> None:
-    (repository / "inside").mkdir()
-    assert commit(repository / "inside") == commit(repository)
-
-
-def test_without_a_repository_there_is_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit(tmp_path) == {"id": None, "dirty": False}
-
-
-def test_without_git_there_is_no_commit(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+def test_without_git_there_is_no_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository / "nothing-here"))
     assert commit(repository) == {"id": None, "dirty": False}
 
 
-def test_versions_name_everything_a_result_carries() -> None:
-    found = json.loads(json.dumps(versions()))
+def test_versions_are_text_or_null() -> None:
+    found = versions()
     assert set(found) == {"python", "torch", "triton", "cuda", "cudnn", "driver", "lmlab"}
-    assert found["torch"] == torch.__version__
-    assert found["lmlab"] == lmlab.__version__
-    assert found["cuda"] == torch.version.cuda
-    assert all(value is None or isinstance(value, str) for value in found.values())
+    assert (found["torch"], found["lmlab"]) == (torch.__version__, lmlab.__version__)
+    assert all(value is None or type(value) is str for value in found.values())

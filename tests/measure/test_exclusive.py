@@ -1,15 +1,15 @@
-"""Two processes never hold the same lock, and who waits says so."""
+"""Two processes never hold the same lock, and a waiting one says so."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lmlab.measure import exclusive as module
 from lmlab.measure.exclusive import exclusive, lock_path
 
 HOLDS_UNTIL_STDIN_CLOSES = """
@@ -22,56 +22,57 @@ with exclusive("device"):
 
 
 @pytest.fixture(autouse=True)
-def own_lock_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def lock_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
-def holder() -> subprocess.Popen[str]:
-    process = subprocess.Popen(
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until it is killed."""
+    with subprocess.Popen(
         [sys.executable, "-c", HOLDS_UNTIL_STDIN_CLOSES],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_process_waits_and_says_so_once(
+    holder: subprocess.Popen[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    polls = []
+
+    def poll(seconds: float) -> None:
+        """In place of sleeping; the third time, the holder dies and leaves no lock behind."""
+        polls.append(seconds)
+        if len(polls) == 3:
+            holder.kill()
+            holder.wait()
+
+    monkeypatch.setattr(module, "_SILENT_WAIT_S", -1.0)
+    monkeypatch.setattr(module.time, "sleep", poll)
+    with exclusive("device"):
+        assert len(polls) >= 3
+    assert capsys.readouterr().err == (
+        f"waiting for another measurement on device to finish (process {holder.pid})\n"
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
 
 
-def test_a_second_process_waits_for_the_first_and_says_so_once(
+def test_locks_are_per_name_and_released_after_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with holder() as first:
-        threading.Timer(1.5, first.kill).start()
-        started = time.monotonic()
-        with exclusive("device"):
-            waited_s = time.monotonic() - started
-    assert waited_s > 1
-    assert capsys.readouterr().err == (
-        f"waiting for another measurement on device to finish (process {first.pid})\n"
-    )
-
-
-def test_a_killed_holder_leaves_no_lock_behind() -> None:
-    with holder() as first:
-        first.kill()
-    started = time.monotonic()
-    with exclusive("device"):
-        assert time.monotonic() - started < 10, "else it would wait for ever"
-
-
-def test_another_name_is_another_lock(capsys: pytest.CaptureFixture[str]) -> None:
-    with exclusive("one"), exclusive("two"):
+    with pytest.raises(RuntimeError, match="inside"), exclusive("one"), exclusive("two"):
+        raise RuntimeError("inside")
+    with exclusive("one"):
         pass
     assert capsys.readouterr().err == ""
-
-
-def test_the_lock_is_free_again_after_an_error() -> None:
-    with pytest.raises(RuntimeError, match="inside"), exclusive("device"):
-        raise RuntimeError("inside")
-    with exclusive("device"):
-        pass
 
 
 def test_any_name_makes_one_file_in_the_temporary_folder(tmp_path: Path) -> None:

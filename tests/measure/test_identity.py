@@ -1,4 +1,4 @@
-"""A machine's name: from its GPUs as the environment shows them, else from its processor."""
+"""The machine's id: from its visible GPUs, else from its processor."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ def found(nvml: FakeNvml, visible: str | None = None) -> Machine:
     return find_machine(nvml=nvml, environment=environment, cpuinfo=EPYC, cuda_build=True)
 
 
-def test_a_gpu_gives_the_machine_its_name() -> None:
-    assert found(FakeNvml(H200)) == Machine("nvidia-h200", "cuda", "NVIDIA H200", 1)
-
-
-def test_gpus_of_the_first_ones_kind_are_counted() -> None:
-    assert found(FakeNvml(H200, H200_TOO, L4)).gpu_count == 2
+def test_the_first_gpu_names_the_machine() -> None:
+    nvml = FakeNvml(H200, H200_TOO, L4)
+    assert found(nvml) == Machine("nvidia-h200", "cuda", "NVIDIA H200", 2)
+    assert nvml.open_sessions == 0
 
 
 @pytest.mark.parametrize(
@@ -51,20 +49,11 @@ def test_cuda_visible_devices_is_honoured(visible: str, machine: str, count: int
     assert (here.id, here.gpu_count) == (machine, count)
 
 
-def test_without_nvml_the_processor_gives_the_name() -> None:
-    here = found(FakeNvml(library=False))
-    assert here == Machine("cpu-amd-epyc-7763", "cpu", "AMD EPYC 7763 64-Core Processor", 0)
-
-
-def test_a_gpu_that_the_installed_torch_cannot_use_does_not_count() -> None:
-    here = find_machine(nvml=FakeNvml(H200), environment={}, cpuinfo=EPYC, cuda_build=False)
-    assert here.device == "cpu"
-
-
-def test_the_nvml_session_is_closed_again() -> None:
-    nvml = FakeNvml(H200)
-    found(nvml)
-    assert nvml.open_sessions == 0
+def test_without_a_usable_gpu_the_processor_names_the_machine() -> None:
+    processor = Machine("cpu-amd-epyc-7763", "cpu", "AMD EPYC 7763 64-Core Processor", 0)
+    assert found(FakeNvml(library=False)) == processor
+    unusable = find_machine(nvml=FakeNvml(H200), environment={}, cpuinfo=EPYC, cuda_build=False)
+    assert unusable == processor
 
 
 @pytest.mark.parametrize(
@@ -77,34 +66,31 @@ def test_the_nvml_session_is_closed_again() -> None:
         ("AMD Ryzen 9 5950X 16-Core Processor", "cpu-amd-ryzen-9-5950x"),
     ],
 )
-def test_a_processors_name_loses_its_noise(model: str, machine: str) -> None:
+def test_vendor_noise_is_removed_from_a_processors_name(model: str, machine: str) -> None:
     cpuinfo = f"vendor_id\t: x\nmodel name\t: {model}\n"
     here = find_machine(nvml=FakeNvml(library=False), environment={}, cpuinfo=cpuinfo)
     assert (here.id, here.name) == (machine, model)
 
 
-def test_an_arm_processor_is_known_by_its_part_number() -> None:
-    cpuinfo = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd40\n"
-    assert cpu_name(cpuinfo) == "Arm Neoverse-V1"
-
-
-def test_an_unknown_processor_is_named_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert cpu_name("processor\t: 0\nhart\t\t: 1\n") == "riscv64"
-
-
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("cpuinfo", "name"),
     [
-        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
-        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"),
+        ("CPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd40\n", "Arm Neoverse-V1"),
+        ("processor\t: 0\nhart\t\t: 1\n", "riscv64"),
     ],
 )
-def test_a_slug_is_lower_case_with_dashes(name: str, expected: str) -> None:
-    assert slug(name) == expected
+def test_a_processor_without_a_model_name(
+    cpuinfo: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert cpu_name(cpuinfo) == name
 
 
-def test_the_version_file_tells_what_torch_itself_tells() -> None:
+def test_an_id_is_lower_case_with_dashes() -> None:
+    assert slug("NVIDIA A100-SXM4-80GB (x)") == "nvidia-a100-sxm4-80gb-x"
+
+
+def test_the_version_file_agrees_with_torch() -> None:
     import torch
 
     assert torch_built_for_cuda() == (torch.version.cuda is not None)
@@ -114,7 +100,7 @@ def test_the_version_file_tells_what_torch_itself_tells() -> None:
     ("line", "expected"),
     [("cuda: Optional[str] = None", False), ("cuda = None", False), ("cuda = '13.0'", True)],
 )
-def test_a_cuda_build_is_read_off_its_version_file(
+def test_a_cuda_build_is_recognized_by_its_version_file(
     line: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "version.py").write_text(f"debug = False\n{line}\nhip = 'x'\n")
@@ -125,7 +111,7 @@ def test_a_cuda_build_is_read_off_its_version_file(
     assert torch_built_for_cuda() is expected
 
 
-def test_naming_the_machine_imports_no_torch() -> None:
+def test_identifying_the_machine_does_not_import_torch() -> None:
     code = (
         "import sys; from lmlab.measure.identity import find_machine; find_machine();"
         "sys.exit('torch' in sys.modules)"

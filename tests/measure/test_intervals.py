@@ -1,4 +1,4 @@
-"""Unions, intersections and thinned-out pictures of intervals, against counting tick by tick."""
+"""Unions, intersections and reduced sets of intervals, against counting tick by tick."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ticks(intervals: list[Interval]) -> set[int]:
 
 
 @given(intervals=INTERVALS)
-def test_a_union_covers_the_same_ticks_with_stretches_that_do_not_touch(
+def test_a_union_is_disjoint_and_covers_the_same_ticks(
     intervals: list[Interval],
 ) -> None:
     joined = union(intervals)
@@ -31,12 +31,8 @@ def test_an_intersection_has_the_ticks_of_both(one: list[Interval], other: list[
     assert ticks(intersection(one, other)) == ticks(one) & ticks(other)
 
 
-def test_overlapping_messages_count_once() -> None:
-    assert length([(0, 10), (2, 5), (8, 12)]) == 12
-
-
 @given(intervals=INTERVALS, most=st.integers(1, 5))
-def test_a_picture_has_few_stretches_and_all_of_them_if_there_are_few(
+def test_a_reduced_set_has_few_intervals_or_is_the_union(
     intervals: list[Interval], most: int
 ) -> None:
     kept = reduced(intervals, most)
@@ -45,7 +41,7 @@ def test_a_picture_has_few_stretches_and_all_of_them_if_there_are_few(
         assert kept == union(intervals)
 
 
-def test_short_stretches_far_apart_do_not_become_a_long_one() -> None:
+def test_short_intervals_far_apart_do_not_merge() -> None:
     work = [(0, 1000), *((start, start + 1) for start in range(2000, 9000, 100))]
     assert length(reduced(work, 10)) < 1.1 * length(work)
 

@@ -1,4 +1,4 @@
-"""A profiler's events sorted into computation and communication, and the share of both at once."""
+"""Profiler events sorted into GPU work, computation and communication."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
 
-from lmlab.measure.overlap import MOST_INTERVALS, overlap_of, profile_overlap
+from lmlab.measure.gpu_busy import busy_ms, interval, is_gpu_work, profiled_events
+from lmlab.measure.overlap import MAX_INTERVALS, overlap_from_events, profile_overlap
 from tests.measure.one_rank import group_of_one
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -19,7 +21,7 @@ MAIN, GLOO_THREAD = 1, 2
 
 @dataclass
 class Event:
-    """The little of a profiler's event that is read."""
+    """The part of a profiler event that is used: methods, times in nanoseconds."""
 
     title: str
     start: int
@@ -51,7 +53,31 @@ class Event:
         return self.annotation
 
 
-def test_on_a_cpu_operators_are_work_and_gloos_own_are_not() -> None:
+def test_the_fake_has_the_methods_of_a_real_event() -> None:
+    (real, *_) = profiled_events(lambda: torch.ones(2) + 1, CPU, [ProfilerActivity.CPU])
+    used = [name for name, value in vars(Event).items() if callable(value) and name[0] != "_"]
+    assert [name for name in used if not hasattr(real, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("event", "counts"),
+    [
+        pytest.param(Event("k", 5, 8, on_gpu=True), True, id="kernel"),
+        pytest.param(Event("k", 5, 8), False, id="launch on the host"),
+        pytest.param(Event("k", 5, 8, on_gpu=True, index=1), False, id="another GPU"),
+        pytest.param(Event("k", 5, 8, on_gpu=True, annotation=True), False, id="range"),
+    ],
+)
+def test_only_work_of_this_gpu_counts_as_busy(event: Event, counts: bool) -> None:
+    assert is_gpu_work(event, GPU) is counts
+    assert interval(event) == (5, 8)
+
+
+def test_a_cpu_has_no_gpu_busy_time() -> None:
+    assert busy_ms(lambda: torch.ones(2) + 1, CPU) is None
+
+
+def test_on_a_cpu_operators_are_computation_except_gloos_own() -> None:
     events = [
         Event("aten::mm", 0, 10),
         Event("aten::mul", 2, 4),
@@ -60,7 +86,7 @@ def test_on_a_cpu_operators_are_work_and_gloos_own_are_not() -> None:
         Event("autograd::engine::evaluate_function", 0, 100),
         Event("aten::mm", 22, 30),
     ]
-    found = overlap_of(events, CPU)
+    found = overlap_from_events(events, CPU)
     assert found.compute == [(0, 10), (22, 30)]
     assert found.communication == [(5, 25)]
     assert found.overlapped_ns == 5 + 3
@@ -68,7 +94,7 @@ def test_on_a_cpu_operators_are_work_and_gloos_own_are_not() -> None:
     assert found.seen_as == "gloo's messages"
 
 
-def test_on_a_gpu_kernels_are_work_and_ncclas_are_messages() -> None:
+def test_on_a_gpu_kernels_are_computation_and_nccl_kernels_communication() -> None:
     events = [
         Event("sm90_gemm", 0, 10, on_gpu=True),
         Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 6, 20, on_gpu=True),
@@ -76,40 +102,52 @@ def test_on_a_gpu_kernels_are_work_and_ncclas_are_messages() -> None:
         Event("sm90_gemm", 0, 99, on_gpu=True, index=1),
         Event("aten::mm", 0, 99),
     ]
-    found = overlap_of(events, GPU)
+    found = overlap_from_events(events, GPU)
     assert found.compute == [(0, 10)]
     assert found.overlapped_share == pytest.approx(4 / 14)
     assert found.seen_as == "NCCL kernels"
 
 
-def test_gloo_on_a_gpu_has_its_copies_in_a_row_of_their_own() -> None:
+def test_copies_for_gloo_on_a_gpu_are_separate() -> None:
     events = [
         Event("sm90_gemm", 0, 10, on_gpu=True),
         Event("Memcpy DtoH (Device -> Pinned)", 10, 12, on_gpu=True),
         Event("gloo:all_reduce", 8, 30, thread=GLOO_THREAD, annotation=True),
     ]
-    found = overlap_of(events, GPU)
-    assert found.copies == [(10, 12)]
-    assert found.compute == [(0, 10)]
-    assert found.overlapped_ns == 2
+    found = overlap_from_events(events, GPU)
+    assert (found.copies, found.compute, found.overlapped_ns) == ([(10, 12)], [(0, 10)], 2)
 
 
-def test_without_messages_there_is_no_share() -> None:
-    found = overlap_of([Event("aten::mm", 0, 10)], CPU).to_json()
-    assert found["overlapped_share"] is None
-    assert found["seen_as"] is None
-
-
-def test_sums_are_exact_and_pictures_are_thinned_out() -> None:
+def test_sums_are_exact_and_intervals_are_reduced_for_figures() -> None:
     many = [Event("aten::mm", 1000 * i, 1000 * i + 400) for i in range(1000)]
-    found = overlap_of(many, CPU).to_json()
+    found = overlap_from_events(many, CPU).to_json()
     assert found["compute_ms"] == pytest.approx(0.4)
-    assert len(found["intervals_ms"]["compute"]) == MOST_INTERVALS
+    assert len(found["intervals_ms"]["compute"]) == MAX_INTERVALS
     assert found["intervals_ms"]["compute"][-1][1] == pytest.approx(0.9994, abs=1e-3)
+    assert (found["overlapped_share"], found["seen_as"]) == (None, None), "no messages"
 
 
-def test_pytorchs_profiler_sees_gloos_messages(tmp_path: Path) -> None:
+def test_the_real_profiler_sees_gloos_messages(tmp_path: Path) -> None:
     with group_of_one(tmp_path):
         found = profile_overlap(lambda: dist.all_reduce(torch.ones(1000)), CPU)
     assert found.seen_as == "gloo's messages"
     assert found.compute
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_busy_time_is_that_of_the_kernels_and_not_of_the_range_around_them() -> None:
+    a = torch.randn(1024, 1024, device="cuda")
+    a @ a
+
+    def with_range() -> None:
+        with torch.profiler.record_function("a range over everything"):
+            for _ in range(3):
+                a @ a
+                torch.cuda.synchronize()
+                sum(range(1_000_000))  # the GPU is idle meanwhile
+
+    busy, alone = busy_ms(with_range, GPU), busy_ms(lambda: a @ a, GPU)
+    assert busy is not None
+    assert alone is not None
+    assert 0 < busy < 20 * alone

@@ -1,4 +1,4 @@
-"""When sampling ends, and what it says about why."""
+"""When sampling stops, and the reason that is recorded."""
 
 from __future__ import annotations
 
@@ -29,29 +29,23 @@ def fed(stop: StopRule, *samples_ms: float) -> StopRule:
     return stop
 
 
-def test_quiet_samples_stop_once_there_are_enough_of_them() -> None:
-    assert fed(rule(), *[20.0] * 9).reason(elapsed_s=0.2) is None
-    assert fed(rule(), *[20.0] * 10).reason(0.2) == "relative deviation 0.00% after 10 samples"
-
-
-def test_quiet_samples_go_on_until_enough_time_was_measured() -> None:
-    assert fed(rule(), *[1.0] * 99).reason(elapsed_s=4.0) is None
-    assert fed(rule(), *[1.0] * 101).reason(elapsed_s=4.0) is not None
-
-
-def test_restless_samples_go_on_until_the_time_cap_and_say_so() -> None:
-    restless = fed(rule(), *[20.0, 30.0] * 20)
-    assert restless.reason(elapsed_s=4.9) is None
-    assert restless.reason(elapsed_s=5.0) == "time cap of 5 s after 40 samples"
-
-
-def test_the_time_cap_waits_for_the_first_sample() -> None:
-    assert rule().reason(elapsed_s=99.0) is None
-    assert fed(rule(), 9000.0).reason(elapsed_s=99.0) == "time cap of 5 s after 1 sample"
-
-
-def test_restless_short_samples_end_at_the_sample_cap() -> None:
-    assert fed(rule(max_samples=20), *[0.01, 0.02] * 10).reason(0.1) == "sample cap of 20"
+@pytest.mark.parametrize(
+    ("samples_ms", "elapsed_s", "reason"),
+    [
+        pytest.param([20.0] * 9, 0.2, None, id="settled, too few samples"),
+        pytest.param([20.0] * 10, 0.2, "relative deviation 0.00% after 10 samples", id="settled"),
+        pytest.param([1.0] * 99, 4.0, None, id="settled, too little time"),
+        pytest.param([20.0, 30.0] * 20, 4.9, None, id="noisy"),
+        pytest.param([20.0, 30.0] * 20, 5.0, "time cap of 5 s after 40 samples", id="time cap"),
+        pytest.param([], 99.0, None, id="always one sample"),
+        pytest.param([9000.0], 99.0, "time cap of 5 s after 1 sample", id="one slow sample"),
+        pytest.param([0.01, 0.02] * 500, 0.1, "sample cap of 1000", id="sample cap"),
+    ],
+)
+def test_when_and_why_sampling_stops(
+    samples_ms: list[float], elapsed_s: float, reason: str | None
+) -> None:
+    assert fed(rule(), *samples_ms).reason(elapsed_s) == reason
 
 
 @given(st.lists(st.floats(1e-3, 1e4), min_size=2, max_size=50))
@@ -63,6 +57,6 @@ def test_the_running_deviation_is_the_sample_deviation_over_the_mean(samples: li
 @pytest.mark.parametrize(
     "changes", [{"min_samples": 0}, {"max_samples": 9}, {"time_cap_s": 0.0}], ids=str
 )
-def test_a_rule_that_cannot_work_is_refused_by_name(changes: dict[str, float]) -> None:
+def test_an_impossible_rule_is_refused_by_name(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(changes))}: got .*, allowed is"):
         rule(**changes)

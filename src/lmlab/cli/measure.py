@@ -30,7 +30,6 @@ from lmlab.jobs.launch import ranks_here, torchrun_words
 from lmlab.jobs.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
-from lmlab.study.arms import without_a_time
 from lmlab.study.config import Study, keys_of_config, load
 from lmlab.study.points import Point
 from lmlab.study.results import Result, read
@@ -168,32 +167,31 @@ def table(point: Point, result: Result) -> str:
     """The result for a person: what was measured, where, and the times of its phases."""
     lines = [point.label(), f"on {result.machine['name']}, torch {result.versions['torch']}"]
     lines += (
-        without_a_time(result.data)
-        if result.status == "ok"
-        else [f"{result.status}: {result.reason}"]
+        result.failed_variants() if result.status == "ok" else [f"{result.status}: {result.reason}"]
     )
     if result.flags:
         lines.append(f"flags: {', '.join(result.flags)}")
     lines += _stopped_early(result)
     if result.measurements:
         head = ("phase", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]")
-        rows = [_row(name, m) for name, m in result.measurements.items()]
+        rows = [_row(record) for record in result.measurements if "samples" in record]
         lines += _aligned([head, *rows])
     return "\n".join(lines)
 
 
 def _stopped_early(result: Result) -> list[str]:
     """A cap that ended every phase, once."""
-    stops = {str(measurement["stopped"]) for measurement in result.measurements.values()}
+    stops = {str(record["stopped"]) for record in result.measurements if "stopped" in record}
     lines = [f"stopped early: {stop}" for stop in stops if stop.startswith("time cap")]
     return lines if len(stops) == 1 else []
 
 
-def _row(name: str, measurement: Mapping[str, float | None]) -> tuple[str, ...]:
-    mean, sd = measurement["mean_ms"], measurement["sd_ms"]
+def _row(record: Mapping[str, Any]) -> tuple[str, ...]:
+    name = " ".join(map(str, record["labels"].values())) or record["quantity"]
+    mean, sd = record["mean"], record["sd"]
     spread = f"{mean:.4g} ± {sd:.2g}" if sd is not None else f"{mean:.4g}"
-    rest = [f"{measurement[key]:.4g}" for key in ("median_ms", "min_ms", "max_ms")]
-    return (name, str(measurement["n"]), spread, *rest)
+    rest = [f"{record[key]:.4g}" for key in ("value", "min", "max")]
+    return (name, str(record["n"]), spread, *rest)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

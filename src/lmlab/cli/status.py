@@ -8,7 +8,6 @@ installed here says nothing about a result from elsewhere.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from lmlab.jobs.catalog import all_points
 from lmlab.jobs.registry import check_code
 from lmlab.jobs.staleness import Standing, installed_torch, standing
 from lmlab.measure.identity import find_machine
-from lmlab.study.arms import failed_arms
 from lmlab.study.config import load
+from lmlab.study.results import read
 from lmlab.study.selection import check_results_are_there, select
 
 
@@ -49,8 +48,7 @@ def broken_arms(each: Standing, results: Path, machine: str) -> list[str]:
     """What became of variants that failed in a point that is ok by the others."""
     if each.state != "ok":
         return []
-    # Its standing has held it against the schema, which takes longer than reading it.
-    return failed_arms(json.loads(each.point.path(results, machine).read_text())["data"])
+    return read(each.point.path(results, machine)).failed_variants()
 
 
 def line(each: Standing, arms: Sequence[str] = ()) -> str:

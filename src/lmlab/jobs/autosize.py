@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from lmlab.jobs.rank_work import Candidate, release
 from lmlab.jobs.workload import OWN_ATTENTION
-from lmlab.measure import together
+from lmlab.measure import across_ranks
 from lmlab.measure.clock import synchronize
 from lmlab.model import cost, footprint
 
@@ -85,7 +85,7 @@ def choose(
         if reason is None and not last:
             reason = why_too_slow(candidate, rate, messages=messages, limit_s=limit_s)
         if reason is None:
-            step_s = together.largest(try_step(candidate))
+            step_s = across_ranks.max_over_ranks(try_step(candidate))
             release(device)
             if step_s <= limit_s or last:
                 return Choice(
@@ -110,7 +110,7 @@ def bandwidth(device: torch.device) -> float:
         dist.all_reduce(buffer)
         synchronize(device)
         seconds.append(time.perf_counter() - began)
-    return PROBE_BYTES / together.largest(min(seconds))
+    return PROBE_BYTES / across_ranks.max_over_ranks(min(seconds))
 
 
 def why_too_slow(
@@ -134,8 +134,8 @@ def why_too_large(candidate: Candidate, device: torch.device, *, copies: float) 
     needed = needed_bytes(candidate, device, copies=copies)
     if needed is None:
         return None
-    sharing = together.ranks_on_one_device(device)
-    free = together.smallest(free_bytes(device))
+    sharing = across_ranks.ranks_per_device(device)
+    free = across_ranks.min_over_ranks(free_bytes(device))
     if needed * sharing <= USABLE * free:
         return None
     whom = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"

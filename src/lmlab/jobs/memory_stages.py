@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lmlab.jobs.rank_work import RankWork
 from lmlab.jobs.workload import OWN_ATTENTION, Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.rank_memory import Saved, gradients, optimizer_tensors, read_memory
+from lmlab.measure.rank_memory import SavedActivations, gradients, optimizer_tensors, read_memory
 from lmlab.model import footprint
 
 
@@ -64,7 +64,7 @@ def first_step(training: Training, work: RankWork) -> dict[str, Any]:
     device = work.device
     moments = {"initialised": read_memory(device, training.parts())}
     reset_peak_memory(device)
-    saved = Saved([*training.model.buffers(), work.tokens, work.targets])
+    saved = SavedActivations([*training.model.buffers(), work.tokens, work.targets])
     with saved.counting():
         loss = work.loss(training.model)
     moments["after_forward"] = read_memory(device, training.parts(), activations=saved.nbytes)

@@ -8,14 +8,14 @@ person or a scheduler stopped it, which says nothing about the point.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from lmlab.measure.statistics import Measurement
+    from lmlab.measure.records import Record
     from lmlab.study.points import Point
     from lmlab.study.results import Status
 
@@ -46,7 +46,7 @@ class Outcome:
 
     status: Status = "ok"
     reason: str | None = None
-    measurements: Mapping[str, Measurement] = field(default_factory=dict)
+    measurements: Sequence[Record] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
@@ -56,10 +56,10 @@ class Outcome:
 
     @property
     def noisy(self) -> bool:
-        """Judged by the total where there is one: phases of microseconds are never quiet."""
-        if TOTAL in self.measurements:
-            return self.measurements[TOTAL].noisy
-        return any(measurement.noisy for measurement in self.measurements.values())
+        """Judged by totals where there are some: phases of microseconds are never quiet."""
+        timed = [record for record in self.measurements if "noisy" in record]
+        totals = [record for record in timed if record["labels"].get("phase") == TOTAL]
+        return any(record["noisy"] for record in totals or timed)
 
 
 class Chapter(Protocol):

@@ -93,7 +93,7 @@ def time_on_all_ranks(
     return RankTimes(
         slowest=Measurement(
             samples_ms=tuple(round(max(ranks), 6) for ranks in by_repetition),
-            clock="host",
+            clock="wall",
             cache="warm",
             stopped=stopped,
         ),

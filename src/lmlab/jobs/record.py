@@ -41,7 +41,7 @@ class Record:
             settings=self.point.settings,
             status=outcome.status,
             reason=outcome.reason,
-            measurements={name: m.to_json() for name, m in outcome.measurements.items()},
+            measurements=tuple(outcome.measurements),
             data=outcome.data,
             flags=outcome.flags,
             machine={

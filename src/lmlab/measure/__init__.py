@@ -1,1 +1,1 @@
-"""How things are measured: clocks, statistics, the machine. Importing this imports no torch."""
+"""How things are measured: clocks, statistics, the machine. Does not import torch."""

@@ -1,18 +1,16 @@
-"""The machine card: what a reader must know about a machine to make sense of its numbers.
+"""The machine card: what a reader must know about a machine to interpret its numbers.
 
-Limits per multiprocessor and per block (registers, shared memory) decide which tile shapes a
-kernel can use, the L2 decides what counts as a cold cache, clocks and power limit decide how near
-to its peak the GPU can come, and the processor decides how fast kernels are launched. Most of it
-comes from PyTorch, the rest from NVML; registers per block come from the CUDA driver, since
-neither of the two tells. Whatever a machine, a driver or a version of PyTorch does not say is
-null.
+Limits per multiprocessor and per block (registers, shared memory) determine which tile shapes a
+kernel can use, the L2 what a cold cache is, clocks and power limit how close the GPU can get to its
+peak, and the processor how fast kernels are launched. Most of it comes from PyTorch, the rest from
+NVML; registers per block come from the CUDA driver, because neither of the two reports them.
+Whatever a machine, a driver or a version of PyTorch does not report is null.
 """
 
 from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -20,9 +18,9 @@ import torch
 
 from lmlab.measure.device import usable_cores
 from lmlab.measure.identity import cpu_name, find_machine
-from lmlab.measure.nvml import driver_version, nvml_session, visible_gpu
+from lmlab.measure.nvml import driver_version, nvml_session, query, visible_gpu
 
-# Field of the card -> attribute of PyTorch's device properties.
+# Field of the card -> attribute of torch.cuda.get_device_properties().
 _GPU_LIMITS = {
     "sms": "multi_processor_count",
     "warp_size": "warp_size",
@@ -37,7 +35,7 @@ _CU_MAX_REGISTERS_PER_BLOCK = 12  # CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK 
 
 
 def machine_card(device: torch.device) -> dict[str, Any]:
-    """The card of the machine as seen from `device`; GPU fields are null on a CPU."""
+    """The card of the machine that `device` is in; GPU fields are null on a CPU."""
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     return {
@@ -53,7 +51,7 @@ def machine_card(device: torch.device) -> dict[str, Any]:
 
 
 def gpu_limits(properties: Any | None) -> dict[str, Any]:
-    """The limits that PyTorch knows; null for what this version of it does not tell."""
+    """The limits that PyTorch reports; null for what this version does not."""
     limits: dict[str, Any] = {
         field: getattr(properties, attribute, None) for field, attribute in _GPU_LIMITS.items()
     }
@@ -62,7 +60,7 @@ def gpu_limits(properties: Any | None) -> dict[str, Any]:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """The processor, and how much of it this process may use."""
+    """The processor, and how many of its cores this process may use."""
     return {
         "model": cpu_name(),
         "logical_cores": psutil.cpu_count(),
@@ -82,21 +80,14 @@ def _driver_facts(gpu_index: int | None) -> dict[str, Any]:
 
 
 def nvml_facts(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What NVML says of one GPU; a question that the GPU does not answer is null."""
-
-    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return question(handle, *arguments)
-        except nvml.NVMLError:
-            return None
-
+    """What NVML reports about one GPU; null for what the GPU does not support."""
     clocks_mhz = {
-        "sm": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-        "memory": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-        "sm_max": ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
-        "memory_max": ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
+        "sm": query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        "memory": query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        "sm_max": query(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        "memory_max": query(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
     }
-    limit_mw = ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
+    limit_mw = query(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return {
         "driver": driver_version(nvml),
         "clocks_mhz": clocks_mhz,
@@ -105,7 +96,7 @@ def nvml_facts(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _registers_per_block(gpu_index: int) -> int | None:
-    """Asked of the CUDA driver library, which PyTorch has loaded and initialised by now."""
+    """From the CUDA driver library, which PyTorch has loaded and initialized by now."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

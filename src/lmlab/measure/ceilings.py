@@ -1,18 +1,16 @@
-"""Measured ceilings: the fastest matrix product and the fastest copy that this machine does today.
+"""Measured ceilings: the fastest matrix product and the fastest copy on this machine.
 
-A datasheet says what the silicon could do at its highest clock; under load, power and temperature
-decide what it does (a good H200 reaches about 80 % of its bf16 peak). The share of a measured
-ceiling is therefore the fairer grade for a model, and the only one on a machine without a known
-peak.
+A datasheet gives the rate at the highest clock; under load, power and temperature limit it (a good
+H200 reaches about 80 % of its bf16 peak). The share of a measured ceiling is therefore the fairer
+grade for a model, and the only one on a machine without a known peak.
 
-Matrix products take random operands, never zeros: bits that do not flip use less power, the clock
+Matrix products use random operands, never zeros: bits that do not flip use less power, the clock
 stays higher and the same product measures up to a fifth faster. Several shapes are tried and the
-fastest median wins, its shape kept beside it. A copy reads and writes every byte, and both count;
-the buffer is far larger than any cache. On a CPU the caches fetch a line before it is
-overwritten, so the memory itself moves up to half as much again as is counted here.
+fastest median is recorded with its shape. A copy reads and writes every byte, and both count; the
+buffer is far larger than any cache. A CPU's caches fetch a line before it is overwritten, so its
+memory moves up to half as much again as is counted here.
 
-What cannot be measured (a type that the device lacks, memory that is not there) is a reason in
-place of a number.
+What cannot be measured (an unsupported type, too little memory) has a reason instead of a number.
 """
 
 from __future__ import annotations
@@ -30,27 +28,25 @@ from lmlab.measure.precision import PRECISIONS, tf32_allowed, why_unsupported
 
 GIB = 2**30
 MIB = 2**20
+QUICK_SIDE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much a run of the ceilings may cost on one kind of device."""
+    """What to measure on one kind of device, and for how long."""
 
     matmul_sides: dict[str, tuple[int, ...]]
     """Precision -> side lengths of the square products, ascending."""
     copy_bytes: int
-    """Size of the copied buffer."""
     time_cap_s: float
-    """Cap of one shape, warm-up included; a shape that clearly does not fit is not begun."""
+    """Per shape, warm-up included; a shape that clearly does not fit is not started."""
     min_time_s: float
 
 
 GPU_PLAN = Plan(
     matmul_sides={
-        "fp32": (4096, 8192),
-        "tf32": (4096, 8192),
-        "fp16": (4096, 8192, 16384),
-        "bf16": (4096, 8192, 16384),
+        **dict.fromkeys(("fp32", "tf32"), (4096, 8192)),
+        **dict.fromkeys(("fp16", "bf16"), (4096, 8192, 16384)),
     },
     copy_bytes=2 * GIB,
     time_cap_s=1.0,
@@ -62,14 +58,18 @@ CPU_PLAN = Plan(
     time_cap_s=0.8,
     min_time_s=0.1,
 )
-QUICK_SIDE = 256
-QUICK_COPY_BYTES = 16 * MIB
-QUICK_TIME_CAP_S = 0.08
 
 
 def measure_ceilings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
-    """Ceilings of `device`; `quick` keeps the shape of the answer and little of its accuracy."""
-    plan = _plan(device, quick)
+    """Ceilings of `device`; `quick` gives a result of the same form with little accuracy."""
+    plan = GPU_PLAN if device.type == "cuda" else CPU_PLAN
+    if quick:
+        plan = Plan(
+            matmul_sides=dict.fromkeys(plan.matmul_sides, (QUICK_SIDE,)),
+            copy_bytes=16 * MIB,
+            time_cap_s=0.08,
+            min_time_s=0.02,
+        )
     return {
         "matmul_tflops": {
             name: matmul_ceiling(name, sides, device, plan)
@@ -82,39 +82,26 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> dict[str, 
 def matmul_ceiling(
     name: str, sides: tuple[int, ...], device: torch.device, plan: Plan
 ) -> dict[str, Any]:
-    """The best product of one precision: `{"tflops", "shape", "median_ms", "reason"}`."""
-    if reason := why_unsupported(name, device):
-        return _no_matmul(reason)
-    best, reason, slowest_ms = _no_matmul("no shape was tried"), None, 0.0
-    for side in sides:
-        # Twice the side is eight times the work; begin only what leaves room for two calls.
-        if slowest_ms * 8 * 2 > plan.time_cap_s * 1e3:
+    """The fastest product of one precision: `{"tflops", "shape", "median_ms", "reason"}`."""
+    found: list[dict[str, Any]] = []
+    reason = why_unsupported(name, device)
+    for side in sides if reason is None else ():
+        # Twice the side is eight times the work; start only what leaves time for two calls.
+        if found and found[-1]["median_ms"] * 8 * 2 > plan.time_cap_s * 1e3:
             break
         row, reason = _or_reason(partial(_matmul, name, side, device, plan))
         if row is None:
             break
-        slowest_ms = row["median_ms"]
-        if best["tflops"] is None or row["tflops"] > best["tflops"]:
-            best = row
-    return best if best["tflops"] is not None or reason is None else _no_matmul(reason)
+        found.append(row)
+    if not found:
+        return {"tflops": None, "shape": None, "median_ms": None, "reason": reason}
+    return max(found, key=lambda row: row["tflops"])
 
 
 def copy_ceiling(device: torch.device, plan: Plan) -> dict[str, Any]:
     """Copy bandwidth: `{"gb_per_s", "bytes", "median_ms", "reason"}`; bytes read plus written."""
     row, reason = _or_reason(partial(_copy, device, plan))
     return row or {"gb_per_s": None, "bytes": None, "median_ms": None, "reason": reason}
-
-
-def _plan(device: torch.device, quick: bool) -> Plan:
-    plan = GPU_PLAN if device.type == "cuda" else CPU_PLAN
-    if not quick:
-        return plan
-    return Plan(
-        matmul_sides=dict.fromkeys(plan.matmul_sides, (QUICK_SIDE,)),
-        copy_bytes=QUICK_COPY_BYTES,
-        time_cap_s=QUICK_TIME_CAP_S,
-        min_time_s=QUICK_TIME_CAP_S / 4,
-    )
 
 
 def _matmul(name: str, side: int, device: torch.device, plan: Plan) -> dict[str, Any]:
@@ -146,23 +133,18 @@ def _copy(device: torch.device, plan: Plan) -> dict[str, Any]:
 
 
 def _median_ms(fn: Callable[[], object], device: torch.device, plan: Plan) -> float:
-    measurement = measure_kernel(
+    return measure_kernel(
         fn, device=device, time_cap_s=plan.time_cap_s, min_time_s=plan.min_time_s
-    )
-    return measurement.median_ms
+    ).median_ms
 
 
 def _or_reason(
     measure: Callable[[], dict[str, Any]],
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """The measured row, or the one line that says why there is none."""
+    """The measured row, or a one-line reason why there is none."""
     try:
         return measure(), None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return None, "out of memory"
         return None, str(error).splitlines()[0]
-
-
-def _no_matmul(reason: str) -> dict[str, Any]:
-    return {"tflops": None, "shape": None, "median_ms": None, "reason": reason}

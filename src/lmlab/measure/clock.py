@@ -132,7 +132,7 @@ def measure_steps(
     return StepTimes(
         phases={
             name: Measurement(
-                samples_ms=tuple(samples), clock="host", cache="warm", stopped=stopped
+                samples_ms=tuple(samples), clock="wall", cache="warm", stopped=stopped
             )
             for name, samples in _by_phase(measured, list(measured[0])).items()
         },
@@ -200,7 +200,7 @@ def measure_kernel(
                 rule.add(sample)
     return Measurement(
         samples_ms=tuple(samples),
-        clock="cuda_events" if on_gpu else "host",
+        clock="events" if on_gpu else "wall",
         cache=cache,
         stopped=stopped,
     )

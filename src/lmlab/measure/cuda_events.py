@@ -1,15 +1,15 @@
-"""Samples of GPU time: two CUDA events around a call, cold cache, launch latency kept out.
+"""Samples of GPU time: CUDA events around a call, with a cold L2 and without launch latency.
 
-Two things would spoil the time of a short kernel. Its inputs may still lie in the L2 from the
-repetition before, which no caller in a real step would find there: so a buffer of at least twice
-the L2 is zeroed before each repetition. And an event is stamped when the GPU reaches it, so if
-the host is still preparing the launch when the start event fires, the GPU's idling is counted as
-kernel time: so a kernel that only sleeps goes first. While it sleeps the host queues start event,
-call and end event; when it wakes, all three are there, and the events bracket GPU time alone.
-nvbench does the same with a kernel that spins until the host lets go; a sleep of known length
-needs no extension and cannot deadlock, at the price of a bound: a call that takes the host longer
-than that bound to queue (hundreds of launches) is partly launch time again, which for such a call
-is the truth of the matter.
+Two effects would distort the time of a short kernel. Its inputs may still be in the L2 from the
+previous repetition, unlike in a real step; so a buffer of at least twice the L2 is zeroed before
+each repetition. And an event is stamped when the GPU reaches it: if the host is still preparing the
+launch when the start event fires, the GPU's idle time counts as kernel time. So a kernel that only
+sleeps runs first; meanwhile the host queues start event, call and end event, and the events then
+bracket GPU time alone.
+
+nvbench does the same with a kernel that spins until the host releases it. A sleep of fixed length
+needs no extension and cannot deadlock, but it is bounded: a call that takes the host longer to
+queue (hundreds of launches) includes some launch time again, which is realistic for such a call.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from collections.abc import Callable
 
 import torch
 
-_FLUSH_BYTES_AT_LEAST = 256 * 2**20
-# The sleep is counted in SM cycles. At 2 GHz, about as fast as any GPU clocks, it lasts as long as
-# asked; at a lower clock longer, which does no harm.
+_MIN_FLUSH_BYTES = 256 * 2**20
+# The sleep is counted in SM cycles. At 2 GHz, about the highest clock of any GPU, it lasts as long
+# as requested; at a lower clock longer, which does no harm.
 _CYCLES_PER_S = 2e9
-_SLEEP_AT_LEAST_S = 20e-6
-_SLEEP_AT_MOST_S = 10e-3
+_MIN_SLEEP_S = 20e-6
+_MAX_SLEEP_S = 10e-3
 
 
 class EventSampler:
-    """Takes batches of samples by CUDA events; waits for the device once a batch."""
+    """Takes batches of samples by CUDA events; synchronizes once per batch."""
 
     def __init__(self, fn: Callable[[], object], device: torch.device, flush_cache: bool) -> None:
         self._fn = fn
@@ -54,17 +54,17 @@ class EventSampler:
         return start, end
 
     def _sleep_s(self) -> float:
-        """How long to sleep: twice the host's time to queue one call, within the bounds above."""
+        """Twice the time the host needs to queue one call, within the bounds above."""
         torch.cuda.synchronize(self._device)
         before = time.perf_counter()
         self._fn()
         queued_s = time.perf_counter() - before
         torch.cuda.synchronize(self._device)
-        return min(max(2 * queued_s, _SLEEP_AT_LEAST_S), _SLEEP_AT_MOST_S)
+        return min(max(2 * queued_s, _MIN_SLEEP_S), _MAX_SLEEP_S)
 
 
 def _flush_buffer(device: torch.device) -> torch.Tensor:
-    """Memory that, once written, has pushed everything else out of the L2."""
+    """Memory that evicts everything else from the L2 when it is written."""
     l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-    size = max(2 * l2_bytes, _FLUSH_BYTES_AT_LEAST)
+    size = max(2 * l2_bytes, _MIN_FLUSH_BYTES)
     return torch.empty(size, dtype=torch.uint8, device=device)

@@ -1,12 +1,11 @@
-"""The device that a measurement runs on: found by name, its memory, its threads, its OOM errors.
+"""The device that a measurement runs on: selection, peak memory, threads, out-of-memory errors.
 
-On a CPU the number of threads is part of the experiment. Workflow engines export
-OMP_NUM_THREADS=1 so that parallel jobs do not crowd each other; a measurement job has the machine
-for itself and should use every core that the scheduler lets it use, so `set_threads` undoes that
-export.
+On a CPU the number of threads is part of the experiment. Workflow engines export OMP_NUM_THREADS=1
+so that parallel jobs do not compete; a measurement job has the machine to itself and should use
+every core that the scheduler grants, so `set_threads` overrides that.
 
-"Out of memory" arrives in several dresses: PyTorch's own class, a plain RuntimeError from the CPU
-allocator, a driver error when the memory goes to something outside PyTorch's allocator (a cuBLAS
+Running out of memory shows up in several forms: PyTorch's own class, a plain RuntimeError from the
+CPU allocator, a driver error if the memory was for something outside PyTorch's allocator (a cuBLAS
 handle, a kernel image), and Python's MemoryError. A study records all of them as one status.
 """
 
@@ -27,17 +26,17 @@ _OUT_OF_MEMORY_MESSAGES = (
 
 
 class DeviceError(ValueError):
-    """A device that does not exist here was asked for."""
+    """A requested device that does not exist here."""
 
 
 def torch_device(name: str) -> torch.device:
-    """`auto` is the first CUDA GPU where there is one, else the CPU."""
+    """`auto` is the first CUDA GPU if there is one, else the CPU."""
     if name not in DEVICE_NAMES:
         raise DeviceError(f"device: got {name!r}, allowed are {', '.join(DEVICE_NAMES)}")
     if name == "cpu":
         return torch.device("cpu")
-    # CUDA numbers GPUs by speed, NVML by bus; asked before CUDA wakes, it counts as NVML does, and
-    # the GPU that gives the machine its name is the one that is measured.
+    # CUDA orders GPUs by speed, NVML by bus. Set before CUDA is initialized, this makes CUDA follow
+    # NVML, so that the GPU that gives the machine its name is the one that is measured.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if torch.cuda.is_available():
         return torch.device("cuda", 0)
@@ -47,7 +46,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for every way in which PyTorch and Python say that memory ran out."""
+    """Whether PyTorch or Python ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     message = str(error)
@@ -55,27 +54,27 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start a new peak from what is allocated now; a CPU has no such counter."""
+    """Restart the peak from what is allocated now; no effect on a CPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Most bytes held by tensors since the last reset; None on a CPU, where nobody counts."""
+    """Peak bytes in tensors since the last reset; None on a CPU, which has no counter."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.max_memory_allocated(device))
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, which in a container can be fewer than there are."""
+    """Cores that this process may run on; in a container possibly fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def set_threads() -> int:
-    """Let PyTorch use every usable core, whatever OMP_NUM_THREADS says; returns their number."""
+    """Let PyTorch use every usable core despite OMP_NUM_THREADS; returns their number."""
     cores = usable_cores()
     torch.set_num_threads(cores)
     return cores

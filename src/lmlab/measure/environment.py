@@ -1,10 +1,10 @@
-"""What software made a number: versions of what matters to speed, and the commit of this project.
+"""The software behind a number: versions of what affects speed, and the commit of this project.
 
-A result that cannot say which PyTorch, CUDA and driver it ran on cannot be compared with another.
-The commit says which state of this project made it, and `dirty` whether tracked files had been
-edited since: results are no part of that, or measuring anew would make its own code look edited.
-A copy without its repository (a container, a node that got an archive) is told its commit by the
-variable LMLAB_COMMIT.
+Results can only be compared if each says which PyTorch, CUDA and driver it ran on. The commit
+identifies this project's code, and `dirty` says whether tracked files had been edited; results do
+not count as edits, or measuring would make its own code look edited. A copy without its repository
+(a container, a node that received an archive) gets its commit from the variable LMLAB_COMMIT. Edits
+cannot be detected there, so such a commit is marked `unverified`.
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ def versions() -> dict[str, str | None]:
 
 
 def commit(root: Path | str) -> dict[str, Any]:
-    """`{"id", "dirty"}` of the repository at `root`; id None where nobody knows it."""
+    """`{"id", "dirty"}` of the repository at `root`; `unverified` if only LMLAB_COMMIT names it."""
     head = _git(root, "rev-parse", "HEAD")
     if head is None:
-        return {"id": _commit_told(), "dirty": False}
+        given = _given_commit()
+        return {"id": given, "dirty": False, **({"unverified": True} if given else {})}
     changes = _git(
         root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,top)results"
     )
     return {"id": head, "dirty": bool(changes)}
 
 
-def _commit_told() -> str | None:
-    told = os.environ.get("LMLAB_COMMIT")
-    if told and not re.fullmatch(r"[0-9a-f]{40}", told):
-        raise ValueError(f"LMLAB_COMMIT = {told!r}; allowed: the 40 hexadecimal digits of a commit")
-    return told or None
+def _given_commit() -> str | None:
+    given = os.environ.get("LMLAB_COMMIT")
+    if given and not re.fullmatch(r"[0-9a-f]{40}", given):
+        raise ValueError(f"LMLAB_COMMIT: got {given!r}, allowed are 40 hexadecimal digits")
+    return given or None
 
 
 def _git(root: Path | str, *arguments: str) -> str | None:
-    """What git prints, or None when it is missing, refuses or takes too long."""
+    """Output of a git command; None if git is missing, fails or takes too long."""
     try:
         done = subprocess.run(
-            # Without optional locks: asking must not get in the way of somebody's commit.
+            # Without optional locks, which could block a concurrent commit.
             ["git", "--no-optional-locks", "-C", str(root), *arguments],
             capture_output=True,
             text=True,

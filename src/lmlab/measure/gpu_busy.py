@@ -1,62 +1,60 @@
-"""How much of the time a GPU works: the union of all kernel, copy and set intervals of one run.
+"""GPU busy time, the union of all kernel, copy and memset intervals of one profiled run.
 
-Small models leave a GPU waiting for the host, and then forward and backward take about the same
-because both take as long as Python needs to launch them. Whether that is so is not to be guessed
-from times; it shows in the share of a phase during which anything at all ran on the GPU. Kernels
-on several streams overlap, so their durations must not be added: the union of their intervals is
-the busy time.
-
-This is a share's numerator and never a timing: the profiler slows the host down, so it stretches
-the gaps between kernels and not the kernels. Divide by the phase's time from the clock.
+Small models leave a GPU waiting for the host; forward and backward then take about the same time,
+because both take as long as Python needs to launch them. The busy time of a phase, divided by its
+wall time, shows whether that is so. Kernels on several streams overlap, so their durations must not
+be added. The profiler slows the host down and stretches the gaps between kernels, but not the
+kernels: take shares and intervals from here, never a step's time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-
-def union_ms(intervals: Iterable[tuple[int, int]]) -> float:
-    """Milliseconds covered by at least one of the `(start_ns, end_ns)` intervals."""
-    covered_ns = 0
-    reached: int | None = None
-    for start, end in sorted(intervals):
-        if reached is None or start > reached:
-            reached = start
-        if end > reached:
-            covered_ns += end - reached
-            reached = end
-    return covered_ns / 1e6
+from lmlab.measure.clock import synchronize
+from lmlab.measure.intervals import Interval, length
 
 
 def busy_ms(fn: Callable[[], object], device: torch.device) -> float | None:
-    """Run `fn` once under the profiler: milliseconds in which its GPU did work; None on a CPU."""
+    """Run `fn` once under the profiler: milliseconds in which its GPU was busy; None on a CPU."""
     if device.type != "cuda":
         return None
-    torch.cuda.synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    events = profiled_events(fn, device, [ProfilerActivity.CUDA])
+    return length(interval(event) for event in events if is_gpu_work(event, device)) / 1e6
+
+
+def profiled_events(
+    fn: Callable[[], object], device: torch.device, activities: list[ProfilerActivity]
+) -> list[Any]:
+    """Run `fn` once under the profiler; its raw events."""
+    synchronize(device)
+    with profile(activities=activities) as profiler:
         fn()
-        torch.cuda.synchronize(device)
+        synchronize(device)
     inner = profiler.profiler
     if inner is None or inner.kineto_results is None:
         raise RuntimeError("the PyTorch profiler recorded nothing: this build has no Kineto")
-    return union_ms(work_intervals(inner.kineto_results.events(), device.index or 0))
+    return list(inner.kineto_results.events())
 
 
-def work_intervals(events: Iterable[Any], device_index: int) -> list[tuple[int, int]]:
-    """Intervals of kernels, copies and sets on one GPU among the profiler's events.
+def interval(event: Any) -> Interval:
+    """Start and end in nanoseconds."""
+    return (event.start_ns(), event.start_ns() + event.duration_ns())
 
-    The profiler also projects `record_function` ranges onto the GPU's timeline; those span idle
-    time and would make every phase look fully busy.
+
+def is_gpu_work(event: Any, device: torch.device) -> bool:
+    """Whether it is a kernel, copy or memset on this GPU.
+
+    The profiler also draws `record_function` ranges on the GPU's timeline; those span idle time.
     """
-    return [
-        (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in events
-        if event.device_type() == DeviceType.CUDA
-        and event.device_index() == device_index
+    return bool(
+        device.type == "cuda"
+        and event.device_type() == DeviceType.CUDA
+        and event.device_index() == (device.index or 0)
         and not event.is_user_annotation()
-    ]
+    )

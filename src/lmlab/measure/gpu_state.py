@@ -1,24 +1,23 @@
-"""Was the GPU in a fit state while a number was taken? Read before and after, said as flags.
+"""Whether the GPU was in a fit state during a measurement, from readings before and after.
 
-- `throttled`: the GPU ran below its clocks because something is wrong with its surroundings: it
-  is too hot (software or hardware thermal slowdown) or its supply told it to brake. Such a number
-  says more about the rack than about the code.
-- `power_capped`: it ran into its power limit. On a datacenter GPU under matrix products that is
-  normal operation and part of what the machine is, so it gets a flag of its own and is no fault.
-- `gpu_shared`: somebody else was on the GPU, before or after.
+- `throttled`: it ran below its clocks because of its surroundings: too hot (thermal slowdown by
+  software or hardware), or slowed by its power supply. Such a number says more about the rack than
+  about the code.
+- `power_capped`: it reached its power limit. On a datacenter GPU under matrix products that is
+  normal operation, so it is a flag of its own and not a fault.
+- `gpu_shared`: another process used the GPU, before or after.
 
-A reading is a moment, and by the time the last kernel is done the GPU may already have clocked up
-again, so the driver's counters of time lost to heat and to power are compared as well, where the
-GPU keeps them. No thread samples in between: it would take the interpreter away from the very
-host whose launch times are being measured.
+A reading is one moment, and the GPU may have clocked up again by the time the last kernel is done,
+so the driver's counters of time lost to heat and power are compared as well, where they exist. No
+thread samples in between: it would compete with the host whose launch times are being measured.
 
-Who is "somebody else" takes care. Our own ancestors and children are not. In a container NVML
-speaks of processes by the host's numbers, so our own context can look foreign: if we hold a
-context and our number is missing, one process is taken to be us. Memory tells of processes that
-NVML hides: whatever is used beyond our own tensors and a context's worth. Utilisation is an
-average over up to a second, in which the job before this one may have run, so it counts only when
-it is still high a second later and this process has not used the GPU yet: the sharpest verdict
-has a watch that begins before the first CUDA call.
+Finding other processes takes care. Our ancestors and children do not count. Inside a container NVML
+reports process ids of the host, so our own context can look foreign: if we hold a context and our
+id is missing, one process is assumed to be us. Memory reveals processes that NVML hides: anything
+used beyond our own tensors and the size of a context. Utilisation is an average over up to a
+second, in which the previous job may have run, so it counts only if it is still high a second
+later and this process has not used the GPU yet. A watch is therefore most reliable if it starts
+before the first CUDA call.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -42,46 +40,23 @@ POWER_CAP_REASON = "sw_power_cap"
 
 # Time lost to a limit counts from this share of the watch on.
 _LOST_SHARE = 0.01
-# A CUDA context with its kernel images, the driver's own reserve, and some room.
+# A CUDA context with its kernel images, the driver's own reserve, and some margin.
 _CONTEXT_BYTES = 2 * 2**30
 _BUSY_PERCENT = 20
-# Utilisation is averaged over up to a second; eleven looks reach just beyond it.
-_LOOK_EVERY_S = 0.1
-_LOOKS_AGAIN = 11
+# Utilisation is averaged over up to a second; eleven more readings reach just beyond it.
+_POLL_S = 0.1
+_POLLS = 11
 
-
-class Gpu(Protocol):
-    """What a watch needs: a reading of the GPU, now; None where there is nothing to read."""
-
-    def read(self) -> Reading | None: ...
+Read = Callable[[], Reading | None]
 
 
 @dataclass(frozen=True)
-class Own:
-    """This process's part in what a reading shows."""
+class OwnUsage:
+    """This process's share of what a reading shows."""
 
     pids: frozenset[int]
     has_context: bool
     reserved_bytes: int
-
-
-class NvmlGpu:
-    """The GPU behind a torch device, read through NVML."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def read(self) -> Reading | None:
-        with nvml_session() as nvml:
-            gpu = visible_gpu(nvml, self._index)
-            return None if gpu is None else read_gpu(nvml, gpu.handle)
-
-
-class NoGpu:
-    """A CPU: nothing to read."""
-
-    def read(self) -> None:
-        return None
 
 
 class GpuWatch:
@@ -91,13 +66,12 @@ class GpuWatch:
         self,
         device: torch.device,
         *,
-        gpu: Gpu | None = None,
-        own: Callable[[], Own] | None = None,
+        read: Read | None = None,
+        own: Callable[[], OwnUsage] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        found: Gpu = NvmlGpu(device.index or 0) if device.type == "cuda" else NoGpu()
-        self._gpu = gpu or found
-        self._own = own or (lambda: own_part(device))
+        self._read = read or (lambda: read_device(device))
+        self._own = own or (lambda: own_usage(device))
         self._sleep = sleep
         self._before: Reading | None = None
         self._after: Reading | None = None
@@ -105,7 +79,7 @@ class GpuWatch:
         self._shared = False
 
     def __enter__(self) -> GpuWatch:
-        self._before = self._gpu.read()
+        self._before = self._read()
         if self._before is not None:
             own = self._own()
             self._shared = foreign_use(self._before, own) or (
@@ -114,14 +88,9 @@ class GpuWatch:
         self._started = time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._elapsed_s = time.monotonic() - self._started
-        self._after = self._gpu.read()
+        self._after = self._read()
         if self._after is not None:
             self._shared = self._shared or foreign_use(self._after, self._own())
 
@@ -130,10 +99,8 @@ class GpuWatch:
         """Subset of `gpu_shared`, `power_capped`, `throttled`; empty without a GPU."""
         if self._before is None or self._after is None:
             return []
-        return sorted(
-            slowdown_flags(self._before, self._after, self._elapsed_s)
-            | ({"gpu_shared"} if self._shared else set())
-        )
+        shared = {"gpu_shared"} if self._shared else set()
+        return sorted(slowdown_flags(self._before, self._after, self._elapsed_s) | shared)
 
     @property
     def readings(self) -> dict[str, Any] | None:
@@ -142,51 +109,58 @@ class GpuWatch:
             return None
         return {"before": asdict(self._before), "after": asdict(self._after)}
 
-    def _stays_busy(self, reading: Reading) -> bool:
-        """Look again until it is quiet, for as long as a job that has ended can still show."""
-        looks = 0
-        latest: Reading | None = reading
-        while _busy(latest) and looks < _LOOKS_AGAIN:
-            self._sleep(_LOOK_EVERY_S)
-            latest = self._gpu.read()
-            looks += 1
-        return _busy(latest)
+    def _stays_busy(self, reading: Reading | None) -> bool:
+        """Poll until it is idle, for as long as a job that has ended can still show."""
+        polls = 0
+        while _busy(reading) and polls < _POLLS:
+            self._sleep(_POLL_S)
+            reading = self._read()
+            polls += 1
+        return _busy(reading)
+
+
+def read_device(device: torch.device) -> Reading | None:
+    """A reading of the GPU behind a torch device; None for a CPU or without NVML."""
+    if device.type != "cuda":
+        return None
+    with nvml_session() as nvml:
+        gpu = visible_gpu(nvml, device.index or 0)
+        return None if gpu is None else read_gpu(nvml, gpu.handle)
 
 
 def slowdown_flags(before: Reading, after: Reading, elapsed_s: float) -> set[str]:
-    """`throttled` and `power_capped`, from reasons at either end and from the counters between."""
+    """`throttled` and `power_capped`, from the reasons at either end and the counters between."""
     flags = set()
     reasons = set(before.slowdown_reasons) | set(after.slowdown_reasons)
     lost_to_heat = _lost(before.lost_to_heat_ns, after.lost_to_heat_ns, elapsed_s)
     lost_to_power = _lost(before.lost_to_power_ns, after.lost_to_power_ns, elapsed_s)
     if reasons & THROTTLE_REASONS or lost_to_heat:
         flags.add("throttled")
-    # A cap met before the watch belongs to whatever ran then.
+    # A power cap before the watch belongs to whatever ran then.
     if POWER_CAP_REASON in after.slowdown_reasons or lost_to_power:
         flags.add("power_capped")
     return flags
 
 
-def foreign_use(reading: Reading, own: Own) -> bool:
-    """True when processes or memory on the GPU cannot be ours."""
+def foreign_use(reading: Reading, own: OwnUsage) -> bool:
+    """Whether processes or memory on the GPU cannot be ours."""
     foreign = set(reading.compute_pids) - own.pids
     we_are_hidden = own.has_context and not own.pids & set(reading.compute_pids)
     if len(foreign) > (1 if we_are_hidden else 0):
         return True
-    if reading.memory_used_bytes is None:
-        return False
-    return reading.memory_used_bytes > own.reserved_bytes + _CONTEXT_BYTES
+    used = reading.memory_used_bytes
+    return used is not None and used > own.reserved_bytes + _CONTEXT_BYTES
 
 
-def own_part(device: torch.device) -> Own:
-    """This process, its ancestors and children; what PyTorch holds of the GPU's memory."""
+def own_usage(device: torch.device) -> OwnUsage:
+    """This process, its ancestors and children; the GPU memory that PyTorch has reserved."""
     process = psutil.Process()
     family = [process, *process.parents(), *process.children(recursive=True)]
-    awake = torch.cuda.is_initialized()
-    return Own(
+    has_context = torch.cuda.is_initialized()
+    return OwnUsage(
         pids=frozenset(member.pid for member in family),
-        has_context=awake,
-        reserved_bytes=torch.cuda.memory_reserved(device) if awake else 0,
+        has_context=has_context,
+        reserved_bytes=torch.cuda.memory_reserved(device) if has_context else 0,
     )
 
 

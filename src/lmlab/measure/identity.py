@@ -1,14 +1,13 @@
-"""Which machine this is: one short name under which all its results live.
+"""The machine's id, a short name under which all its results are stored.
 
-The name must be the same in every process that asks (the workflow while it is parsed, each job,
-the writeup), must not change when a driver or a library does, and must be cheap, since parsing a
-workflow asks for it every time. So it is made from the GPU's marketing name as the driver gives
-it, `NVIDIA H200` -> `nvidia-h200`, or without a GPU from the processor's, `cpu-amd-epyc-7763`.
-Two machines with the same part share a name on purpose: their results are meant to be comparable.
+It must be the same in every process (the workflow while it is parsed, each job, the report), must
+not change with a driver or a library, and must be cheap, since parsing a workflow asks for it every
+time. It is made from the GPU's marketing name as the driver reports it, `NVIDIA H200` ->
+`nvidia-h200`, or without a GPU from the processor's, `cpu-amd-epyc-7763`. Two machines with the
+same part share an id on purpose: their results are meant to be comparable.
 
-No torch and no CUDA: NVML says what is there. A GPU that the installed PyTorch cannot use (a
-build without CUDA) would make every job fail, so that build's own version file is consulted too,
-as text.
+GPUs are found through NVML, without torch or CUDA. A GPU that the installed PyTorch cannot use (a
+build without CUDA) would make every job fail, so PyTorch's version file is checked too, as text.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from lmlab.measure.nvml import nvml_session, visible_gpus
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# What vendors put around the part's name.
+# What vendors add to the part's name.
 _NOISE = re.compile(
     r"\((?:R|TM|C)\)|@.*$|\bCPU\b|\b\d+-Core\b|\bProcessor\b|\bwith Radeon.*$", re.IGNORECASE
 )
 
-# Arm cores announce themselves by number: (implementer, part) as in Arm's MIDR_EL1 register.
+# Arm cores are identified by number: (implementer, part) as in Arm's MIDR_EL1 register.
 _ARM_CORES = {
     ("0x41", "0xd08"): "Arm Cortex-A72",
     ("0x41", "0xd0b"): "Arm Cortex-A76",
@@ -44,7 +43,7 @@ _ARM_CORES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine as results name it."""
+    """The machine as recorded in results."""
 
     id: str
     device: Literal["cuda", "cpu"]
@@ -60,7 +59,7 @@ def find_machine(
     cpuinfo: str | None = None,
     cuda_build: bool | None = None,
 ) -> Machine:
-    """Name this machine; the arguments stand in for the real sources."""
+    """Identify this machine; tests replace the real sources by arguments."""
     names = _gpu_names(nvml, os.environ if environment is None else environment)
     usable = torch_built_for_cuda() if names and cuda_build is None else cuda_build
     if names and usable:
@@ -75,7 +74,7 @@ def slug(name: str) -> str:
 
 
 def cpu_name(cpuinfo: str | None = None) -> str:
-    """The processor's name: by cpuinfo's model line, by Arm's part number, or its architecture."""
+    """The processor: cpuinfo's model name, an Arm core by number, or the architecture."""
     text = _read_cpuinfo() if cpuinfo is None else cpuinfo
     fields = dict(re.findall(r"^([^\t:\n]+?)\s*:[ \t]*(.*)$", text, re.MULTILINE))
     if fields.get("model name", "").strip():
@@ -85,7 +84,7 @@ def cpu_name(cpuinfo: str | None = None) -> str:
 
 
 def torch_built_for_cuda() -> bool:
-    """Whether the installed PyTorch is a CUDA build, read from its version file without import."""
+    """Whether the installed PyTorch is a CUDA build, from its version file without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False

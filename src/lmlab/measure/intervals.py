@@ -1,9 +1,8 @@
-"""Stretches of time as (start, end) pairs: joined, cut with each other, thinned out for a picture.
+"""Time intervals as (start, end) pairs: union, intersection, and a reduced set for figures.
 
-Whether communication hides behind computation is a question about two sets of intervals. Within a
-set they may touch, nest and repeat (operators call operators, messages travel side by side), so
-durations must not be added: the time in which anything happened is the length of the union, and
-the time in which both happened that of the intersection of two unions.
+Within a set, intervals may touch, nest and repeat (operators call operators, messages travel
+concurrently), so durations must not be added: the time in which anything happened is the length of
+the union, and the time in which both of two things happened is that of the intersection of unions.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Interval = tuple[int, int]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same stretches in order, none touching another; empty ones are dropped."""
+    """Disjoint intervals in order that cover the same time; empty ones are dropped."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -29,12 +28,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> int:
-    """Time that at least one of them covers."""
+    """Time covered by at least one of them."""
     return sum(end - start for start, end in union(intervals))
 
 
 def intersection(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
-    """The stretches that both sets cover."""
+    """The intervals that both sets cover."""
     left, right = union(one), union(other)
     common: list[Interval] = []
     i = j = 0
@@ -50,13 +49,13 @@ def intersection(one: Iterable[Interval], other: Iterable[Interval]) -> list[Int
 
 
 def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
-    """At most so many stretches, for eyes and not for sums.
+    """At most `most` intervals, for drawing and not for sums.
 
-    Stretches and the gaps between them take turns; whichever is shortest goes, a gap by being
-    closed, a stretch by being dropped, until few enough are left. So a dense row stays dense, and
-    many short stretches far apart do not grow into long ones.
+    Intervals and the gaps between them alternate; the shortest of either goes first, a gap by being
+    closed, an interval by being dropped. A dense row stays dense, and many short intervals far
+    apart do not merge into long ones.
     """
-    edges = np.array([edge for stretch in union(intervals) for edge in stretch], dtype=np.int64)
+    edges = np.array([edge for pair in union(intervals) for edge in pair], dtype=np.int64)
     while len(edges) > 2 * most:
         shortest = int(np.diff(edges).argmin())
         edges = np.delete(edges, [shortest, shortest + 1])

@@ -1,19 +1,20 @@
-"""One look at a GPU through NVML: clocks, heat, power, why it is slowed, who is on it.
+"""One reading of a GPU's state through NVML: clocks, temperature, power, throttling, processes.
 
-NVML has renamed what it calls a reason for running below the highest clock, from "throttle
-reason" to "clocks event reason"; the bits are the same. The newer name is asked first. Each
-question is asked for itself, since virtual and consumer GPUs leave some unanswered, and an
-unanswered one is None.
+Virtual and consumer GPUs leave some questions unanswered; those fields are None. NVML has renamed
+its "throttle reasons" to "clocks event reasons"; the bits are the same, and the newer function is
+tried first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons, as in nvml.h. They have not changed since 2016,
-# while the names of their constants have.
+from lmlab.measure.nvml import query
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons in nvml.h; unlike the names of their constants,
+# they have not changed since 2016.
 REASON_BITS = {
     "gpu_idle": 0x1,
     "applications_clocks_setting": 0x2,
@@ -29,7 +30,7 @@ REASON_BITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The state of one GPU at one moment; None for what it does not tell."""
+    """The state of one GPU at one moment; None for what it does not report."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -37,7 +38,7 @@ class Reading:
     power_w: float | None
     slowdown_reasons: list[str]
     lost_to_heat_ns: int | None
-    """Counter since the driver was loaded; only differences mean something."""
+    """Counter since the driver was loaded; only differences are meaningful."""
     lost_to_power_ns: int | None
     memory_used_bytes: int | None
     utilisation_percent: int | None
@@ -46,40 +47,25 @@ class Reading:
 
 
 def read_gpu(nvml: Any, handle: Any) -> Reading:
-    """Ask everything now; takes a few milliseconds at most."""
-
-    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return question(handle, *arguments)
-        except nvml.NVMLError:
-            return None
-
-    power_mw = ask(nvml.nvmlDeviceGetPowerUsage)
-    heat = ask(nvml.nvmlDeviceGetViolationStatus, nvml.NVML_PERF_POLICY_THERMAL)
-    power = ask(nvml.nvmlDeviceGetViolationStatus, nvml.NVML_PERF_POLICY_POWER)
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo)
-    rates = ask(nvml.nvmlDeviceGetUtilizationRates)
-    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses) or []
+    """Read everything; takes a few milliseconds at most."""
+    ask = partial(query, nvml)
+    heat = ask(nvml.nvmlDeviceGetViolationStatus, handle, nvml.NVML_PERF_POLICY_THERMAL)
+    power = ask(nvml.nvmlDeviceGetViolationStatus, handle, nvml.NVML_PERF_POLICY_POWER)
+    power_mw = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    newer = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    reasons = ask(newer or nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     return Reading(
-        sm_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-        temperature_c=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        sm_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        temperature_c=ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         power_w=None if power_mw is None else power_mw / 1e3,
-        slowdown_reasons=reason_names(ask(_reasons_question(nvml)) or 0),
+        slowdown_reasons=[name for name, bit in REASON_BITS.items() if reasons & bit],
         lost_to_heat_ns=None if heat is None else int(heat.violationTime),
         lost_to_power_ns=None if power is None else int(power.violationTime),
         memory_used_bytes=None if memory is None else int(memory.used),
         utilisation_percent=None if rates is None else int(rates.gpu),
         compute_pids=sorted(int(process.pid) for process in processes),
     )
-
-
-def reason_names(bits: int) -> list[str]:
-    """The reasons in a bit mask, in the order of their bits."""
-    return [name for name, bit in REASON_BITS.items() if bits & bit]
-
-
-def _reasons_question(nvml: Any) -> Callable[..., Any]:
-    newer = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-    question: Callable[..., Any] = newer or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-    return question

@@ -1,11 +1,10 @@
-"""Peak rates of known GPUs, from their vendor's own papers.
+"""Peak rates of known GPUs, from the vendor's own documents.
 
-A share of peak (MFU) is only as good as the peak below the line. Peaks computed by formula have
-been off by factors of two (sparsity, boost clock, accumulation type), so each figure here is
-copied from a datasheet that is named beside it, and a device is found by its exact name: an `H100
+A share of peak (MFU) is only as good as the peak it is divided by. Peaks computed by formula have
+been wrong by a factor of two (sparsity, boost clock, accumulation type), so each figure here is
+copied from a datasheet that is named with it, and a device is looked up by its exact name: an `H100
 PCIe` is not an `H100 SXM`, a laptop's RTX 4090 not a desktop's, a MIG slice not a GPU. A device
-that is not in the table has no peak, and the writeup then prints no MFU; the measured ceilings
-still stand.
+that is not listed has no peak and the report no MFU for it; measured ceilings still apply.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def peaks_of(device_name: str) -> dict[str, Any] | None:
 
 
 def known_devices() -> list[str]:
-    """Every device name that has a peak."""
+    """Every device name with a peak."""
     return [name for entry in _table() for name in entry["names"]]
 
 

@@ -1,13 +1,13 @@
 """When a kernel has been repeated often enough.
 
 A fixed number of repetitions is too many for a kernel of a second and too few for one of ten
-microseconds. Following nvbench, sampling ends when three things hold together: enough samples for
-a deviation to mean something, enough accumulated time for clocks and power to have settled, and a
-relative deviation (sample deviation over mean) below a target. A kernel that never gets that
-quiet is ended by a time cap or a sample cap, and the reason is kept with the samples, because
-"settled at 0.5 %" and "gave up after 5 s" are different statements about a number.
+microseconds. Following nvbench, sampling stops when there are enough samples for a meaningful
+deviation, enough accumulated time for clocks and power to settle, and a relative deviation (sample
+standard deviation over mean) below a target. A kernel that stays noisier is stopped by a time cap
+or a sample cap. The reason is recorded with the samples, because "settled at 0.5 %" and "gave up
+after 5 s" are different statements about a number.
 
-The deviation is kept by Welford's recurrence: one pass, constant cost a sample, and no
+The deviation is updated by Welford's recurrence: one pass, constant cost per sample, and no
 cancellation when the deviation is a thousandth of the mean.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class StopRule:
-    """Feed it samples with `add`; `reason` is None as long as sampling should go on."""
+    """Feed it samples with `add`; `reason` is None while sampling should continue."""
 
     min_samples: int
     min_time_s: float
@@ -43,24 +43,24 @@ class StopRule:
 
     def add(self, sample_ms: float) -> None:
         self.n += 1
-        off_old_mean = sample_ms - self._mean
-        self._mean += off_old_mean / self.n
-        self._squares += off_old_mean * (sample_ms - self._mean)
+        from_old_mean = sample_ms - self._mean
+        self._mean += from_old_mean / self.n
+        self._squares += from_old_mean * (sample_ms - self._mean)
 
     @property
     def measured_s(self) -> float:
-        """Time accumulated in samples; flushes and launches between them do not count."""
+        """Accumulated sample time, without flushes and launches in between."""
         return self._mean * self.n / 1e3
 
     @property
     def relative_deviation(self) -> float:
-        """Sample deviation over mean; infinite while it cannot be known."""
+        """Sample standard deviation over mean; infinite with fewer than two samples."""
         if self.n < 2 or self._mean <= 0:
             return math.inf
         return math.sqrt(self._squares / (self.n - 1)) / self._mean
 
     def reason(self, elapsed_s: float) -> str | None:
-        """Why to stop now, given the wall time since sampling began; None to go on."""
+        """Why to stop now, given the wall time since sampling began; None to continue."""
         if self._settled():
             return f"relative deviation {self.relative_deviation:.2%} after {count_samples(self.n)}"
         if self.n >= self.max_samples:
@@ -78,5 +78,5 @@ class StopRule:
 
 
 def count_samples(n: int) -> str:
-    """ "1 sample", "4 samples": the words in which every stop reason counts."""
+    """ "1 sample" or "4 samples", for stop reasons."""
     return "1 sample" if n == 1 else f"{n} samples"

@@ -1,30 +1,30 @@
-"""A result is one JSON file: what was asked, what came out, and what it was measured with.
+"""One JSON file per measured point: written atomically, validated when it is written and read.
 
-Results travel: between machines, between commits, through other people's hands. Hence a schema, a
-status with a reason instead of a missing file, and a fingerprint of the code, so that a reader can
-tell what a number is worth without asking who made it.
+`workflow/schemas/result.schema.json` says what a result holds. Whatever makes a file unusable ends
+in one line that names it; a reader can rely on everything that passes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import jsonschema
 
 from lmlab.study.files import SCHEMAS, write_atomically
 from lmlab.study.points import Point
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Status = Literal["ok", "oom", "unsupported", "failed"]
 
-# Pictures need reduced data, not traces; past this a page of six hundred results gets slow.
+# Figures need reduced data, not traces: a page reads hundreds of results.
 SIZE_LIMIT_BYTES = 200_000
-# A race has dozens of times; a progress line has room for the phases of a step.
+# A progress line has room for the phases of a step, not for dozens of variants.
 HEADLINE_TIMES = 6
 
 
@@ -32,33 +32,9 @@ class ResultError(ValueError):
     """A result file that cannot be used, in one line."""
 
 
-class LacksKey(ResultError):
-    """A result without a key that its reader knows."""
-
-    def __init__(self, source: Path, key: str) -> None:
-        super().__init__(
-            f"{source}: has no {key!r}, which is read now; made by other code or changed by hand, "
-            "it must be measured anew"
-        )
-        self.source = source
-
-
-class Told(dict[str, Any]):
-    """What a file holds under its keys; asked for another one, it says which file lacks it.
-
-    The schema leaves open what a chapter keeps for its page, and code that is older or newer than
-    the page has kept something else.
-    """
-
-    source: Path | None = None
-
-    def __missing__(self, key: str) -> Any:
-        raise KeyError(key) if self.source is None else LacksKey(self.source, key)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One measured point; `workflow/schemas/result.schema.json` says what each field may hold."""
+    """One measured point."""
 
     chapter: str
     parameters: Mapping[str, Any]
@@ -71,52 +47,61 @@ class Result:
     started_at: str
     elapsed_s: float
     reason: str | None = None
-    measurements: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    measurements: tuple[Mapping[str, Any], ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
+    converted_from: int | None = None
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+        values = asdict(self)
+        if self.converted_from is None:
+            del values["converted_from"]
+        return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     def write(self, path: Path) -> None:
-        """Check against the schema, then write whole or not at all."""
+        """Validate against the schema, then write whole or not at all."""
         text = self.to_json()
         _validate(json.loads(text), path)
         if len(text) > SIZE_LIMIT_BYTES:
             raise ResultError(
                 f"{path}: {len(text):,} bytes; a result holds at most {SIZE_LIMIT_BYTES:,}: "
-                "reduce what it keeps for pictures"
+                "reduce what it stores in data"
             )
-        write_atomically(path, json.dumps(json.loads(text), indent=1) + "\n")
+        write_atomically(path, _one_record_per_line(json.loads(text)))
 
     def headline(self) -> str:
         """What this point gave, short enough for a progress line."""
         if self.status != "ok":
             return f"{self.status}: {self.reason}"
-        times = [
-            f"{name} {measurement['median_ms']:.4g} ms"
-            for name, measurement in self.measurements.items()
-        ]
+        times = [_headline(record) for record in self.measurements if record["unit"] == "ms"]
         more = [f"{len(times) - HEADLINE_TIMES} more"] if len(times) > HEADLINE_TIMES else []
         return ", ".join([*times[:HEADLINE_TIMES], *more]) or "ok"
 
+    def failed_variants(self) -> list[str]:
+        """One line per variant that failed inside this point."""
+        return [
+            f"{_label(record)}: {record['reason']}"
+            for record in self.measurements
+            if record["status"] == "failed"
+        ]
+
 
 def read(path: Path) -> Result:
-    """Read a result, or say in one line why it is none."""
-
-    def told_by_file(values: dict[str, Any]) -> Told:
-        told = Told(values)
-        told.source = path
-        return told
-
+    """Read a result, or raise a `ResultError` that says what is wrong with the file."""
     try:
-        values = json.loads(path.read_text(), object_hook=told_by_file)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ResultError(f"{path}: not a readable JSON file ({error})") from error
+        values = json.loads(path.read_text(), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise ResultError(f"{path}: not a readable JSON file ({line})") from error
+    if isinstance(values, dict) and values.get("schema_version") == 1:
+        raise ResultError(
+            f"{path}: written by lmlab 0.1 (schema 1), which is no longer read; measure it again"
+        )
     _validate(values, path)
-    return Result(**{**values, "flags": tuple(values["flags"])})
+    measurements, flags = tuple(values.pop("measurements")), tuple(values.pop("flags"))
+    return Result(**values, measurements=measurements, flags=flags)
 
 
 def read_of(point: Point, path: Path, machine: str) -> Result:
@@ -127,6 +112,29 @@ def read_of(point: Point, path: Path, machine: str) -> Result:
     if result.machine["id"] != machine:
         raise ResultError(f"{path}: measured on {result.machine['id']}, not on {machine}")
     return result
+
+
+def _one_record_per_line(values: Mapping[str, Any]) -> str:
+    """JSON whose diffs can be reviewed: a line per key, and per measurement."""
+    lines = {key: json.dumps(value) for key, value in values.items()}
+    records = ",\n  ".join(map(json.dumps, values["measurements"]))
+    lines["measurements"] = f"[\n  {records}\n ]" if records else "[]"
+    body = ",\n ".join(f"{json.dumps(key)}: {text}" for key, text in lines.items())
+    return f"{{\n {body}\n}}\n"
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    if record["value"] is None:
+        return f"{_label(record)} {record['status']}"
+    return f"{_label(record)} {record['value']:.4g} ms"
+
+
+def _label(record: Mapping[str, Any]) -> str:
+    return " ".join(str(value) for value in record["labels"].values()) or record["quantity"]
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
 
 
 @cache
@@ -140,3 +148,14 @@ def _validate(values: object, path: Path) -> None:
     if error is not None:
         where = ".".join(str(part) for part in error.absolute_path) or "the whole file"
         raise ResultError(f"{path}: {where}: {error.message[:200]}")
+    if not _finite(values):
+        raise ResultError(f"{path}: holds a number that is not finite")
+
+
+def _finite(value: object) -> bool:
+    """Whether every number is finite: 1e999 is valid JSON and reads as infinity."""
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Memory snapshots in torch's own format, made by hand."""
+"""Hand-made memory snapshots in torch's format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def block(address: int, size: int, requested: int, state: str = "active_allocate
 
 
 def snapshot(trace: list[dict[str, Any]], *blocks: Frame, device: int = 0) -> dict[str, Any]:
-    """One segment of the blocks, one device's trace."""
+    """One segment with the blocks, and the trace of one device."""
     segment = {
         "device": device,
         "address": blocks[0]["address"] if blocks else 0,

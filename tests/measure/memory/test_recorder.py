@@ -1,4 +1,4 @@
-"""A step recorded on the CPU: phases, categories, what is live, and running out of memory."""
+"""A step recorded on the CPU: phases, categories, and running out of memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from lmlab.measure.memory import recorder
 from lmlab.measure.memory.categories import Labelled, label
 from lmlab.measure.memory.observer import Observer, address_of
-from lmlab.measure.memory.recorder import Known, Recording, RecordingError, record
+from lmlab.measure.memory.recorder import KnownTensor, Recording, RecordingError, record
 from lmlab.measure.memory.replay import replay
-from lmlab.measure.memory.summary import summarise
+from lmlab.measure.memory.summary import summarize
 
 CPU = torch.device("cpu")
 WIDTH, ROWS = 64, 96
@@ -43,9 +43,9 @@ class Work:
         self.loss.backward()
         self.loss = None
 
-    def known(self) -> dict[int, Known]:
+    def known(self) -> dict[int, KnownTensor]:
         return {
-            address_of(tensor): Known(
+            address_of(tensor): KnownTensor(
                 category=category, name=name, size=tensor.untyped_storage().nbytes()
             )
             for category, name, tensor in self._tensors()
@@ -74,31 +74,30 @@ def labels(recording: Recording, *, keeps_graph: bool = True) -> list[Labelled]:
 
 
 def bytes_of(labelled: list[Labelled], category: str) -> int:
-    return sum(each.piece.size for each in labelled if each.category == category)
+    return sum(each.allocation.size for each in labelled if each.category == category)
 
 
-def test_weights_and_their_gradients_are_known_by_their_address() -> None:
-    labelled = labels(Work().record())
+def test_categories_of_a_train_step() -> None:
+    recording = Work().record()
+    labelled = labels(recording)
     assert bytes_of(labelled, "parameters") == 2 * WIDTH * WIDTH * 4
     assert bytes_of(labelled, "gradients") == 2 * WIDTH * WIDTH * 4
+    saved = [each for each in labelled if each.category == "activations"]
+    # tanh's result, for tanh and the second layer; the second layer's result, for the square.
+    large = [each.allocation.size for each in saved if each.allocation.size >= STREAM]
+    assert large == [STREAM, STREAM]
+    assert {each.phase for each in saved} == {"forward"}
+    backward = [e for e in labelled if e.phase == "backward" and e.allocation.size > 64]
+    assert {each.category for each in backward} == {"gradients", "workspace"}
+    tanh = next(each for each in labelled if each.what.startswith("tanh"))
+    assert tanh.source is not None
+    assert (tanh.source.file, tanh.source.function) == ("memory/test_recorder.py", "forward")
+    first, second = recording.phases
+    assert (first.name, second.name) == ("forward", "backward")
+    assert 0 <= first.start < first.end == second.start < second.end
 
 
-def test_activations_are_what_forward_leaves_for_backward() -> None:
-    work = Work()
-    labelled = labels(work.record())
-    kept = [each for each in labelled if each.category == "activations"]
-    # The result of tanh, for tanh and the second layer; the second layer's result, for the square.
-    assert [each.piece.size for each in kept if each.piece.size >= STREAM] == [STREAM, STREAM]
-    assert {each.phase for each in kept} == {"forward"}
-
-
-def test_what_backward_makes_and_gives_back_is_workspace() -> None:
-    labelled = labels(Work().record())
-    temporary = [each for each in labelled if each.phase == "backward" and each.piece.size > 64]
-    assert {each.category for each in temporary} == {"gradients", "workspace"}
-
-
-def test_a_weight_that_autocast_copies_is_told_from_an_input_of_the_same_size() -> None:
+def test_autocasts_weight_copies_differ_from_inputs_of_the_same_size() -> None:
     work = Work(autocast=True)
     work.x = torch.randn(WIDTH, WIDTH)
     labelled = labels(work.record())
@@ -107,11 +106,11 @@ def test_a_weight_that_autocast_copies_is_told_from_an_input_of_the_same_size() 
         "bf16 copy of 0.weight",
         "bf16 copy of 2.weight",
     ]
-    same_size = [each for each in labelled if each.piece.size == 2 * WIDTH * WIDTH]
+    same_size = [each for each in labelled if each.allocation.size == 2 * WIDTH * WIDTH]
     assert len(same_size) > len(copies)
 
 
-def test_without_a_graph_what_operators_hand_on_are_the_activations() -> None:
+def test_without_a_graph_operator_results_are_the_activations() -> None:
     work = Work()
 
     def infer() -> None:
@@ -126,23 +125,10 @@ def test_without_a_graph_what_operators_hand_on_are_the_activations() -> None:
     }
 
 
-def test_the_line_that_asked_is_found_on_a_cpu_too() -> None:
-    labelled = labels(Work().record())
-    found = next(each for each in labelled if each.what.startswith("tanh"))
-    assert found.source is not None
-    assert (found.source.file, found.source.function) == ("memory/test_recorder.py", "forward")
-
-
-def test_phases_follow_each_other_without_a_gap() -> None:
-    first, second = Work().record().phases
-    assert (first.name, second.name) == ("forward", "backward")
-    assert 0 <= first.start < first.end == second.start < second.end
-
-
-def test_watching_changes_nothing_of_the_peak() -> None:
+def test_observing_does_not_change_the_peak() -> None:
     def peak(observed: frozenset[str]) -> int:
         recording = Work(autocast=True).record(observed=observed)
-        summary = summarise(recording, keeps_graph=True, stream_bytes=STREAM)
+        summary = summarize(recording, keeps_graph=True, stream_bytes=STREAM)
         return int(summary["replayed_bytes"])
 
     assert peak(frozenset({"forward"})) == peak(frozenset())
@@ -159,43 +145,38 @@ def test_running_out_of_memory_ends_the_recording_with_what_was_live() -> None:
     recording = work.record(("forward", work.forward), ("backward", fail))
     assert recording.out_of_memory == "CUDA out of memory. Tried to allocate 9 GiB"
     assert [span.name for span in recording.phases] == ["forward", "backward"]
-    summary = summarise(recording, keeps_graph=True, stream_bytes=STREAM)
+    summary = summarize(recording, keeps_graph=True, stream_bytes=STREAM)
     assert summary["live_categories_bytes"]["workspace"] >= 12_000
     assert summary["live_categories_bytes"]["activations"] >= 2 * STREAM
     assert summary["live_categories_bytes"]["parameters"] == 2 * WIDTH * WIDTH * 4
 
 
-def test_another_error_is_not_swallowed() -> None:
+def test_other_errors_and_lost_marks_are_raised() -> None:
     def fail() -> None:
         raise ValueError("wrong shape")
 
     with pytest.raises(ValueError, match="wrong shape"):
         Work().record(("forward", fail))
-
-
-def test_a_history_without_its_marks_is_refused() -> None:
-    with pytest.raises(RecordingError, match="lost one of its marks"):
+    with pytest.raises(RecordingError, match="lacks one of its marks"):
         recorder._position_of(torch.empty(1), [])
 
 
-def test_torch_takes_the_arguments_that_a_gpu_recording_gives() -> None:
+def test_a_gpu_recording_starts_and_stops_the_allocators_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-    assert {"enabled", "context", "stacks", "max_entries"} <= set(taken)
-    assert inspect.signature(torch.cuda.memory._snapshot).parameters["device"].default is None
-
-
-def test_a_gpu_keeps_its_history_until_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    snapshots = iter([{"segments": [], "device_traces": [[]]}, {"another": "snapshot"}])
+    empty = {"segments": [], "device_traces": [[]]}
     monkeypatch.setattr(
         torch.cuda.memory, "_record_memory_history", lambda *a, **k: calls.append((a, k))
     )
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: next(snapshots))
-    with recorder._history_kept(torch.device("cuda", 0)) as keeper:
-        keeper.freeze()
-        keeper.freeze()
-    assert calls[0][0] == ("all",)
-    assert calls[0][1]["stacks"] == "python"
-    assert calls[0][1]["max_entries"] == recorder.MAX_ENTRIES
-    assert calls[1] == ((None,), {})
-    assert keeper.history({}).events == []
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: empty)
+    source = recorder._CachingAllocator(torch.device("cuda", 0))
+    source.start()
+    source.freeze()
+    source.stop()
+    (started, stopped) = calls
+    assert started[0] == ("all",)
+    assert set(started[1]) == {"context", "stacks", "max_entries"} < set(taken)
+    assert stopped == ((None,), {})
+    assert source.history({}).events == []

@@ -1,4 +1,4 @@
-"""The caching allocator's own history, where there is a GPU."""
+"""The caching allocator's own history, on a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmlab.chapters.memory.measure import timeline as memory_modes
+from lmlab.chapters.memory.measure import timeline
 from tests.jobs.points import memory_point
 
 pytestmark = [
@@ -27,37 +27,38 @@ def little_memory() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0, GPU)
 
 
-def modes_of(**changes: Any) -> dict[str, Any]:
+def modes_of(**changes: Any) -> dict[str, dict[str, Any]]:
+    """Values by mode and quantity, of records that have no other label."""
     point = memory_point(**{**MODEL, "context": 256, "batch": 4, **changes})
-    modes: dict[str, Any] = memory_modes.measure_modes(point, GPU).data["modes"]
-    return modes
+    found: dict[str, dict[str, Any]] = {}
+    for record in timeline.measure_modes(point, GPU).measurements:
+        labels = record["labels"]
+        if "mode" in labels and labels.keys() <= {"mode", "phase", "stage"}:
+            found.setdefault(labels["mode"], {})[record["quantity"]] = record["value"]
+    return found
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_replayed_peak_is_the_allocators_own_within_2_percent(precision: str) -> None:
     for mode in modes_of(precision=precision).values():
-        assert mode["status"] == "ok"
-        assert mode["replayed_bytes"] == pytest.approx(mode["max_memory_allocated_bytes"], rel=0.02)
-        # The workspaces of cuBLAS, tens of MiB, are much beside so small a model.
-        off = abs(mode["predicted"]["bytes"] - mode["replayed_bytes"])
-        assert off < 0.25 * mode["replayed_bytes"] or off < 96 * 2**20
+        assert mode["replayed_peak"] == pytest.approx(mode["allocator_peak"], rel=0.02)
+        # Next to so small a model the workspaces of cuBLAS, tens of MiB, are large.
+        off = abs(mode["predicted_peak"] - mode["replayed_peak"])
+        assert off < 0.25 * mode["replayed_peak"] or off < 96 * 2**20
 
 
 def test_recording_does_not_change_the_peak() -> None:
     modes = modes_of()
     for name in ("forward", "forward_graph"):
-        recorded = modes[name]["max_memory_allocated_bytes"]
-        assert recorded == pytest.approx(modes[name]["unrecorded_peak_bytes"], rel=0.02)
+        assert modes[name]["peak_memory"] == pytest.approx(modes[name]["unrecorded_peak"], rel=0.02)
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_running_out_of_memory_tells_what_was_asked_for(
+def test_running_out_of_memory_records_the_failed_request(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    modes = modes_of(context=512, batch=8)
-    failed = modes["train_step"]
-    assert failed["status"] == "oom"
-    assert failed["asked_bytes"] > 0
-    assert failed["live_categories_bytes"]["parameters"] > 0
+    failed = modes_of(context=512, batch=8)["train_step"]
+    assert failed["peak_memory"] is None
+    assert failed["asked"] > 0
     assert (tmp_path / failed["snapshot"]).exists()

@@ -1,4 +1,4 @@
-"""Replay finds what was there before, the highest moment, and who was live at it."""
+"""Replay: lifetimes, the peak, and what was live before the first event."""
 
 from __future__ import annotations
 
@@ -16,53 +16,36 @@ def replayed(trace: list[dict[str, object]], *blocks: dict[str, object]) -> Repl
 
 
 def totals(result: Replay) -> list[int]:
-    return result.totals(lambda piece: piece.size)
-
-
-def test_bytes_rise_with_an_allocation_and_fall_with_its_free() -> None:
-    result = replayed(alloc(512, 100) + alloc(1024, 30) + free(512, 100), block(1024, 512, 30))
-    assert totals(result) == [0, 100, 130, 30]
+    return result.totals(lambda allocation: allocation.size)
 
 
 def test_what_was_live_before_is_the_baseline() -> None:
     never_freed, freed_later = block(0, 1024, 1000), free(4096, 50)
     result = replayed(alloc(2048, 10) + freed_later, never_freed, block(2048, 512, 10))
     assert totals(result) == [1050, 1060, 1010]
-    assert {piece.address for piece in result.live_at(BEFORE)} == {0, 4096}
+    assert {each.address for each in result.live_at(BEFORE)} == {0, 4096}
 
 
-def test_the_peak_is_the_first_of_the_highest_moments() -> None:
-    result = replayed(alloc(512, 512) + free(512, 512) + alloc(512, 512), block(512, 512, 512))
-    assert result.peak_position(BEFORE, result.length) == 0
-
-
-def test_the_peak_is_looked_for_among_the_positions_given() -> None:
-    trace = alloc(0, 4096) + free(0, 4096) + alloc(0, 512)
+def test_the_peak_is_the_first_highest_position_in_the_given_interval() -> None:
+    trace = alloc(0, 4096) + free(0, 4096) + alloc(0, 512) + free(0, 512) + alloc(0, 512)
     result = replayed(trace, block(0, 512, 512))
-    assert result.peak_position(BEFORE, 3) == 0
-    assert result.peak_position(1, 3) == 2
+    assert result.peak_position(BEFORE, result.length) == 0
+    assert result.peak_position(1, result.length) == 2
+    lives = [(each.size, each.born, each.died) for each in result.allocations]
+    assert lives == [(4096, 0, 1), (512, 2, 3), (512, 4, 5)], "one address, three allocations"
 
 
-def test_an_address_used_twice_is_two_pieces() -> None:
-    result = replayed(alloc(512, 100) + free(512, 100) + alloc(512, 7), block(512, 512, 7))
-    assert [(p.size, p.born, p.died) for p in result.pieces] == [(100, 0, 1), (7, 2, 3)]
-
-
-def test_a_block_that_is_live_at_the_end_tells_how_large_it_is() -> None:
-    """Three of 6.5 MiB fill a segment of 20 MiB, and the rest of it is not worth splitting."""
+def test_a_block_that_is_live_at_the_end_has_its_real_size() -> None:
     result = replayed(alloc(0, 6_815_744) + free(10**8, 1000), block(0, 7_340_032, 6_815_744))
-    assert [piece.block_bytes for piece in result.pieces] == [1024, 7_340_032]
-    assert [piece.size for piece in result.pieces] == [1000, 6_815_744]
+    assert [each.block_bytes for each in result.allocations] == [1024, 7_340_032]
+    assert [each.size for each in result.allocations] == [1000, 6_815_744]
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.integers(1, 9)),
-        max_size=40,
-    ),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=40),
     st.sets(st.integers(0, 5)),
 )
-def test_totals_are_those_of_counting_live_blocks_one_by_one(
+def test_totals_agree_with_counting_live_blocks_one_by_one(
     moves: list[tuple[int, int]], before: set[int]
 ) -> None:
     live = dict.fromkeys(before, 3)
@@ -78,5 +61,5 @@ def test_totals_are_those_of_counting_live_blocks_one_by_one(
     result = replay(History(events=events, live_at_end=blocks))
     assert totals(result) == expected
     for position in range(BEFORE, result.length):
-        at = sum(piece.size for piece in result.live_at(position))
+        at = sum(each.size for each in result.live_at(position))
         assert at == expected[position - BEFORE]

@@ -1,4 +1,4 @@
-"""The line that explains an allocation is the innermost of the program's own."""
+"""The line that explains an allocation: the innermost one of the program itself."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ OURS = frame("/home/me/lmlab/src/lmlab/model/layers.py", 55, "forward")
         "",
     ],
 )
-def test_frames_of_torch_and_of_the_watcher_are_passed_over(inner: str) -> None:
+def test_frames_of_torch_and_of_the_recorder_are_skipped(inner: str) -> None:
     assert source_of([frame(inner), OURS]) == Source("lmlab/model/layers.py", 55, "forward")
 
 
-def test_a_package_that_is_installed_is_still_the_program() -> None:
-    installed = frame("/env/lib/python3.12/site-packages/lmlab/attention/naive.py", 3, "attention")
-    assert source_of([installed]) == Source("lmlab/attention/naive.py", 3, "attention")
-
-
-def test_a_users_model_is_named_by_its_last_folder() -> None:
-    assert source_of([frame("/home/me/project/net.py", 9, "g")]) == Source("project/net.py", 9, "g")
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/env/lib/python3.12/site-packages/lmlab/attention/naive.py", "lmlab/attention/naive.py"),
+        ("/home/me/project/net.py", "project/net.py"),
+    ],
+)
+def test_files_are_shown_relative_to_their_package(path: str, shown: str) -> None:
+    assert source_of([frame(path, 9, "g")]) == Source(shown, 9, "g")
 
 
 def test_a_stack_of_torch_alone_has_no_source() -> None:
     assert source_of([frame("torch/autograd/graph.py")]) is None
-    assert source_of([]) is None

@@ -1,22 +1,19 @@
-"""Builds small SQLite exports as Nsight Systems would write them: tables appear with their rows."""
+"""Builds small SQLite exports as Nsight Systems writes them: a table appears with its first row."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-MACHINE = 1 << 48  # the part of a global id that says which machine
+MACHINE = 1 << 48  # the part of a global id that identifies the machine
+_ACTIVITY = "start, end, deviceId, streamId, correlationId, globalPid"
 TABLES = {
     "StringIds": "id INTEGER PRIMARY KEY, value TEXT",
-    "CUPTI_ACTIVITY_KIND_KERNEL": "start, end, deviceId, streamId, correlationId, globalPid,"
-    " demangledName INTEGER, graphNodeId",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": "start, end, deviceId, streamId, correlationId, globalPid,"
-    " copyKind INTEGER",
-    "CUPTI_ACTIVITY_KIND_MEMSET": "start, end, deviceId, streamId, correlationId, globalPid",
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "start, end, deviceId, streamId, correlationId, globalPid,"
-    " graphId INTEGER, graphExecId INTEGER",
+    "CUPTI_ACTIVITY_KIND_KERNEL": f"{_ACTIVITY}, demangledName INTEGER, graphNodeId",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_ACTIVITY}, copyKind INTEGER",
+    "CUPTI_ACTIVITY_KIND_MEMSET": _ACTIVITY,
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_ACTIVITY}, graphId INTEGER, graphExecId INTEGER",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start, end, globalTid, correlationId, nameId",
     "NVTX_EVENTS": "start, end, eventType, text, textId, globalTid",
     "META_DATA_EXPORT": "name TEXT, value TEXT",
@@ -29,7 +26,7 @@ class ExportBuilder:
     def __init__(self, path: Path, schema: str | None = "3.20.2") -> None:
         self.path = path
         self._database = sqlite3.connect(path)
-        self._strings: dict[str, int] = {}
+        self._strings: dict[str | bytes, int] = {}
         if schema is not None:
             self._insert("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value=schema)
             self._insert("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1.90")
@@ -37,12 +34,7 @@ class ExportBuilder:
     def __enter__(self) -> ExportBuilder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._database.commit()
         self._database.close()
 
@@ -52,7 +44,7 @@ class ExportBuilder:
     def table(self, name: str) -> None:
         self.execute(f"CREATE TABLE IF NOT EXISTS {name} ({TABLES[name]})")
 
-    def string(self, text: str) -> int:
+    def string(self, text: str | bytes) -> int:
         if text not in self._strings:
             self._strings[text] = len(self._strings) + 1
             self._insert("StringIds", id=self._strings[text], value=text)
@@ -68,17 +60,17 @@ class ExportBuilder:
         process: int = 1,
         thread: int = 1,
     ) -> None:
-        self._insert(
-            "CUPTI_ACTIVITY_KIND_RUNTIME",
-            start=start,
-            end=end,
-            globalTid=thread_id(process, thread),
-            correlationId=correlation,
-            nameId=self.string(name),
-        )
+        thread = thread_id(process, thread)
+        row = {"start": start, "end": end, "globalTid": thread, "correlationId": correlation}
+        self._insert("CUPTI_ACTIVITY_KIND_RUNTIME", **row, nameId=self.string(name))
 
     def kernel(self, name: str, start: int, end: int, correlation: int, **other: int) -> None:
         self._ran("KERNEL", start, end, correlation, demangledName=self.string(name), **other)
+
+    def launched(self, name: str, at: int, start: int, end: int, correlation: int) -> None:
+        """A kernel and the call that launched it."""
+        self.call("cudaLaunchKernel_v7000", at, at + 1, correlation)
+        self.kernel(name, start, end, correlation)
 
     def memcpy(self, kind: int, start: int, end: int, correlation: int, **other: int) -> None:
         self._ran("MEMCPY", start, end, correlation, copyKind=kind, **other)
@@ -100,15 +92,9 @@ class ExportBuilder:
         process: int = 1,
         thread: int = 1,
     ) -> None:
-        self._insert(
-            "NVTX_EVENTS",
-            start=start,
-            end=end,
-            eventType=event,
-            text=None if registered else name,
-            textId=self.string(name) if registered else None,
-            globalTid=thread_id(process, thread),
-        )
+        text = {"textId": self.string(name)} if registered else {"text": name}
+        thread = thread_id(process, thread)
+        self._insert("NVTX_EVENTS", start=start, end=end, eventType=event, globalTid=thread, **text)
 
     def _ran(self, table: str, start: int, end: int, correlation: int, **other: int) -> None:
         row = {"deviceId": 0, "streamId": 7, "globalPid": thread_id(other.pop("process", 1), 0)}

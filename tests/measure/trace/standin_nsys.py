@@ -1,7 +1,7 @@
-"""A stand-in for nsys on the PATH: a program that knows one version's options and no others.
+"""A fake nsys for the PATH: a program that accepts one version's options and rejects all others.
 
-It runs what it is told to record and writes a report; exporting the report writes the database that
-`three_modes` builds. What a version does not know it rejects, as nsys does.
+It runs the program to be recorded and writes a report; exporting the report writes the database of
+`three_modes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSIONS = tuple(STOPPING)
 SUFFIX = {"2020.4.1": ".qdrep", "2023.4.1": ".nsys-rep", "2026.3.1": ".nsys-rep"}
 
 PROGRAM = '''#!{python}
-"""NVIDIA Nsight Systems, as far as a test needs it."""
+"""The parts of nsys that a test needs."""
 import os, subprocess, sys
 
 sys.path.insert(0, {root!r})
@@ -34,32 +34,32 @@ def refuse(text):
     sys.exit(1)
 
 
-def options(command, words):
+def options(command, arguments):
     found = {{}}
-    while words and words[0].startswith("-"):
-        name, _, value = words.pop(0).partition("=")
+    while arguments and arguments[0].startswith("-"):
+        name, _, value = arguments.pop(0).partition("=")
         if name not in KNOWN[command]:
             refuse("unrecognised option '" + name + "'")
         found[name] = value
     return found
 
 
-def profile(words):
-    asked = options("profile", words)
+def profile(arguments):
+    asked = options("profile", arguments)
     if asked["--capture-range"] != "cudaProfilerApi" or asked[{stopping!r}] not in ("stop", "true"):
         refuse("nothing would be captured")
     if FAULT == "cannot record":
         refuse("The target application could not be launched.")
-    status = subprocess.run(words).returncode
+    status = subprocess.run(arguments).returncode
     with open(asked["--output"] + SUFFIX, "w") as report:
         report.write("a report of " + VERSION)
     sys.exit(status)
 
 
-def export(words):
-    asked = options("export", words)
-    if not words[0].endswith(SUFFIX) or not os.path.exists(words[0]):
-        refuse("no such report: " + words[0])
+def export(arguments):
+    asked = options("export", arguments)
+    if not arguments[0].endswith(SUFFIX) or not os.path.exists(arguments[0]):
+        refuse("no such report: " + arguments[0])
     from pathlib import Path
     from tests.measure.trace.export_builder import ExportBuilder
     from tests.measure.trace.three_modes import write_export
@@ -75,14 +75,14 @@ if command == "--version":
     if FAULT == "broken":
         refuse("error while loading shared libraries: libnsys.so")
     version = "NVIDIA Nsight Systems version " + VERSION + ".97-31v0"
-    print("silence" if FAULT == "silent" else version)
+    print("silence" if FAULT == "no version" else version)
 else:
     {{"profile": profile, "export": export}}[command](rest)
 '''
 
 
 def install(folder: Path, version: str = "2026.3.1", fault: str = "") -> Path:
-    """Put a stand-in of that version, perhaps with a fault, into a folder of the PATH."""
+    """Put a fake nsys of that version, perhaps with a fault, into a folder of the PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     stopping = STOPPING.get(version, ("--stop-on-range-end",))
     file = folder / "nsys"

@@ -1,27 +1,31 @@
-"""Marks on a model's layers and attention are put on from outside and leave no trace."""
+"""Ranges on a model's layers and the parts of its attention, added from outside and removed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lmlab.attention import naive
 from lmlab.measure.trace import annotate
 from lmlab.measure.trace.annotate import annotated
+from lmlab.measure.trace.attention_parts import with_part_ranges
 from lmlab.measure.trace.ranges import named, recording
 from lmlab.model.transformer import TransformerLM
 
 TOKENS = torch.arange(8).reshape(1, 8)
+Q, K, V = (torch.randn(1, 2, 4, 6) for _ in range(3))
+PARTS = ["scores", "/scores", "softmax", "/softmax", "output", "/output"]
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ranges that annotations open and close, in order."""
+    """The ranges that are opened and closed, in order."""
     log: list[str] = []
 
     @contextmanager
@@ -40,29 +44,32 @@ def model() -> TransformerLM:
     return TransformerLM(16, 8, 8, 2, 2, 16)
 
 
-def test_layers_are_named_as_the_model_names_them(model: TransformerLM, opened: list[str]) -> None:
-    with annotated(model):
-        model(TOKENS)
-    layer = ["attention", "/attention"]
-    assert opened == ["layers.0", *layer, "/layers.0", "layers.1", *layer, "/layers.1"]
+@pytest.fixture
+def compilations() -> list[torch.fx.GraphModule]:
+    return []
 
 
-def test_the_parts_of_attention_are_marked_where_they_are_asked_for(
-    model: TransformerLM, opened: list[str]
+@pytest.fixture
+def backend(compilations: list[torch.fx.GraphModule]) -> Callable[..., Any]:
+    def run(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compilations.append(graph)
+        return graph.forward
+
+    return run
+
+
+@pytest.mark.parametrize("parts", [[], PARTS], ids=["whole", "in-parts"])
+def test_layers_and_attention_are_named_as_in_the_model(
+    model: TransformerLM, opened: list[str], parts: list[str]
 ) -> None:
-    with annotated(model, attention_in_parts=True), recording():
-        model(TOKENS)
-    parts = [name for part in ("scores", "softmax", "output") for name in (part, f"/{part}")]
-    assert opened[:9] == ["layers.0", "attention", *parts, "/attention"]
-
-
-def test_an_annotated_model_computes_the_same(model: TransformerLM) -> None:
     plain = model(TOKENS)
-    with annotated(model, attention_in_parts=True), recording():
+    with annotated(model, attention_in_parts=bool(parts)), recording():
         assert torch.equal(model(TOKENS), plain)
+    attention = ["attention", *parts, "/attention"]
+    assert opened == ["layers.0", *attention, "/layers.0", "layers.1", *attention, "/layers.1"]
 
 
-def test_afterwards_the_model_is_as_it_was(model: TransformerLM, opened: list[str]) -> None:
+def test_afterwards_the_model_is_unchanged(model: TransformerLM, opened: list[str]) -> None:
     with annotated(model, attention_in_parts=True):
         pass
     model(TOKENS)
@@ -82,36 +89,81 @@ def test_a_layer_that_raises_closes_its_range(model: TransformerLM, opened: list
     assert opened[-1] == "/layers.1"
 
 
-class OwnModel(nn.Module):
-    """A user's model, with other names and no attention function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Module()
-        self.encoder.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.encoder.blocks:
-            x = block(x)
-        return x
-
-
-def test_any_model_with_a_list_of_layers_can_be_annotated(opened: list[str]) -> None:
-    model = OwnModel()
+def test_any_model_with_a_module_list_can_be_annotated(opened: list[str]) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 2))
     with annotated(model):
-        model(torch.ones(1, 4))
-    assert opened[::2] == ["encoder.blocks.0", "encoder.blocks.1"]
+        model(torch.ones(1, 4, 8))
+    assert opened[::2] == ["1.layers.0", "1.layers.1"]
 
 
-def test_a_compiled_model_is_left_alone(model: TransformerLM) -> None:
-    compilations: list[Any] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        compilations.append(graph)
-        return graph.forward
-
+def test_a_compiled_model_is_not_recompiled(
+    model: TransformerLM, backend: Callable[..., Any], compilations: list[torch.fx.GraphModule]
+) -> None:
     compiled = torch.compile(model, backend=backend)
     plain = compiled(TOKENS)
     with annotated(compiled), recording(), named("forward"):
         assert torch.equal(compiled(TOKENS), plain)
     assert len(compilations) == 1
+
+
+def with_operators(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def with_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+def with_bmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.bmm(torch.bmm(q[0], k[0].mT).softmax(-1), v[0])
+
+
+def with_a_third_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (with_operators(q, k, v) @ torch.eye(6)) + 1
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [
+        *((f, PARTS) for f in (with_operators, with_einsum, with_bmm, with_a_third_product)),
+        (functional.scaled_dot_product_attention, []),
+    ],
+)
+def test_products_delimit_the_parts_of_attention(
+    attention: Callable[..., Tensor], expected: list[str], opened: list[str]
+) -> None:
+    plain = attention(Q, K, V)
+    with_part_ranges(attention)(Q, K, V)
+    assert opened == [], "nothing happens outside a recording"
+    with recording():
+        assert torch.equal(with_part_ranges(attention)(Q, K, V), plain)
+    assert opened == expected
+
+
+@pytest.mark.parametrize("wrong", ["scores", "softmax"])
+def test_an_attention_that_raises_closes_its_part(wrong: str, opened: list[str]) -> None:
+    def broken(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ (k if wrong == "scores" else k.mT)
+        return scores.softmax(dim=9)
+
+    with recording(), pytest.raises((RuntimeError, IndexError)):
+        with_part_ranges(broken)(Q, K, V)
+    assert opened == PARTS[:4]
+
+
+def test_compiled_code_opens_no_ranges_and_is_compiled_once(
+    opened: list[str],
+    backend: Callable[..., Any],
+    compilations: list[torch.fx.GraphModule],
+) -> None:
+    @torch.compile(backend=backend)
+    def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with named("inside"):
+            return with_part_ranges(with_operators)(q, k, v)
+
+    plain = compiled(Q, K, V)
+    with recording():
+        assert torch.equal(compiled(Q, K, V), plain)
+    assert (opened, len(compilations)) == ([], 1)

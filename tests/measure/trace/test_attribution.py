@@ -1,37 +1,33 @@
-"""Which ranges are open at a moment: the walk over all moments agrees with looking at each."""
+"""Which ranges are open at a moment: the sweep over all moments agrees with looking at each."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmlab.measure.trace.attribution import STILL_OPEN, Ranges, paths_at
-from lmlab.measure.trace.frames import Coded, Path
+from lmlab.measure.trace.attribution import STILL_OPEN, paths_at
+from lmlab.measure.trace.frames import Path, names
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(1, 2)), max_size=25)
 MOMENTS = st.lists(st.tuples(st.integers(-2, 60), st.integers(1, 3)), min_size=1, max_size=40)
 
 
-def opened(spans: list[tuple[int, int, int]]) -> Ranges:
-    """Ranges from (start, length, process), each of a name of its own."""
-    columns = np.array(spans, dtype=np.int64).reshape(-1, 3)
-    return Ranges(
-        names=Coded.of([f"range {row}" for row in range(len(spans))]),
-        start_ns=columns[:, 0],
-        end_ns=columns[:, 0] + columns[:, 1],
-        thread=columns[:, 2],
-        process=columns[:, 2],
+def paths(spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]) -> list[Path]:
+    """Paths at (time, process) among ranges of (start, length, process)."""
+    ranges = pd.DataFrame(spans, columns=["start_ns", "length", "process"], dtype="int64").assign(
+        name=names(f"range {row}" for row in range(len(spans)))
     )
-
-
-def paths(ranges: Ranges, moments: list[tuple[int, int]]) -> list[Path]:
+    ranges["end_ns"] = (ranges["start_ns"] + ranges["length"]).where(
+        ranges["length"] != STILL_OPEN, STILL_OPEN
+    )
     times, processes = np.array(moments, dtype=np.int64).T
-    return list(paths_at(ranges, processes, times).objects())
+    return list(paths_at(ranges, processes, times))
 
 
 @given(SPANS, MOMENTS)
-def test_a_range_holds_its_start_and_not_its_end(
+def test_a_range_contains_its_start_and_not_its_end(
     spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]
 ) -> None:
     outermost_first = sorted(range(len(spans)), key=lambda row: (spans[row][0], -spans[row][1]))
@@ -43,22 +39,10 @@ def test_a_range_holds_its_start_and_not_its_end(
         )
         for time, process in moments
     ]
-    assert paths(opened(spans), moments) == expected
+    assert paths(spans, moments) == expected
 
 
-def test_a_range_that_never_closes_holds_every_later_moment() -> None:
-    ranges = opened([(5, 0, 1)])
-    ranges.end_ns[:] = STILL_OPEN
-    assert paths(ranges, [(4, 1), (5, 1), (10**18, 1)]) == [(), ("range 0",), ("range 0",)]
-
-
-def test_rows_of_equal_path_share_one_object() -> None:
-    found = paths(opened([(0, 10, 1)]), [(3, 1), (4, 1)])
-    assert found[0] is found[1]
-
-
-def test_columns_one_below_the_other_know_each_value_once() -> None:
-    first, second = Coded.of(["a", "b", "a"]), Coded.of(["b", "c"])
-    both = Coded.stacked([first, second])
-    assert list(both.objects()) == ["a", "b", "a", "b", "c"]
-    assert list(both.values) == ["a", "b", "c"]
+def test_a_range_that_never_closes_contains_every_later_moment() -> None:
+    found = paths([(5, STILL_OPEN, 1)], [(4, 1), (5, 1), (10**18, 1)])
+    assert found == [(), ("range 0",), ("range 0",)]
+    assert found[1] is found[2], "equal paths share one tuple"

@@ -1,4 +1,4 @@
-"""Traces of PyTorch's profiler as frames; a GPU's from events in the shape of real ones."""
+"""Traces of the PyTorch profiler as frames; GPU traces from events shaped like real ones."""
 
 from __future__ import annotations
 
@@ -21,14 +21,8 @@ PID, MAIN, AUTOGRAD = 428, 428, 455
 def event(category: str, name: str, start_us: float, duration_us: float, **fields: Any) -> Any:
     arguments = {"device": 0, "stream": 7, "correlation": fields.pop("correlation", 0)}
     times = {"ts": round(BASE_US + start_us, 3), "dur": duration_us}
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": PID,
-        "tid": MAIN,
-        "args": arguments,
-    } | (times | fields)
+    identity = {"ph": "X", "cat": category, "name": name, "pid": PID, "tid": MAIN}
+    return identity | {"args": arguments} | times | fields
 
 
 TRAIN_STEP = [
@@ -42,7 +36,7 @@ TRAIN_STEP = [
     event("cuda_runtime", "cudaMemcpyAsync", 41, 1, correlation=3),
     event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 44, 3, pid=0, tid=7, correlation=3),
     event("cuda_runtime", "cudaDeviceSynchronize", 42, 9, correlation=4),
-    # What is drawn besides must not count as work.
+    # Drawn in addition; must not count as work.
     event("gpu_user_annotation", "forward", 15, 30, pid=0, tid=7),
     event("cpu_op", "aten::mm", 4, 4),
     {"ph": "s", "cat": "ac2g", "name": "ac2g", "pid": PID, "tid": MAIN, "ts": BASE_US, "id": 1},
@@ -50,11 +44,15 @@ TRAIN_STEP = [
 ]
 
 
+def read(folder: Path, document: object, *, on_cpu: bool = False) -> Trace:
+    file = folder / "trace.json"
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return chrome_trace.read(file, on_cpu=on_cpu)
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
-    file = tmp_path / "trace.json"
-    file.write_text(json.dumps({"traceEvents": TRAIN_STEP}))
-    return chrome_trace.read(file, on_cpu=False)
+    return read(tmp_path, {"traceEvents": TRAIN_STEP})
 
 
 def test_kernels_belong_to_the_ranges_of_their_launch_whatever_the_thread(trace: Trace) -> None:
@@ -63,6 +61,8 @@ def test_kernels_belong_to_the_ranges_of_their_launch_whatever_the_thread(trace:
         ["nvjet_sm90_tst_64x64_NNT", "kernel", "matmul_tensor_core", ("backward",)],
         ["Memcpy DtoH (Device -> Pinned)", "memcpy", "copy", ()],
     ]
+    assert set(trace.kernels["process"]) == set(trace.host["process"]) == {PID}
+    assert set(trace.kernels["stream"]) == {7}
 
 
 def test_times_are_whole_nanoseconds(trace: Trace) -> None:
@@ -71,12 +71,7 @@ def test_times_are_whole_nanoseconds(trace: Trace) -> None:
     assert first["delay_ns"] == 10_500
 
 
-def test_device_events_get_the_process_of_their_calls(trace: Trace) -> None:
-    assert set(trace.kernels["process"]) == set(trace.host["process"]) == {PID}
-    assert set(trace.kernels["stream"]) == {7}
-
-
-def test_host_calls_of_runtime_and_driver_are_read(trace: Trace) -> None:
+def test_runtime_and_driver_calls_are_host_rows(trace: Trace) -> None:
     assert trace.host[["name", "kind", "thread"]].to_numpy().tolist() == [
         ["cudaLaunchKernel", "launch", MAIN],
         ["cuLaunchKernelEx", "launch", AUTOGRAD],
@@ -85,11 +80,10 @@ def test_host_calls_of_runtime_and_driver_are_read(trace: Trace) -> None:
     ]
 
 
-def test_both_tools_give_the_same_frames(trace: Trace, tmp_path: Path) -> None:
+def test_both_tools_give_frames_of_the_same_types(trace: Trace, tmp_path: Path) -> None:
     with ExportBuilder(tmp_path / "export.sqlite") as builder:
         builder.range("forward", 0, 50)
-        builder.call("cudaLaunchKernel_v7000", 10, 12, 1)
-        builder.kernel("ampere_sgemm_128x64_tn", 20, 30, 1)
+        builder.launched("ampere_sgemm_128x64_tn", 10, 20, 30, 1)
     other = nsys.read(builder.path)
     for name in ("kernels", "host", "ranges"):
         mine, theirs = getattr(trace, name).dtypes, getattr(other, name).dtypes
@@ -98,35 +92,45 @@ def test_both_tools_give_the_same_frames(trace: Trace, tmp_path: Path) -> None:
         assert trace.kernels[column].dtype == other.kernels[column].dtype
 
 
-def test_a_gzipped_trace_is_read_as_well(tmp_path: Path, trace: Trace) -> None:
+def test_a_gzipped_trace_is_read(tmp_path: Path, trace: Trace) -> None:
     file = tmp_path / "trace.json.gz"
     file.write_bytes(gzip.compress(json.dumps({"traceEvents": TRAIN_STEP}).encode()))
     pd.testing.assert_frame_equal(chrome_trace.read(file, on_cpu=False).kernels, trace.kernels)
-
-
-@pytest.mark.parametrize("on_cpu", [False, True])
-def test_a_trace_of_nothing_gives_empty_frames(tmp_path: Path, on_cpu: bool) -> None:
-    file = tmp_path / "trace.json"
-    file.write_text('{"traceEvents": []}')
-    trace = chrome_trace.read(file, on_cpu=on_cpu)
-    assert (len(trace.kernels), len(trace.host), len(trace.ranges)) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("not json", "is not a profiler's JSON trace"),
-        ("[]", "no traceEvents"),
-        ('{"traceEvents": 5}', "no traceEvents"),
-    ],
-)
-def test_another_file_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "trace.json"
-    file.write_text(text)
-    with pytest.raises(TraceError, match=message):
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(TraceError, match=r"^trace: \S+ is not [^\n]+$"):
         chrome_trace.read(file, on_cpu=False)
 
 
-def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"none\.json does not exist"):
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_an_empty_trace_gives_empty_frames(tmp_path: Path, on_cpu: bool) -> None:
+    trace = read(tmp_path, {"traceEvents": []}, on_cpu=on_cpu)
+    assert (len(trace.kernels), len(trace.host), len(trace.ranges)) == (0, 0, 0)
+
+
+def test_a_missing_file_is_a_one_line_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"none\.json does not exist$"):
         chrome_trace.read(tmp_path / "none.json", on_cpu=False)
+
+
+KERNEL = event("kernel", "k", 1, 1)
+HOSTILE = {
+    "text": "not json",
+    "truncated": json.dumps({"traceEvents": TRAIN_STEP})[:300],
+    "deeply nested": "[" * 100_000,
+    "a list": [],
+    "no list of events": {"traceEvents": 5},
+    "an event that is no object": {"traceEvents": [5]},
+    "no time": {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]},
+    "NaN": {"traceEvents": [KERNEL | {"ts": float("nan")}]},
+    "infinity": {"traceEvents": [KERNEL | {"dur": float("inf")}]},
+    "time as text": {"traceEvents": [KERNEL | {"ts": "now"}]},
+    "more than 64 bits": {"traceEvents": [KERNEL | {"ts": 1e300}]},
+    "null arguments": {"traceEvents": [KERNEL | {"args": None}]},
+    "list for a stream": {"traceEvents": [KERNEL | {"args": {"stream": [1, 2]}}]},
+}
+
+
+@pytest.mark.parametrize("document", HOSTILE.values(), ids=HOSTILE)
+def test_a_malformed_trace_is_a_one_line_error(tmp_path: Path, document: object) -> None:
+    with pytest.raises(TraceError, match=r"^trace: \S+ is not a profiler's JSON trace: [^\n]+$"):
+        read(tmp_path, document)

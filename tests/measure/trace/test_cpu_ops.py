@@ -1,60 +1,57 @@
-"""Operators of a CPU: each with its own time, those that work told from those that arrange."""
+"""CPU operators: self times, and those that work separated from bookkeeping."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
+import pytest
 
-from lmlab.measure.trace.cpu_ops import callers, does_work, own_times
-from lmlab.measure.trace.frames import Coded
+from lmlab.measure.trace.cpu_ops import callers, does_work, self_times
+from lmlab.measure.trace.frames import names
 
 # aten::linear calls aten::t and aten::matmul, which calls aten::mm; then aten::add by itself.
-NAMES = ["aten::linear", "aten::t", "aten::matmul", "aten::mm", "aten::resolve_conj", "aten::add"]
+OPERATORS = [f"aten::{name}" for name in ["linear", "t", "matmul", "mm", "resolve_conj", "add"]]
 START = np.array([0, 2, 10, 12, 13, 100])
 DURATION = np.array([90, 5, 70, 60, 1, 20])
-THREAD = np.ones(6, dtype=np.int64)
+PARENTS = [-1, 0, 0, 2, 3, -1]
 
 
-def test_the_direct_caller_is_found() -> None:
-    assert callers(THREAD, START, DURATION).tolist() == [-1, 0, 0, 2, 3, -1]
+def column(*operators: str) -> pd.Series:
+    return pd.Series(names(operators))
 
 
-def test_own_times_add_up_to_the_time_in_which_any_operator_ran() -> None:
-    own = own_times(DURATION, callers(THREAD, START, DURATION))
+@pytest.mark.parametrize(
+    ("thread", "start", "duration", "expected"),
+    [
+        pytest.param([1] * 6, START, DURATION, PARENTS, id="nested"),
+        pytest.param([1, 2], [0, 5], [100, 10], [-1, -1], id="other thread"),
+        pytest.param([1, 1], [0, 10], [10, 5], [-1, -1], id="starts as another ends"),
+    ],
+)
+def test_the_direct_caller_is_found(
+    thread: list[int], start: list[int], duration: list[int], expected: list[int]
+) -> None:
+    found = callers(np.array(thread), np.array(start), np.array(duration))
+    assert found.tolist() == expected
+
+
+def test_self_times_add_up_to_the_time_in_which_any_operator_ran() -> None:
+    own = self_times(DURATION, np.array(PARENTS))
     assert own.tolist() == [15, 5, 10, 59, 1, 20]
     assert own.sum() == 90 + 20
+    assert self_times(np.array([10, 11]), np.array([-1, 0])).tolist() == [0, 11], "never negative"
 
 
-def test_operators_of_different_threads_do_not_call_each_other() -> None:
-    thread = np.array([1, 2])
-    assert callers(thread, np.array([0, 5]), np.array([100, 10])).tolist() == [-1, -1]
+def test_products_work_although_they_call_others_and_dispatchers_do_not() -> None:
+    works = does_work(column(*OPERATORS), np.array(PARENTS))
+    assert [name for name, does in zip(OPERATORS, works, strict=True) if does] == [
+        "aten::mm",
+        "aten::add",
+    ]
 
 
-def test_an_operator_that_begins_as_another_ends_is_not_called_by_it() -> None:
-    both = np.ones(2, dtype=np.int64)
-    assert callers(both, np.array([0, 10]), np.array([10, 5])).tolist() == [-1, -1]
-
-
-def test_rounding_never_makes_a_time_negative() -> None:
-    assert own_times(np.array([10, 11]), np.array([-1, 0])).tolist() == [0, 11]
-
-
-def test_products_work_though_they_call_others_and_dispatchers_do_not() -> None:
-    works = does_work(Coded.of(NAMES), callers(THREAD, START, DURATION))
-    assert dict(zip(NAMES, works.tolist(), strict=True)) == {
-        "aten::linear": False,
-        "aten::t": False,
-        "aten::matmul": False,
-        "aten::mm": True,
-        "aten::resolve_conj": False,
-        "aten::add": True,
-    }
-
-
-def test_an_unknown_leaf_works_and_an_unknown_composite_arranges() -> None:
-    names = Coded.of(["mylib::composite", "mylib::leaf", "aten::add"])
-    assert does_work(names, np.array([-1, -1, 0])).tolist() == [False, True, True]
-
-
-def test_the_autograd_engine_arranges() -> None:
-    names = ["autograd::engine::evaluate_function: MulBackward0", "SoftmaxBackward0"]
-    assert does_work(Coded.of(names), np.array([-1, -1])).tolist() == [False, False]
+def test_an_unknown_leaf_works_and_an_unknown_composite_or_autograd_node_does_not() -> None:
+    operators = column("mylib::composite", "mylib::leaf", "aten::add", "SoftmaxBackward0")
+    assert does_work(operators, np.array([-1, -1, 0, -1])).tolist() == [False, True, True, False]
+    engine = column("autograd::engine::evaluate_function: MulBackward0")
+    assert does_work(engine, np.array([-1])).tolist() == [False]

@@ -1,12 +1,14 @@
-"""An export as nsys would write it for a profile point: three modes of a model of two layers.
+"""An export as nsys would write it for a profile point: three modes of a two-layer model.
 
-The host launches every 10 us and the device is slower, so it never waits within a mode; backward is
-launched by the autograd thread; the optimizer runs the model's own elementwise kernel; each mode
-ends with a synchronize. Times of kernels are round numbers that tests can add up.
+The host launches every 10 us and the device is slower, so the device is never idle within a mode.
+Backward is launched by the autograd thread, the optimizer runs one of the model's own elementwise
+kernels, and each mode ends with a synchronize. Kernel times are round numbers that tests can add.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.measure.trace.export_builder import ExportBuilder
@@ -26,26 +28,28 @@ FILL = "void at::native::elementwise_kernel<128, 4, masked_fill_kernel(at::Tenso
 SOFTMAX = "void <unnamed>::softmax_warp_forward<float, float, float, 9, 0, 0>(T2 *, const T1 *)"
 
 DURATION_US = {SGEMM: 400, SGEMM_BACKWARD: 700, BMM: 100, SCALE: 30, FILL: 20, SOFTMAX: 50}
+FORWARD_US = LAYERS * (2 * 400 + 2 * 100 + 30 + 20 + 50)
+BACKWARD_US = 4 * LAYERS * 700
+OPTIMIZER_US = 3 * 30
 
 
 class Recorder:
-    """Writes launches one after the other, and the kernels behind them on one stream."""
+    """Writes launches one after the other, and their kernels on one stream."""
 
     def __init__(self, builder: ExportBuilder) -> None:
         self.builder = builder
-        self.host = 0
-        self.device = 0
-        self.correlation = 0
+        self.host = self.device = self.correlation = 0
 
-    def launch(self, kernel: str, *, thread: int = 1) -> None:
-        self.correlation += 1
-        self.builder.call(
-            "cudaLaunchKernel_v7000", self.host, self.host + 5 * US, self.correlation, thread=thread
-        )
-        start = max(self.device, self.host + 8 * US)
-        self.device = start + DURATION_US[kernel] * US
-        self.builder.kernel(kernel, start, self.device, self.correlation)
-        self.host += LAUNCH_EVERY
+    def launch(self, *kernels: str, thread: int = 1) -> None:
+        for kernel in kernels:
+            self.correlation += 1
+            end = self.host + 5 * US
+            call = ("cudaLaunchKernel_v7000", self.host, end, self.correlation)
+            self.builder.call(*call, thread=thread)
+            start = max(self.device, self.host + 8 * US)
+            self.device = start + DURATION_US[kernel] * US
+            self.builder.kernel(kernel, start, self.device, self.correlation)
+            self.host += LAUNCH_EVERY
 
     def synchronize(self) -> None:
         self.correlation += 1
@@ -53,60 +57,46 @@ class Recorder:
         self.builder.call("cudaDeviceSynchronize_v3020", self.host, end, self.correlation)
         self.host = end
 
-    def range(self, name: str, *inside: object) -> None:
-        """A range around calls of the arguments, each of them a function or a kernel's name."""
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
         start = self.host
-        for each in inside:
-            if isinstance(each, str):
-                self.launch(each)
-            else:
-                each()  # type: ignore[operator]
+        yield
         self.builder.range(name, start, self.host, event=60)
         self.host += US
 
     def forward(self) -> None:
-        for layer in range(LAYERS):
-            self.range(f"layers.{layer}", SGEMM, self.attention, SGEMM)
-
-    def attention(self) -> None:
-        def parts() -> None:
-            self.range("scores", BMM)
-            self.range("softmax", SCALE, FILL, SOFTMAX)
-            self.range("output", BMM)
-
-        self.range("attention", parts)
+        parts = {"scores": [BMM], "softmax": [SCALE, FILL, SOFTMAX], "output": [BMM]}
+        with self.range("forward"):
+            for layer in range(LAYERS):
+                with self.range(f"layers.{layer}"):
+                    self.launch(SGEMM)
+                    with self.range("attention"):
+                        for part, kernels in parts.items():
+                            with self.range(part):
+                                self.launch(*kernels)
+                    self.launch(SGEMM)
 
     def backward(self) -> None:
-        for _ in range(4 * LAYERS):
-            self.launch(SGEMM_BACKWARD, thread=2)
-
-    def optimizer(self) -> None:
-        for _ in range(3):
-            self.launch(SCALE)
+        with self.range("backward"):
+            self.launch(*[SGEMM_BACKWARD] * 4 * LAYERS, thread=2)
 
 
 def write_export(path: Path) -> None:
-    """The export of one point, in a file that is not there yet."""
+    """Write the export of one point to a new file."""
     with ExportBuilder(path) as builder:
-        recorder = Recorder(builder)
-
-        def forward() -> None:
-            recorder.range("forward", recorder.forward)
-
-        def backward() -> None:
-            recorder.range("backward", recorder.backward)
-
-        def optimizer() -> None:
-            recorder.range("zero_grad")
-            forward()
-            backward()
-            recorder.range("optimizer", recorder.optimizer)
-
-        recorder.range("mode forward", forward, recorder.synchronize)
-        recorder.range("mode forward_backward", forward, backward, recorder.synchronize)
-        recorder.range("mode train_step", optimizer, recorder.synchronize)
-
-
-FORWARD_US = LAYERS * (2 * 400 + 2 * 100 + 30 + 20 + 50)
-BACKWARD_US = 4 * LAYERS * 700
-OPTIMIZER_US = 3 * 30
+        run = Recorder(builder)
+        with run.range("mode forward"):
+            run.forward()
+            run.synchronize()
+        with run.range("mode forward_backward"):
+            run.forward()
+            run.backward()
+            run.synchronize()
+        with run.range("mode train_step"):
+            with run.range("zero_grad"):
+                pass
+            run.forward()
+            run.backward()
+            with run.range("optimizer"):
+                run.launch(SCALE, SCALE, SCALE)
+            run.synchronize()

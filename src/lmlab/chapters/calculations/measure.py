@@ -1,15 +1,16 @@
 """Calculations: a model too large for any machine at hand, worked out on paper.
 
-Nothing is measured, and the device is not touched; formulas and their derivation are in
-lmlab.planning. The point's settings are the question (the model, the devices, the mesh), `data` is
-the answer, so that the page has these numbers from where it has all others.
+Nothing is measured and no device is touched; formulas and their derivation are in lmlab.planning.
+The point's settings are the question (model, devices, mesh), its records the answer, so that pages
+take these numbers from where they take all others.
 
-`data`: `parameters`; `state_bytes` and `state_devices` (how many devices' memory that is);
-`activation_bytes_per_token`; `batches`, for each number of tokens on a device the activations and
-the fewest devices to shard over; `intensity` of the network; `mesh`, the batch from which the mesh
-computes longer than it talks, with messages `hidden` behind the computation and `exposed`, and the
-block's times at the first; `levers`, the same batch after one change each; `rings`, the steps and
-the bytes of an all-reduce for each number of ranks, in units of the tensor's size.
+Records: `parameters`; `state_memory` per part and `state_devices`; `activation_bytes_per_token`;
+per number of `tokens` on a device `activation_memory`, `gpus_unsharded`, `fewest_devices` and
+`memory_per_device`; `intensity` of the network; `batch_tokens` from which the mesh is compute-bound
+with messages `hidden` behind the computation or `exposed`; `most_tensor_parallel`; `block_time` per
+part at the first of these batches; `lever_tokens`, `lever_fsdp` and `lever_tp` after one `change`
+each; per number of `ranks` the steps and bytes (per byte of the tensor) of an all-reduce as a ring
+and with whole tensors sent around.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from lmlab.jobs.outcome import Outcome
+from lmlab.measure.records import Record, value, without_value
 from lmlab.planning import batch, memory, rings
 from lmlab.planning.batch import Mesh, Network
 from lmlab.planning.memory import Blocks
@@ -42,108 +44,120 @@ def measure(point: Point, device: torch.device) -> Outcome:
     )
     mesh = Mesh(**{key: settings[key] for key in MESH})
     return Outcome(
-        data={
-            **memory_of(blocks, settings),
-            "intensity": network.intensity,
-            "mesh": mesh_batch(network, mesh, blocks),
-            "levers": levers(network, mesh, blocks.d_ff),
-            "rings": [ring_row(ranks) for ranks in settings["ranks"]],
-        }
+        measurements=[
+            *memory_records(blocks, settings),
+            value("intensity", network.intensity, "FLOP/B"),
+            *mesh_records(network, mesh, blocks),
+            *lever_records(network, mesh, blocks.d_ff),
+            *(record for ranks in settings["ranks"] for record in ring_records(ranks)),
+        ]
     )
 
 
-def memory_of(blocks: Blocks, settings: Any) -> dict[str, Any]:
+def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
     """State and activations of the model, whole and sharded."""
     state = memory.training_state(blocks)
     gpu_bytes = settings["gpu_memory_gb"] * GB
     device_bytes = settings["device_memory_gb"] * GB
-    return {
-        "parameters": blocks.parameters,
-        "state_bytes": {**asdict(state), "total": state.total},
-        "state_devices": memory.devices_for(state.total, gpu_bytes),
-        "activation_bytes_per_token": blocks.activation_bytes_per_token,
-        "activation_share": ACTIVATION_SHARE,
-        "batches": [
-            batch_row(blocks, tokens, gpu_bytes, device_bytes) for tokens in settings["tokens"]
-        ],
-    }
+    records = [
+        value("parameters", blocks.parameters, ""),
+        *(value("state_memory", part, "B", part=name) for name, part in asdict(state).items()),
+        value("state_memory", state.total, "B", part="total"),
+        value("state_devices", memory.devices_for(state.total, gpu_bytes), ""),
+        value("activation_bytes_per_token", blocks.activation_bytes_per_token, "B"),
+    ]
+    for tokens in settings["tokens"]:
+        activations = memory.activation_bytes(blocks, tokens)
+        devices = memory.min_devices(state.total, activations, device_bytes, share=ACTIVATION_SHARE)
+        records += [
+            value("activation_memory", activations, "B", tokens=tokens),
+            value(
+                "gpus_unsharded",
+                memory.devices_for(state.total + activations, gpu_bytes),
+                "",
+                tokens=tokens,
+            ),
+        ]
+        if devices is None:
+            reason = "the unsharded half of the activations alone exceeds a device"
+            records.append(without_value("fewest_devices", "unsupported", reason, tokens=tokens))
+            continue
+        sharded = memory.sharded_bytes(state.total, activations, devices, share=ACTIVATION_SHARE)
+        records += [
+            value("fewest_devices", devices, "", tokens=tokens),
+            value("memory_per_device", sharded, "B", tokens=tokens),
+        ]
+    return records
 
 
-def batch_row(blocks: Blocks, tokens: int, gpu_bytes: float, device_bytes: float) -> dict[str, Any]:
-    """What a batch of that many tokens adds, and how many devices then have room."""
-    state = memory.training_state(blocks).total
-    activations = memory.activation_bytes(blocks, tokens)
-    devices = memory.min_devices(state, activations, device_bytes, share=ACTIVATION_SHARE)
-    sharded = devices and memory.sharded_bytes(state, activations, devices, share=ACTIVATION_SHARE)
-    return {
-        "tokens": tokens,
-        "activation_bytes": activations,
-        "gpus_unsharded": memory.devices_for(state + activations, gpu_bytes),
-        "fewest_devices": devices,
-        "bytes_a_device": sharded,
-    }
-
-
-def mesh_batch(network: Network, mesh: Mesh, blocks: Blocks) -> dict[str, Any]:
-    """From which batch on the mesh computes longer than it talks."""
+def mesh_records(network: Network, mesh: Mesh, blocks: Blocks) -> list[Record]:
+    """From which batch on the mesh computes longer than it communicates."""
     hidden = batch.min_tokens_overlapped(network, mesh, d_ff=blocks.d_ff)
     exposed = batch.min_tokens_exposed(network, mesh, d_ff=blocks.d_ff)
-    sizes = {"d_model": blocks.d_model, "d_ff": blocks.d_ff}
-    times = batch.block_times(network, mesh, tokens=hidden, **sizes) if hidden else None
-    return {
-        "devices": mesh.devices,
-        "tokens_hidden": hidden,
-        "tokens_exposed": exposed,
-        "most_tensor_parallel": batch.max_tensor_parallel(
-            network, d_ff=blocks.d_ff, axes=mesh.tp_axes
-        ),
-        "block_s": times and asdict(times),
-    }
+    most = batch.max_tensor_parallel(network, d_ff=blocks.d_ff, axes=mesh.tp_axes)
+    records = [
+        value("mesh_devices", mesh.devices, ""),
+        value("most_tensor_parallel", most, ""),
+        _tokens("batch_tokens", hidden, messages="hidden"),
+        _tokens("batch_tokens", exposed, messages="exposed"),
+    ]
+    if hidden is not None:
+        sizes = {"d_model": blocks.d_model, "d_ff": blocks.d_ff}
+        times = batch.block_times(network, mesh, tokens=hidden, **sizes)
+        records += [
+            value("block_time", seconds * 1e3, "ms", part=part)
+            for part, seconds in asdict(times).items()
+        ]
+    return records
 
 
-def levers(network: Network, mesh: Mesh, d_ff: int) -> list[dict[str, Any]]:
+def lever_records(network: Network, mesh: Mesh, d_ff: int) -> list[Record]:
     """The batch that the same number of devices needs after one change each."""
-    fsdp_axes, tp_axes = mesh.fsdp_axes, mesh.tp_axes
-    best = mesh.devices * batch.min_tokens_per_device(
-        network, d_ff=d_ff, fsdp_axes=fsdp_axes, tp_axes=tp_axes
-    )
-    fsdp = batch.best_fsdp(best, mesh.devices, d_ff=d_ff, fsdp_axes=fsdp_axes, tp_axes=tp_axes)
+    axes = {"fsdp_axes": mesh.fsdp_axes, "tp_axes": mesh.tp_axes}
+    best = mesh.devices * batch.min_tokens_per_device(network, d_ff=d_ff, **axes)
+    fsdp = batch.best_fsdp(best, mesh.devices, d_ff=d_ff, **axes)
     wider = replace(mesh, fsdp=mesh.fsdp // 2, tp=mesh.tp * 2)
     stages = replace(mesh, fsdp=mesh.fsdp // 2)  # two stages of half the FSDP groups each
 
     def needed(changed: Mesh, **more: float) -> float | None:
         return batch.min_tokens_overlapped(network, changed, d_ff=d_ff, **more)
 
+    changes: list[tuple[str, float | None, float, float]] = [
+        ("none", needed(mesh), mesh.fsdp, mesh.tp),
+        ("weights gathered in 8 bits", needed(mesh, weight_bytes=FP8_BYTES), mesh.fsdp, mesh.tp),
+        ("twice the tensor parallelism", needed(wider), wider.fsdp, wider.tp),
+        ("two pipeline stages", needed(stages), stages.fsdp, stages.tp),
+        ("the best split", best, fsdp, mesh.devices / fsdp),
+    ]
     return [
-        {"change": "none", "tokens": needed(mesh), "fsdp": mesh.fsdp, "tp": mesh.tp},
-        {
-            "change": "weights_in_8_bits",
-            "tokens": needed(mesh, weight_bytes=FP8_BYTES),
-            "fsdp": mesh.fsdp,
-            "tp": mesh.tp,
-        },
-        {
-            "change": "twice_the_tensor_parallelism",
-            "tokens": needed(wider),
-            "fsdp": wider.fsdp,
-            "tp": wider.tp,
-        },
-        {
-            "change": "two_pipeline_stages",
-            "tokens": needed(stages),
-            "fsdp": stages.fsdp,
-            "tp": stages.tp,
-        },
-        {"change": "best_split", "tokens": best, "fsdp": fsdp, "tp": mesh.devices / fsdp},
+        record
+        for change, tokens, fsdp_degree, tp_degree in changes
+        for record in (
+            _tokens("lever_tokens", tokens, change=change),
+            value("lever_fsdp", fsdp_degree, "", change=change),
+            value("lever_tp", tp_degree, "", change=change),
+        )
     ]
 
 
-def ring_row(ranks: int) -> dict[str, Any]:
-    """Steps, and bytes for every byte of the tensor, of both ways to all-reduce."""
-    return {
-        "ranks": ranks,
-        "ring_steps": rings.ring_steps(ranks),
-        "ring_bytes": rings.ring_bytes(1.0, ranks),
-        "gather_steps": rings.gather_steps(ranks),
-        "gather_bytes": rings.gather_bytes(1.0, ranks),
+def _tokens(quantity: str, tokens: float | None, **labels: str) -> Record:
+    if tokens is None:
+        reason = "exchanging activations takes longer than computing at any batch"
+        return without_value(quantity, "unsupported", reason, **labels)
+    return value(quantity, tokens, "", **labels)
+
+
+def ring_records(ranks: int) -> list[Record]:
+    """Steps, and bytes sent per byte of the tensor, of both ways to all-reduce."""
+    ways = {
+        "ring": (rings.ring_steps(ranks), rings.ring_bytes(1.0, ranks)),
+        "whole tensors": (rings.gather_steps(ranks), rings.gather_bytes(1.0, ranks)),
     }
+    return [
+        record
+        for way, (steps, sent) in ways.items()
+        for record in (
+            value("all_reduce_steps", steps, "", ranks=ranks, way=way),
+            value("all_reduce_bytes", sent, "", ranks=ranks, way=way),
+        )
+    ]

@@ -36,7 +36,7 @@ from lmlab.chapters.data_parallel.variants import (
 from lmlab.jobs.autosize import Choice, choose
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import Candidate, RankWork, candidates, parameter_bytes
-from lmlab.measure import together
+from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.precision import tf32_allowed
@@ -112,7 +112,7 @@ def check(arms: Mapping[str, Arm], work: RankWork, model: nn.Module) -> dict[str
     for name, arm in arms.items():
         loss_error = abs(arm.backward() - expected_loss) / abs(expected_loss)
         own_error = 0.0 if name == ALONE else gradient_error(arm.gradients(), expected)
-        error = together.largest(together.worst([loss_error, own_error]))
+        error = across_ranks.max_over_ranks(across_ranks.max_error([loss_error, own_error]))
         found[name] = {"gradient_error": None if name == ALONE else error}
         if error > tolerance:
             found[name] = describe_failure(error, tolerance)
@@ -154,7 +154,7 @@ def trace_arms(arms: Mapping[str, Arm], device: torch.device) -> dict[str, dict[
         overlap = profile_overlap(arm.step, device)
         traces[name] = {
             **overlap.to_json(),
-            "overlapped_share_by_rank": together.from_all_ranks(overlap.overlapped_share),
+            "overlapped_share_by_rank": across_ranks.gather(overlap.overlapped_share),
         }
     return traces
 

@@ -1,33 +1,34 @@
 """End to end: how long a model's forward, backward and optimizer take, as a user would feel it.
 
-The order is fixed. The model is made and nothing else is run, so the first warm-up step is the
-first thing that the device does with it; then the measured steps; then peak memory is read, which
-the timed steps alone have set; and only then is one more step profiled, phase by phase, since a
-profiler slows down what it watches. The GPU-busy share that comes of it tells whether a phase took
-as long as its kernels or as long as the host needed to launch them.
+The order is fixed. The model is built and nothing else is run, so the first warm-up step is the
+first thing the device does with it; then come the timed steps; then peak memory is read, which only
+the timed steps have set; and only then is one more step profiled, phase by phase, because a
+profiler slows down what it watches. Its device time (how long the GPU was busy) tells whether a
+phase took as long as its kernels or as long as the host needed to launch them.
 
-`data`: `warmup_samples_ms` (the unmeasured steps, in order), `tokens_per_step`, `flops` of the
-phases that the mode runs, by the cost model (null for a model that is not ours, which it does not
-describe), `parameters_total`, `parameters_bytes`, `gpu_busy_ms` and `peak_memory_bytes` (null on a
-CPU), `init_s` (making the model; in a cold process the CUDA context too), `tf32` and `threads` as
-they were set while the clock ran.
+Records: `time` per phase by wall and device clock, `warmup_time` per phase (samples in order),
+`flops` per phase and kind (by the cost model, our model only), `peak_memory` (GPU only), `tokens`,
+`parameters`, `parameter_bytes`, `init_time` (building the model; in a cold process also the CUDA
+context).
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
 
 import psutil
 import torch
 from torch import nn
 
-from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.jobs.outcome import TOTAL, Outcome, Unsupported
 from lmlab.jobs.workload import OWN_ATTENTION, Phases, Step, Workload, workload_of
 from lmlab.measure.clock import PhaseClock, StepTimes, measure_steps, synchronize
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.gpu_busy import busy_ms
 from lmlab.measure.precision import tf32_allowed, why_unsupported
+from lmlab.measure.records import Record, timed, value
+from lmlab.measure.statistics import Measurement
 from lmlab.model import cost, footprint
 from lmlab.study.points import Point
 
@@ -51,15 +52,26 @@ def measure(point: Point, device: torch.device) -> Outcome:
         reset_peak_memory(device)
         step = Step(workload, model, device)
         times = time_steps(step, point, device)
-        data = {
-            **describe(workload, model, times),
-            "peak_memory_bytes": peak_memory_bytes(device),
-            "init_s": init_s,
-            "tf32": torch.get_float32_matmul_precision() != "highest",
-            "threads": torch.get_num_threads(),
-            "gpu_busy_ms": profile_phases(step, device),
-        }
-    return Outcome(measurements=times.phases, data=data)
+        records = [
+            *step_records(times),
+            *workload_records(workload, model),
+            *memory_records(device),
+            value("init_time", init_s * 1e3, "ms"),
+            value("tf32", torch.get_float32_matmul_precision() != "highest", ""),
+            value("threads", torch.get_num_threads(), ""),
+            *device_time_records(step, device),
+        ]
+    return Outcome(measurements=records)
+
+
+def step_records(times: StepTimes) -> list[Record]:
+    """Timed steps by phase, and the warm-up steps before them, in order."""
+    warmup = [
+        timed(replace(times.phases[phase], samples_ms=tuple(samples)), "warmup_time", phase=phase)
+        for phase, samples in times.warmup_ms.items()
+        if samples
+    ]
+    return [*(timed(found, phase=phase) for phase, found in times.phases.items()), *warmup]
 
 
 def time_steps(step: Step, point: Point, device: torch.device) -> StepTimes:
@@ -87,26 +99,46 @@ def prepare(step: Step, phases: Phases) -> None:
         step.zero_grad()
 
 
-def profile_phases(step: Step, device: torch.device) -> dict[str, float] | None:
-    """Milliseconds of GPU work in each phase of one more step; None on a CPU."""
+def device_time_records(step: Step, device: torch.device) -> list[Record]:
+    """How long the GPU was busy in each phase of one more, profiled step; nothing on a CPU."""
     if device.type != "cuda":
-        return None
+        return []
     phases = step.phases()
     prepare(step, phases)
-    return {name: busy_ms(run, device) or 0.0 for name, run in phases}
+    busy = {name: busy_ms(run, device) or 0.0 for name, run in phases}
+    return [
+        timed(
+            Measurement(
+                samples_ms=(time_ms,), clock="device", cache="warm", stopped="1 profiled step"
+            ),
+            phase=phase,
+        )
+        for phase, time_ms in [*busy.items(), (TOTAL, sum(busy.values()))]
+    ]
 
 
-def describe(workload: Workload, model: nn.Module, times: StepTimes) -> dict[str, Any]:
-    """What the step consists of: tokens, parameters, operations."""
+def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
+    """What a step consists of: tokens, parameters, and FLOPs for a model the cost model knows."""
+    weights = list(model.parameters())
+    records = [
+        value("tokens", workload.shape.tokens, ""),
+        value("parameters", sum(p.numel() for p in weights), ""),
+        value("parameter_bytes", sum(p.numel() * p.element_size() for p in weights), "B"),
+    ]
+    if not workload.is_ours:
+        return records
     flops = cost.flops(workload.shape, mode=workload.mode, convention=FLOP_CONVENTION)
-    return {
-        "warmup_samples_ms": times.warmup_ms,
-        "tokens_per_step": workload.shape.tokens,
-        "flops": flops if workload.is_ours else None,
-        "flop_convention": FLOP_CONVENTION,
-        "parameters_total": sum(p.numel() for p in model.parameters()),
-        "parameters_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
-    }
+    return records + [
+        value("flops", count, "FLOP", phase=phase, kind=kind)
+        for phase, kinds in flops.items()
+        for kind, count in kinds.items()
+    ]
+
+
+def memory_records(device: torch.device) -> list[Record]:
+    """Peak memory of the timed steps; a CPU has no such counter."""
+    peak = peak_memory_bytes(device)
+    return [] if peak is None else [value("peak_memory", peak, "B")]
 
 
 def refuse_if_too_large(workload: Workload, device: torch.device) -> None:

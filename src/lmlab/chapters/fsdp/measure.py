@@ -37,11 +37,11 @@ from lmlab.jobs.rank_work import (
     parameter_bytes,
     release,
 )
-from lmlab.measure import together
+from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.rounds import Arm, Rounds, interleave
+from lmlab.measure.rounds import Rounds, TimedStep, interleave
 from lmlab.parallel.fsdp import has_matrix_weight
 from lmlab.study.points import Point
 
@@ -93,7 +93,7 @@ def judged(arm: dict[str, Any], base: dict[str, Any], work: RankWork) -> dict[st
     """Whether an arm's losses are those of data parallelism, rank by rank."""
     if arm["status"] != "ok":
         return arm
-    off = together.worst(
+    off = across_ranks.max_error(
         abs(found - expected) / abs(expected)
         for theirs, its in zip(arm["ranks"], base["ranks"], strict=True)
         for found, expected in zip(theirs["losses"], its["losses"], strict=True)
@@ -131,7 +131,7 @@ def measure_together(
     }, rounds
 
 
-def timed(training: Training, work: RankWork) -> Arm:
+def timed(training: Training, work: RankWork) -> TimedStep:
     """A train step as one phase: an edge within it would wait for what should overlap."""
 
     def step(clock: PhaseClock) -> None:
@@ -151,7 +151,7 @@ def watch_gathers(training: Training, work: RankWork) -> list[list[dict[str, Any
         dist.barrier()
         with watch.watching():
             training.step(work)
-    return together.from_all_ranks(watch.to_json())
+    return across_ranks.gather(watch.to_json())
 
 
 def trace_arms(trainings: Mapping[str, Training], work: RankWork) -> dict[str, dict[str, Any]]:
@@ -163,7 +163,7 @@ def trace_arms(trainings: Mapping[str, Training], work: RankWork) -> dict[str, d
         overlap = profile_overlap(partial(training.step, work), work.device)
         traces[name] = {
             **overlap.to_json(),
-            "overlapped_share_by_rank": together.from_all_ranks(overlap.overlapped_share),
+            "overlapped_share_by_rank": across_ranks.gather(overlap.overlapped_share),
         }
     return traces
 

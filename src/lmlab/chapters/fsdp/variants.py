@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from lmlab.jobs.memory_stages import Training, first_step
 from lmlab.jobs.rank_work import RankWork, release
-from lmlab.measure import together
+from lmlab.measure import across_ranks
 from lmlab.measure.device import is_out_of_memory
 from lmlab.parallel.ddp_overlapped import BucketedDDP
 from lmlab.parallel.fsdp import FSDP
@@ -106,11 +106,11 @@ def alone(name: str, build: Builder, work: RankWork) -> dict[str, Any]:
         if name != TORCH or is_out_of_memory(error):
             raise  # ours runs everywhere: that it does not is a failure of the whole point
         own, reason = {}, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    reasons = [each for each in together.from_all_ranks(reason) if each]
+    reasons = [each for each in across_ranks.gather(reason) if each]
     release(work.device)
     if reasons:
         return {"status": "unsupported", "reason": reasons[0]}
-    return {"status": "ok", "reason": None, "ranks": together.from_all_ranks(own)}
+    return {"status": "ok", "reason": None, "ranks": across_ranks.gather(own)}
 
 
 def two_steps(training: Training, work: RankWork) -> dict[str, Any]:

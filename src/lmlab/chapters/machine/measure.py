@@ -1,11 +1,17 @@
-"""The machine card as a result: what the machine is, what it reaches, what its vendor promises.
+"""The machine card: what the machine is, what it reaches, what its vendor states.
 
 Every other number of a study is read against these: a time becomes a share of the measured matmul
-ceiling, or of the peak where the device's datasheet is known. `data` holds `card`, `ceilings` and
-`peaks` (null for a device that the table of datasheets does not list).
+rate, or of the stated peak where the device's datasheet is known.
+
+Records: `matmul_rate` per dtype and `copy_bandwidth` as measured (with the shape that was fastest),
+`stated_matmul_rate` and `stated_bandwidth` where the datasheet is known, and one record per fact of
+the card (`sms`, `l2_bytes`, `power_limit_w`, `cpu_model`, ...).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -13,6 +19,7 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.measure.card import machine_card
 from lmlab.measure.ceilings import measure_ceilings
 from lmlab.measure.peaks import peaks_of
+from lmlab.measure.records import Record, value, without_value
 from lmlab.study.points import Point
 
 
@@ -20,10 +27,46 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Describe the device and measure its ceilings; `quick` takes small shapes."""
     torch.manual_seed(point.settings["seed"])
     card = machine_card(device)
-    return Outcome(
-        data={
-            "card": card,
-            "ceilings": measure_ceilings(device, quick=point.settings["quick"]),
-            "peaks": peaks_of(card["name"]),
-        }
+    ceilings = measure_ceilings(device, quick=point.settings["quick"])
+    return Outcome(measurements=records_of(card, ceilings, peaks_of(card["name"])))
+
+
+def records_of(
+    card: Mapping[str, Any], ceilings: Mapping[str, Any], peaks: Mapping[str, Any] | None
+) -> list[Record]:
+    """Ceilings, stated peaks and facts as records."""
+    records = [_matmul(dtype, found) for dtype, found in ceilings["matmul_tflops"].items()]
+    copy = ceilings["copy_gb_per_s"]
+    records.append(
+        without_value("copy_bandwidth", "failed", copy["reason"])
+        if copy["gb_per_s"] is None
+        else value("copy_bandwidth", copy["gb_per_s"], "GB/s", bytes=copy["bytes"])
     )
+    if peaks is not None:
+        records += [
+            value("stated_matmul_rate", rate, "TFLOP/s", dtype=dtype)
+            for dtype, rate in peaks["tflops"].items()
+        ]
+        records.append(value("stated_bandwidth", peaks["memory_tb_per_s"] * 1e3, "GB/s"))
+        records.append(value("stated_source", peaks["source"], ""))
+    return records + [value(name, fact, unit_of(name), fact=name) for name, fact in facts(card)]
+
+
+def _matmul(dtype: str, found: Mapping[str, Any]) -> Record:
+    if found["tflops"] is None:
+        return without_value("matmul_rate", "unsupported", found["reason"], dtype=dtype)
+    return value("matmul_rate", found["tflops"], "TFLOP/s", dtype=dtype, side=found["shape"][0])
+
+
+def facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every fact of the card that is known, nested ones with a prefix."""
+    for name, fact in card.items():
+        if isinstance(fact, Mapping):
+            yield from facts(fact, f"{name}_")
+        elif fact is not None:
+            yield f"{prefix}{name}", fact
+
+
+def unit_of(name: str) -> str:
+    """The unit a fact's name ends in."""
+    return "B" if name.endswith("_bytes") else ""

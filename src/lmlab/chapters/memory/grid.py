@@ -1,7 +1,7 @@
-"""Memory: every size, context and precision, largest size first, and checkpointing beside them.
+"""Memory: every size, context and precision, largest size first, and checkpointing.
 
 A point of the grid measures all modes, one after the other in one process; checkpointing is one
-point whose arms are the strategies, because only inside one process are their times comparable.
+point whose variants are the strategies, because times are comparable only inside one process.
 """
 
 from __future__ import annotations

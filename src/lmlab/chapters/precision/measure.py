@@ -1,22 +1,23 @@
 """Precision: three small experiments on what number formats keep and lose.
 
-A float has a fixed number of digits after its leading one, so the distance between neighbours grows
-with the number: fp16 near 8 steps by 1/128. Three consequences, one a topic:
+A float has a fixed number of significant bits, so the spacing of floats grows with their size: near
+8, fp16 steps by 1/128. Three consequences, one per topic:
 
-- `accumulation`: a sum that grows swallows its terms. `data`: `terms`, `term`, `term_in_fp16`,
-  `loops` (name, accumulator, term, result, exact, error) and `fp16_trace`, columns step, sum,
-  spacing (distance to the next float) and added (what the sum really grew by), at most 200 rows
-  with every change of the spacing among them.
-- `autocast`: hence products may be 16 bit and sums should not. `data`: `device`, `dtype` and
-  `components`, the types that a toy model's parts really have, as hooks see them.
-- `layernorm`: its variance sums squares, and a square doubles the exponent. `data`: `rows`, the
-  variance of inputs of growing scale computed in each format, with the largest relative error over
-  the tokens; no number but a flag where it overflows. `layernorm_rows`: the largest error of
-  `nn.LayerNorm` itself, which keeps 16-bit inputs but takes its statistics in fp32.
+- `accumulation`: a growing sum swallows its terms. Records: `sum`, `exact` and `error` per loop;
+  `data.fp16_trace` follows the fp16 sum (step, sum, spacing to the next float, what was added).
+- `autocast`: so matmuls may be 16 bit, but sums should not. Records: `dtype_of` per component of a
+  toy model, as hooks see it.
+- `layernorm`: its variance sums squares, and squaring doubles the exponent. Records per dtype and
+  scale: `variance_error` (relative, largest over tokens) with statistics summed in fp32, as PyTorch
+  does, and in the format itself; `variance` true and computed; `output_error` of `nn.LayerNorm`.
+  Overflow and underflow are statuses of their own (`unsupported`, with the word as the reason).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from lmlab.chapters.precision.toy_model import ToyModel, observed_dtypes
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.precision import precision_named, why_unsupported
+from lmlab.measure.records import Record, value, without_value
 from lmlab.study.points import Point
 
 TRACE_ROWS = 200
@@ -39,37 +41,36 @@ def measure(point: Point, device: torch.device) -> Outcome:
     settings, parameters = point.settings, point.parameters
     topic = parameters["topic"]
     if topic == "accumulation":
-        return Outcome(data=accumulation(settings["terms"], settings["term"]))
+        return accumulation(settings["terms"], settings["term"])
     if topic == "autocast":
-        return Outcome(data=autocast(str(parameters["dtype"]), settings["seed"], device))
+        return autocast(str(parameters["dtype"]), settings["seed"], device)
     if topic == "layernorm":
-        return Outcome(data=layernorm(settings["seed"], device))
+        return Outcome(measurements=layernorm(settings["seed"], device))
     raise ValueError(f"topic = {topic!r}; allowed: accumulation, autocast, layernorm")
 
 
-def accumulation(terms: int, term: float) -> dict[str, Any]:
-    """The four loops, on CPU tensors: one rounding an addition, the same on every machine."""
+def accumulation(terms: int, term: float) -> Outcome:
+    """Four loops on CPU tensors: one rounding per addition, the same on every machine."""
     fp32, fp16 = torch.float32, torch.float16
     if terms * term > torch.finfo(fp16).max:
         raise Unsupported(
             f"terms x term = {terms * term:g}; fp16 ends at {torch.finfo(fp16).max:g}"
         )
-    loops = [
-        ("fp32", fp32, torch.tensor(term, dtype=fp32)),
-        ("fp16", fp16, torch.tensor(term, dtype=fp16)),
-        ("fp32_plus_fp16", fp32, torch.tensor(term, dtype=fp16)),
-        ("fp32_plus_fp16_cast", fp32, torch.tensor(term, dtype=fp16).to(fp32)),
-    ]
-    return {
-        "terms": terms,
-        "term": term,
-        "term_in_fp16": torch.tensor(term, dtype=fp16).item(),
-        "loops": [
-            _loop(name, running_sums(accumulator, added, terms), added, terms * term)
-            for name, accumulator, added in loops
-        ],
-        "fp16_trace": trace(running_sums(fp16, torch.tensor(term, dtype=fp16), terms)),
+    loops = {
+        "fp32 += fp32": (fp32, torch.tensor(term, dtype=fp32)),
+        "fp16 += fp16": (fp16, torch.tensor(term, dtype=fp16)),
+        "fp32 += fp16": (fp32, torch.tensor(term, dtype=fp16)),
+        "fp32 += fp16 cast up": (fp32, torch.tensor(term, dtype=fp16).to(fp32)),
     }
+    records = [value("term_in_fp16", torch.tensor(term, dtype=fp16).item(), "")]
+    for loop, (accumulator, added) in loops.items():
+        result = running_sums(accumulator, added, terms)[-1].item()
+        records += [
+            value("sum", result, "", loop=loop),
+            value("error", result - terms * term, "", loop=loop),
+        ]
+    sums = running_sums(fp16, torch.tensor(term, dtype=fp16), terms)
+    return Outcome(measurements=records, data={"fp16_trace": trace(sums)})
 
 
 def running_sums(accumulator: torch.dtype, term: Tensor, terms: int) -> Tensor:
@@ -80,18 +81,6 @@ def running_sums(accumulator: torch.dtype, term: Tensor, terms: int) -> Tensor:
         total += term
         sums[step] = total
     return sums
-
-
-def _loop(name: str, sums: Tensor, term: Tensor, exact: float) -> dict[str, Any]:
-    result = sums[-1].item()
-    return {
-        "name": name,
-        "accumulator": _dtype_name(sums.dtype),
-        "term": _dtype_name(term.dtype),
-        "result": result,
-        "exact": exact,
-        "error": result - exact,
-    }
 
 
 def trace(sums: Tensor) -> dict[str, list[float]]:
@@ -118,70 +107,86 @@ def _rows_to_keep(spacing: Tensor) -> list[int]:
     return sorted(marks | set(range(0, len(spacing), stride)))
 
 
-def autocast(dtype: str, seed: int, device: torch.device) -> dict[str, Any]:
-    """Types of the toy model's parts in one training step under autocast."""
+def autocast(dtype: str, seed: int, device: torch.device) -> Outcome:
+    """Dtypes of the toy model's parts in one training step under autocast."""
     precision = precision_named(dtype)
     if reason := why_unsupported(dtype, device):
         raise Unsupported(reason)
     torch.manual_seed(seed)
     components = observed_dtypes(ToyModel().to(device), precision.dtype, device)
-    return {
-        "device": device.type,
-        "dtype": _dtype_name(precision.dtype),
-        "components": [
-            {"name": name, "dtype": _dtype_name(found)} for name, found in components.items()
-        ],
-    }
+    return Outcome(
+        measurements=[
+            value("dtype_of", _dtype_name(found), "", component=name)
+            for name, found in components.items()
+        ]
+    )
 
 
-def layernorm(seed: int, device: torch.device) -> dict[str, Any]:
+def layernorm(seed: int, device: torch.device) -> list[Record]:
     """Variance and LayerNorm in every format at every scale, against float64."""
     generator = torch.Generator().manual_seed(seed)
     unit = torch.randn(TOKENS, FEATURES, generator=generator, dtype=torch.float64)
-    cases = [(name, dtype, scale) for name, dtype in FORMATS.items() for scale in SCALES]
-    return {
-        "rows": [
-            {"dtype": name, "scale": scale, **variance_row(unit * scale, dtype, device)}
-            for name, dtype, scale in cases
-        ],
-        "layernorm_rows": [
-            {
-                "dtype": name,
-                "scale": scale,
-                "largest_error": output_error(unit * scale, dtype, device),
-            }
-            for name, dtype, scale in cases
-        ],
-    }
+    records = []
+    for (name, dtype), scale in product(FORMATS.items(), SCALES):
+        x, labels = unit * scale, {"dtype": name, "scale": scale}
+        for sums, variance_in in (("fp32", variance), ("own format", variance_summed_in_format)):
+            records += variance_records(x, dtype, device, variance_in, {**labels, "sums": sums})
+        records.append(
+            _finite_or("output_error", output_error(x, dtype, device), "not finite", labels)
+        )
+    return records
 
 
 def variance(x: Tensor) -> Tensor:
-    """Mean square of what is left without the mean: differences and squares in x's own format."""
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return (centred * centred).mean(dim=-1)
+    """Mean square around the mean: differences and squares in x's own format, sums as PyTorch
+    takes them, in fp32."""
+    centered = x - x.mean(dim=-1, keepdim=True)
+    return (centered * centered).mean(dim=-1)
 
 
-def variance_row(x: Tensor, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Each token's variance in one format: how it ends, and how far from the truth."""
+def variance_summed_in_format(x: Tensor) -> Tensor:
+    """The same with every partial sum rounded to x's own format."""
+    mean = _sum_in_format(x) / x.shape[-1]
+    centered = x - mean.unsqueeze(-1)
+    return _sum_in_format(centered * centered) / x.shape[-1]
+
+
+def _sum_in_format(x: Tensor) -> Tensor:
+    total = torch.zeros_like(x[..., 0])
+    for column in x.unbind(-1):
+        total = total + column
+    return total
+
+
+def variance_records(
+    x: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    variance_in: Callable[[Tensor], Tensor],
+    labels: Mapping[str, Any],
+) -> list[Record]:
+    """Each token's variance in one format: how far from the truth, or how it ends."""
     true = variance(x)
-    computed = variance(x.to(device, dtype)).double().cpu()
-    overflow = not bool(computed.isfinite().all())
+    computed = variance_in(x.to(device, dtype)).double().cpu()
     error = ((computed - true) / true).abs().max().item()
-    return {
-        "true_variance": true.mean().item(),
-        "computed_variance": None if overflow else computed.mean().item(),
-        "overflow": overflow,
-        "underflow": bool((computed == 0).any()),
-        "relative_error": None if overflow else error,
-    }
+    if bool((computed == 0).any()):
+        found = without_value("variance_error", "unsupported", "underflow", **labels)
+    else:
+        found = _finite_or("variance_error", error, "overflow", labels)
+    return [found, value("true_variance", true.mean().item(), "", **labels)]
 
 
-def output_error(x: Tensor, dtype: torch.dtype, device: torch.device) -> float | None:
-    """Largest deviation of LayerNorm's output from its float64 one; None if any is not finite."""
+def _finite_or(name: str, number: float, reason: str, labels: Mapping[str, Any]) -> Record:
+    if math.isfinite(number):
+        return value(name, number, "", **labels)
+    return without_value(name, "unsupported", reason, **labels)
+
+
+def output_error(x: Tensor, dtype: torch.dtype, device: torch.device) -> float:
+    """Largest deviation of LayerNorm's output from its float64 one."""
     expected = nn.functional.layer_norm(x, (FEATURES,))
     found = nn.functional.layer_norm(x.to(device, dtype), (FEATURES,)).double().cpu()
-    error = (found - expected).abs().max()
-    return error.item() if bool(error.isfinite()) else None
+    return (found - expected).abs().max().item()
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

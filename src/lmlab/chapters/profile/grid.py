@@ -1,4 +1,4 @@
-"""Profile: every size and context once; a point records all three modes in one process."""
+"""Profile: one point per size and context; a point records all three modes in one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """One point a size, context and batch, in the block's precision."""
+    """One point per size, context, batch and precision."""
     axes = (block[axis] for axis in ("sizes", "contexts", "batches", "precisions"))
     return [_point(study, block, *values) for values in product(*axes)]
 

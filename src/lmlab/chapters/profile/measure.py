@@ -1,51 +1,43 @@
 """Profile: which kernels a forward pass, a backward pass and an optimizer step are made of.
 
-One point runs three modes in one process: a forward pass without gradient, a forward and backward
-pass, a whole train step. First the forward pass is timed by the host's clock with no profiler near,
-so that timeline and clock can be held against each other within one process. Then all modes are
-warmed, and one run of each is recorded in one capture, told apart by ranges. A profiled run is
-never a timing: a profiler stretches the gaps between kernels, and leaves the kernels as they are.
+The forward pass is timed by the wall clock without a profiler; then all modes are warmed up and one
+run of each (forward without gradient, forward and backward, train step) is recorded in one capture,
+told apart by ranges. PyTorch's profiler runs inside this process. Nsight Systems must have been
+started around it; then this process only opens the capture, and `nsys_result` adds the report.
 
-Who records is not this process's choice alone. PyTorch's profiler runs inside it. Nsight Systems
-must have been started around it; then this process only opens the capture, and `nsys_result` adds
-what the report holds once it exists.
-
-`data` besides what `trace_data` takes from the trace: `tool_note` (why nsys was not used, else
-null), `attention_cost` (FLOPs and bytes of attention's parts in one forward pass; null for another
-attention, for a model that is not ours, and under autocast, which mixes types), `autocast`, `tf32`
-and `threads` as they were set, `tokens_per_step`, `parameters_total`.
+Records besides those of `trace_data`: `time` of the forward pass, `flops` and `traffic` per part of
+attention by the cost model (our model with naive attention only, and not under autocast, which
+mixes types), `tokens`, `parameters`, `autocast`, `tf32`, `threads`, and `profiler_note`, why nsys
+was not used.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from lmlab.chapters.end_to_end.measure import prepare, refuse_if_too_large, time_steps
-from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, mode_range, of_trace
+from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, Reduced, mode_range, of_trace
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import OWN_ATTENTION, Step, Workload, workload_of
 from lmlab.measure.clock import collector_paused, synchronize
 from lmlab.measure.identity import find_machine
 from lmlab.measure.precision import tf32_allowed, why_unsupported
-from lmlab.measure.trace import chrome_trace
+from lmlab.measure.records import Record, timed, value
 from lmlab.measure.trace.annotate import annotated
-from lmlab.measure.trace.frames import Trace
-from lmlab.measure.trace.nsys_capture import capture, under_nsys
-from lmlab.measure.trace.nsys_command import TROUBLE
+from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE
 from lmlab.measure.trace.ranges import named
-from lmlab.measure.trace.torch_profiler import profile, profile_to, tool_name
+from lmlab.measure.trace.recording import capture, profile, under_nsys
 from lmlab.model.attention_cost import attention_parts
 from lmlab.study.points import Point
 
 TRACES = Path("traces")
 TORCH_TRACE = "trace.json.gz"
-# Kernels are loaded and memory is held after one step; a second one shows that nothing else is new.
+# A train step covers the other mode with gradients; two of them load and allocate everything.
 TRAIN_WARMUP = 2
 
 Steps = dict[str, Step]
@@ -65,34 +57,31 @@ def measure(point: Point, device: torch.device) -> Outcome:
             for mode in PHASES_OF_MODE
         }
         times = time_steps(steps["forward"], _with_mode(point, "forward"), device)
-        warm_up(steps, device)
-        facts = describe(workload, model)
-        recorded = record(steps, model, workload, point, device)
-    return Outcome(measurements={"forward": times.phases["forward"]}, data={**facts, **recorded})
+        for _ in range(TRAIN_WARMUP):
+            run_mode(steps["train_step"])
+            synchronize(device)
+        measured = [
+            timed(times.phases["forward"], phase="forward"),
+            *workload_records(workload, model),
+        ]
+        recorded, data = record(steps, model, workload, point, device)
+    return Outcome(measurements=[*measured, *recorded], data=data)
 
 
 def _with_mode(point: Point, mode: str) -> Point:
-    """The point as the end-to-end chapter would ask for it."""
-    return Point(
-        point.chapter, {**point.settings, **point.parameters, "mode": mode}, point.settings
-    )
+    """The point as the end-to-end chapter asks for it."""
+    parameters = {**point.settings, **point.parameters, "mode": mode}
+    return Point(point.chapter, parameters, point.settings)
 
 
 def _why_not(workload: Workload, point: Point, device: torch.device) -> str | None:
     if point.settings["profiler"] == "nsys" and not under_nsys():
-        return "profiler = 'nsys', but nsys does not record this process; the workflow starts it so"
+        return "profiler = 'nsys', but nsys does not record this process: start it by the workflow"
     return why_unsupported(workload.precision.name, device)
 
 
-def warm_up(steps: Steps, device: torch.device) -> None:
-    """Run what is to be recorded: the train step covers the other mode with gradients."""
-    for _ in range(TRAIN_WARMUP):
-        run_mode(steps["train_step"])
-        synchronize(device)
-
-
 def run_mode(step: Step) -> None:
-    """One run, each phase in its range; old gradients are dropped before where no phase does."""
+    """One run, each phase in its range; gradients are dropped before it if no phase does so."""
     phases = step.phases()
     prepare(step, phases)
     for name, run in phases:
@@ -102,56 +91,46 @@ def run_mode(step: Step) -> None:
 
 def record(
     steps: Steps, model: nn.Module, workload: Workload, point: Point, device: torch.device
-) -> dict[str, Any]:
-    """One run of each mode under the profiler; empty where nsys keeps the record."""
+) -> Reduced:
+    """One run of each mode under the profiler; nothing yet where nsys records."""
 
     def run_all() -> None:
         for mode, step in steps.items():
             with named(mode_range(mode)):
                 run_mode(step)
-                # The next mode must find the device idle; the wait is part of the picture.
+                # The next mode must find the device idle; the wait is part of the recording.
                 synchronize(device)
 
     in_parts = workload.attention == OWN_ATTENTION
     with collector_paused(), annotated(model, attention_in_parts=in_parts):
         if under_nsys():
             capture(run_all, device=device)
-            return {}
-        if point.settings["keep_traces"]:
-            return of_trace(_kept(run_all, trace_folder(point) / TORCH_TRACE, device))
-        trace = profile(run_all, device=device)
-    return of_trace(trace)
-
-
-def _kept(function: Any, file: Path, device: torch.device) -> Trace:
-    """The trace, left as a file that a browser can open."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    profile_to(file, function, device=device)
-    return chrome_trace.read(file, on_cpu=device.type == "cpu", tool=tool_name())
+            return [], {}
+        keep_as = trace_folder(point) / TORCH_TRACE if point.settings["keep_traces"] else None
+        return of_trace(profile(run_all, device=device, keep_as=keep_as))
 
 
 def trace_folder(point: Point) -> Path:
-    """Where the recording of a point is kept, beside `results`."""
+    """Where the recording of a point is kept, next to `results`."""
     return point.path(TRACES, find_machine().id).with_suffix(".trace")
 
 
-def describe(workload: Workload, model: nn.Module) -> dict[str, Any]:
-    """What ran, and under which settings."""
-    return {
-        "tool_note": os.environ.get(TROUBLE) or None,
-        "tokens_per_step": workload.shape.tokens,
-        "parameters_total": sum(p.numel() for p in model.parameters()),
-        "attention_cost": attention_cost(workload),
+def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
+    """What ran, under which settings, and what attention's parts cost where that is known."""
+    facts = {
+        "tokens": workload.shape.tokens,
+        "parameters": sum(p.numel() for p in model.parameters()),
         "autocast": workload.precision.autocast,
         "tf32": torch.get_float32_matmul_precision() != "highest",
         "threads": torch.get_num_threads(),
+        "profiler_note": os.environ.get(NSYS_UNAVAILABLE) or None,
     }
-
-
-def attention_cost(workload: Workload) -> dict[str, dict[str, int]] | None:
-    """FLOPs and bytes of attention's parts, where the cost model knows them."""
+    records = [value(name, fact, "") for name, fact in facts.items() if fact is not None]
     counted = workload.is_ours and workload.attention == OWN_ATTENTION
     if not counted or workload.precision.autocast:
-        return None
+        return records
     costs = attention_parts(workload.shape, element_bytes=workload.precision.dtype.itemsize)
-    return {name: asdict(cost) for name, cost in costs.items()}
+    for part, cost in costs.items():
+        records.append(value("flops", cost.flops, "FLOP", part=part))
+        records.append(value("traffic", cost.bytes, "B", part=part))
+    return records

@@ -1,9 +1,8 @@
-"""The result of a point that nsys recorded: what the process measured, and what the report holds.
+"""The result of a point that nsys recorded: what the process measured and what the report adds.
 
-nsys writes its report when the recorded process has ended, so that process could only write half of
-its result. Here the other half is added: the report's export is read, reduced, and put beside the
-host's clock. A point that ran out of memory, say, has no report; its result is complete as it is.
-No torch.
+nsys writes its report after the recorded process has ended, so the process could write only its own
+half of the result. The records and data of the report's export are added here. A point without
+numbers (out of memory, say) has no report and is complete as it is. No torch.
 """
 
 from __future__ import annotations
@@ -19,6 +18,11 @@ def complete(measured: Path, export: Path, out: Path) -> str:
     """Write the whole result; its headline, or a ResultError or TraceError of one line."""
     result = read(measured)
     if result.status == "ok":
-        result = replace(result, data={**result.data, **of_export(export)})
+        records, data = of_export(export)
+        result = replace(
+            result,
+            measurements=(*result.measurements, *records),
+            data={**result.data, **data},
+        )
     result.write(out)
     return result.headline()

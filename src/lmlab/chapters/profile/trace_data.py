@@ -1,22 +1,34 @@
-"""From a trace to the data of a profile's result, whichever profiler recorded it. No torch.
+"""From a trace to a profile's records and data, whichever profiler recorded it. No torch.
 
-The trace holds three runs, each in the range of its mode, its phases inside. What comes of it:
+The trace holds one run per mode in a range of its own, with the phases inside. On a CPU an operator
+that does work counts as a kernel. Records, with the label `mode` unless noted:
 
-`tool`; `names` (kernel names whole, short, and their family); `modes`, each mode's digest (see
-`measure.trace.digest`); `attention_parts` of the forward pass without gradient, rows of part,
-kernels, total_ns, product_ns (of it in matrix products: a product may have to copy its operands
-first) and names of its kernels, longest first, or null where the attention has no parts;
-`slow_ranges`; `timeline` of the train step and `layer`, one layer of its forward pass.
+- per phase and for the whole run: `total_time` (sum over kernels), `busy_time` (their union),
+  `span_time` (first start to last end), `kernels`, `host_time` (the host in the phase's range)
+- per family: `family_total_time`, `family_instances`
+- per kernel: `kernel_total_time`, `kernel_instances` of the first by rank, of the largest that are
+  no matmul, and of the copy engines, which have no rank
+- idle device: `gap_time`, `host_late_gap_time` (next kernel not launched yet), `gaps`
+- host: `wait_time`, `launches`, `launch_time` (mean), `delay_median_time` and `delay_max_time` from
+  a launch to the start of its kernel
+- per part of attention, forward without gradient (no mode): `part_total_time`, `part_kernels`,
+  `part_product_time` (of it in matmuls, which may have to copy their operands first)
+- `profiler_version` (no mode)
+
+`data` has what is larger: per mode the kernel table and the host's longest waits, gaps and calls;
+`attention_parts` with their kernels; `slow_ranges`; `timeline` of the train step; `layer`, every
+kernel of one layer of its forward pass. Kernels are indices into `names`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lmlab.measure.records import Label, Record, value
 from lmlab.measure.trace import nsys
 from lmlab.measure.trace.digest import Names, digest, section, slow_ranges
 from lmlab.measure.trace.families import MATMULS
@@ -29,23 +41,35 @@ PHASES_OF_MODE = {
     "forward_backward": ("forward", "backward"),
     "train_step": ("zero_grad", "forward", "backward", "optimizer"),
 }
+TOTAL = "total"
 ATTENTION = "attention"
 RANGES_IN_ATTENTION = ("scores", "softmax", "output")
-NAMES_OF_A_PART = 6
+NAMES_PER_PART = 6
+TOP_KERNELS, TOP_OTHER_KERNELS = 10, 5
+COPIES = "copies and fills"
+PAYLOAD = ("table", "rest", "host")
+
+Reduced = tuple[list[Record], dict[str, Any]]
+"""What a trace adds to a result: records and data."""
 
 
 def mode_range(mode: str) -> str:
-    """Name of the range around a mode's run; a phase may be called as a mode is."""
+    """Name of the range around a mode's run; a phase may have the same name as a mode."""
     return f"mode {mode}"
 
 
-def of_export(path: Path) -> dict[str, Any]:
-    """The data of a trace that nsys recorded."""
+def of_export(path: Path) -> Reduced:
+    """A trace that nsys recorded."""
     return of_trace(nsys.read(path))
 
 
-def of_trace(trace: Trace) -> dict[str, Any]:
-    """The data of a trace; a `TraceError` if one of its runs has no kernels."""
+def of_trace(trace: Trace) -> Reduced:
+    """Records and data of a trace; a `TraceError` if one of its runs has no kernels."""
+    return reduced(digests(trace))
+
+
+def digests(trace: Trace) -> dict[str, Any]:
+    """Each run's digest, attention's parts and the timelines."""
     names = Names()
     runs = {mode: section(trace, mode_range(mode)) for mode in PHASES_OF_MODE}
     for mode, run in runs.items():
@@ -64,7 +88,8 @@ def of_trace(trace: Trace) -> dict[str, Any]:
 
 
 def attention_parts(run: Trace, names: Names) -> list[dict[str, Any]] | None:
-    """Attention cut where its operations are; what lies between the products is two parts."""
+    """Attention cut at its operations, what lies between the matmuls into two parts; None for an
+    attention that is not written as matmul, softmax, matmul."""
     kernels = within(run.kernels, ATTENTION)
     scores, between, output = (within(kernels, name) for name in RANGES_IN_ATTENTION)
     if scores.empty or output.empty:
@@ -80,14 +105,63 @@ def attention_parts(run: Trace, names: Names) -> list[dict[str, Any]] | None:
 
 
 def _part(name: str, kernels: pd.DataFrame, names: Names) -> dict[str, Any]:
-    summary = kernel_summary(kernels).head(NAMES_OF_A_PART)
-    pairs: Sequence[tuple[str, str]] = list(
-        zip(summary["name"], summary["short_name"], strict=True)
-    )
+    summary = kernel_summary(kernels).head(NAMES_PER_PART)
     return {
         "part": name,
         "kernels": len(kernels),
         "total_ns": int(kernels["duration_ns"].sum()),
         "product_ns": int(kernels["duration_ns"][kernels["family"].isin(MATMULS)].sum()),
-        "names": [names.add(*pair) for pair in pairs],
+        "names": names.add_all(summary),
     }
+
+
+def reduced(found: Mapping[str, Any]) -> Reduced:
+    """Numbers as records, everything larger as data."""
+    records = [value("profiler_version", found["tool"], "")]
+    for mode, run in found["modes"].items():
+        host_ns = sum(phase["host_ns"] for phase in run["phases"])
+        for phase in (*run["phases"], {**run, "phase": TOTAL, "host_ns": host_ns}):
+            records += _records(phase, mode=mode, phase=phase["phase"])
+        for family, times in run["families"].items():
+            records += _records(times, "family_", mode=mode, family=family)
+        for times, labels in _top_kernels(run, found["names"]):
+            records += _records(times, "kernel_", mode=mode, **labels)
+        records += _records({**run["host"], "launch_ns": _launch_ns(run)}, mode=mode)
+    for part in found["attention_parts"] or ():
+        records += _records(part, "part_", part=part["part"])
+    modes = {mode: {key: run[key] for key in PAYLOAD} for mode, run in found["modes"].items()}
+    return records, {key: found[key] for key in found if key != "tool"} | {"modes": modes}
+
+
+def _records(source: Mapping[str, Any], prefix: str = "", **labels: Label) -> list[Record]:
+    """A record per number: `busy_ns` becomes `busy_time` in milliseconds, the rest are counts."""
+    return [
+        {**value(f"{prefix}{key[:-3]}_time", number / 1e6, "ms", **labels), "clock": "device"}
+        if key.endswith("_ns")
+        else value(f"{prefix}{key}", number, "", **labels)
+        for key, number in source.items()
+        if isinstance(number, int | float)
+    ]
+
+
+def _top_kernels(
+    run: Mapping[str, Any], names: list[dict[str, str]]
+) -> Iterator[tuple[dict[str, int], dict[str, Label]]]:
+    """Totals and labels of the kernels worth a record."""
+    table, others = run["table"], 0
+    rows = zip(table["name"], table["total_ns"], table["instances"], strict=True)
+    for rank, (index, total_ns, instances) in enumerate(rows, 1):
+        family = names[index]["family"]
+        others += family not in MATMULS
+        if rank <= TOP_KERNELS or (family not in MATMULS and others <= TOP_OTHER_KERNELS):
+            labels = {"kernel": names[index]["short_name"], "family": family, "rank": rank}
+            yield {"total_ns": total_ns, "instances": instances}, labels
+    if run["copies"]["instances"]:
+        yield run["copies"], {"kernel": COPIES, "family": "copy"}
+
+
+def _launch_ns(run: Mapping[str, Any]) -> float | None:
+    """Mean time of the host in a kernel launch, by whichever API call."""
+    launches = [call for call in run["host"]["calls"] if "Launch" in call["name"]]
+    calls = sum(call["calls"] for call in launches)
+    return sum(call["total_ns"] for call in launches) / calls if calls else None

@@ -41,7 +41,7 @@ from lmlab.jobs.rank_work import (
     parameter_bytes,
     release,
 )
-from lmlab.measure import together
+from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.rounds import Rounds, interleave
@@ -123,7 +123,7 @@ def moments_of(make: Make, work: RankWork) -> dict[str, Any]:
     release(work.device)
     own = own_moments(make, work)
     release(work.device)
-    return {"ranks": together.from_all_ranks(own)}
+    return {"ranks": across_ranks.gather(own)}
 
 
 def own_moments(make: Make, work: RankWork) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def weights_digest(model: nn.Module) -> list[float]:
 
 def judged(arm: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     """Whether an arm's ranks hold the weights that the plain optimizer has."""
-    off = together.worst(
+    off = across_ranks.max_error(
         abs(found - expected) / (expected or 1.0)
         for rank in arm["ranks"]
         for found, expected in zip(rank["digest"], plain["ranks"][0]["digest"], strict=True)

@@ -1,14 +1,15 @@
-"""How many bytes the caching allocator really gave: its rule for splitting, replayed on its trace.
+"""How many bytes the caching allocator really gave: its splitting rule, replayed on its trace.
 
-An allocation's event has the size that was asked for. `max_memory_allocated` counts the block that
-was given, which is larger where cutting off the rest was not worth it: in segments for large
-tensors a rest of up to 1 MiB stays with the block. For a model of a few hundred megabytes that adds
-up to several percent of the peak, and a block that is gone by the end tells nobody its size.
+An allocation event has the requested size. `max_memory_allocated` counts the block that was given,
+which is larger if splitting off the remainder was not worth it: in segments for large tensors a
+remainder of up to 1 MiB stays with the block. For a model of a few hundred megabytes that adds up
+to several percent of the peak, and the size of a block that was freed before the end is recorded
+nowhere.
 
-But it can be worked out. Free neighbours are merged at once, so the free space at an address always
-reaches to the next block in use or to the end of its segment; and the trace tells every block's
-beginning and every segment's coming and going. What was there when the trace began follows from
-what is there at its end, by going through it backwards.
+But it can be computed. Free neighbours are merged immediately, so the free space at an address
+always extends to the next block in use or to the end of its segment, and the trace has the start of
+every block and the creation and release of every segment. The state at the start of the trace
+follows from the state at its end by going through it backwards.
 """
 
 from __future__ import annotations
@@ -18,93 +19,90 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # The allocator's own constants, the same on every GPU.
-GRAIN = 512
-SMALL = 2**20
+GRANULARITY = 512
+MAX_SMALL = 2**20
 
 Entry = Mapping[str, Any]
 
 
-def given_bytes(
+def block_sizes(
     trace: Sequence[Entry], segments: Mapping[int, int], live: Iterable[int]
 ) -> list[int]:
-    """The bytes of each `alloc` entry's block, in order.
+    """The block size of each `alloc` entry, in order.
 
-    `segments` (address to size) and `live` (addresses in use) are as the trace left them.
+    `segments` (address to size) and `live` (addresses in use) are those at the end of the trace.
     """
     if any(entry["action"] == "segment_map" for entry in trace):
-        # A segment that grows is cut exactly.
+        # Expandable segments are split exactly.
         return [rounded(entry["size"]) for entry in trace if entry["action"] == "alloc"]
-    space = _Space(*_at_the_beginning(trace, segments, live))
-    return [given for entry in trace if (given := space.take(entry)) is not None]
+    state = _Segments(*_at_start(trace, segments, live))
+    return [size for entry in trace if (size := state.apply(entry)) is not None]
 
 
 def rounded(size: int) -> int:
-    """The smallest block that holds so many bytes."""
-    return max(-(-size // GRAIN), 1) * GRAIN
+    """The smallest block that holds that many bytes."""
+    return max(-(-size // GRANULARITY), 1) * GRANULARITY
 
 
-def _at_the_beginning(
+def _at_start(
     trace: Sequence[Entry], segments: Mapping[int, int], live: Iterable[int]
 ) -> tuple[dict[int, int], set[int]]:
     """Segments and addresses in use before the first entry."""
-    there, used = dict(segments), set(live)
+    sizes, used = dict(segments), set(live)
     for entry in reversed(trace):
         match entry["action"]:
             case "segment_alloc":
-                there.pop(entry["addr"], None)
+                sizes.pop(entry["addr"], None)
             case "segment_free":
-                there[entry["addr"]] = entry["size"]
+                sizes[entry["addr"]] = entry["size"]
             case "alloc":
                 used.discard(entry["addr"])
             case "free_completed":
                 used.add(entry["addr"])
-    return there, used
+    return sizes, used
 
 
-class _Space:
-    """Segments and the blocks in use inside them, as they change."""
+class _Segments:
+    """The segments and the blocks in use inside them, as they change."""
 
-    def __init__(self, segments: Mapping[int, int], used: Iterable[int]) -> None:
-        self._sizes = dict(segments)
-        self._segments = sorted(segments)
+    def __init__(self, sizes: Mapping[int, int], used: Iterable[int]) -> None:
+        self._sizes = dict(sizes)
+        self._starts = sorted(sizes)
         self._used = sorted(used)
 
-    def take(self, entry: Entry) -> int | None:
-        """Follow one entry; the bytes given where it is an allocation."""
+    def apply(self, entry: Entry) -> int | None:
+        """Apply one entry; the block size if it is an allocation."""
         address = entry.get("addr", 0)
         match entry["action"]:
             case "segment_alloc":
                 if address not in self._sizes:
-                    insort(self._segments, address)
+                    insort(self._starts, address)
                 self._sizes[address] = entry["size"]
             case "segment_free":
                 if self._sizes.pop(address, None) is not None:
-                    self._segments.remove(address)
+                    self._starts.remove(address)
             case "free_completed":
-                self._forget(address)
+                number = bisect_right(self._used, address) - 1
+                if number >= 0 and self._used[number] == address:
+                    del self._used[number]
             case "alloc":
-                given = self._given(address, rounded(entry["size"]))
+                size = self._block_size(address, rounded(entry["size"]))
                 insort(self._used, address)
-                return given
+                return size
         return None
 
-    def _given(self, address: int, wanted: int) -> int:
-        """All of the free space at the address, or what is wanted if the rest is worth keeping."""
-        number = bisect_right(self._segments, address) - 1
+    def _block_size(self, address: int, wanted: int) -> int:
+        """The whole free space at the address, or less if the remainder is worth splitting off."""
+        number = bisect_right(self._starts, address) - 1
         if number < 0:
             return wanted
-        start = self._segments[number]
+        start = self._starts[number]
         end = start + self._sizes[start]
-        after = bisect_right(self._used, address)
-        if after < len(self._used):
-            end = min(end, self._used[after])
+        following = bisect_right(self._used, address)
+        if following < len(self._used):
+            end = min(end, self._used[following])
         rest = end - address - wanted
-        if rest < 0:  # outside every segment that is known
+        if rest < 0:  # outside every known segment
             return wanted
-        is_kept = rest >= GRAIN if wanted <= SMALL else rest > SMALL
-        return wanted if is_kept else wanted + rest
-
-    def _forget(self, address: int) -> None:
-        number = bisect_right(self._used, address) - 1
-        if number >= 0 and self._used[number] == address:
-            del self._used[number]
+        is_split = rest >= GRANULARITY if wanted <= MAX_SMALL else rest > MAX_SMALL
+        return wanted if is_split else wanted + rest

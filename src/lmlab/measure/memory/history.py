@@ -1,14 +1,14 @@
-"""What an allocator did, whoever wrote it down: events in order, and what was live at the end.
+"""What an allocator did: events in order, and what was live at the end.
 
-A GPU's snapshot and a CPU's profiler tell the same story in different words. Both become a
-`History`, and everything after that (replay, categories, pictures) knows only this.
+A GPU's memory snapshot and a CPU's profiler contain the same information in different form. Both
+become a `History`, and everything after (replay, categories, figures) uses only this.
 
-Two sizes are kept of a piece of memory. `size` is what was asked for: events carry it, and a tensor
-is recognised by it. The allocator hands out whole blocks: multiples of 512 bytes on a GPU, and up
-to 1 MiB more where the rest of a segment is not worth splitting. `max_memory_allocated` counts
-blocks, so a curve of sizes alone stays a few percent below it (2.5 % for weights of 6.5 MiB, three
-of which fill a segment of 20 MiB). Blocks that are live at the end tell how large they really are;
-`blocks` works it out for the others.
+An allocation has two sizes. `size` is what was requested: events carry it, and tensors are
+recognized by it. The allocator hands out whole blocks: multiples of 512 bytes on a GPU, and up to
+1 MiB more if the remainder of a segment is not worth splitting. `max_memory_allocated` counts
+blocks, so a curve of sizes stays a few percent below it (2.5 % for weights of 6.5 MiB, three of
+which fill a segment of 20 MiB). Blocks that are live at the end report their real size; `blocks`
+computes it for the others.
 """
 
 from __future__ import annotations
@@ -23,39 +23,32 @@ Frames: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """One thing that the allocator did."""
+class Block:
+    """A piece of memory that the allocator gave out."""
 
-    kind: Kind
     address: int
-    """0 where memory could not be had."""
+    """0 for a failed allocation."""
     size: int
-    """Bytes asked for."""
+    """Requested bytes."""
     block_bytes: int = 0
-    """Bytes that the allocator gave; 0 where only those asked for are known."""
-    time_us: float = 0.0
+    """Bytes that the allocator gave; 0 if only the requested size is known."""
     frames: Frames = ()
     operation: str = ""
-    """The operator that asked, where the source of the history knows it."""
+    """The operator that made the allocation, if known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """A piece of memory that is in use."""
+class Event(Block):
+    """One action of the allocator."""
 
-    address: int
-    size: int
-    """Bytes asked for."""
-    block_bytes: int
-    """Bytes that the allocator gave."""
-    frames: Frames = ()
+    kind: Kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """Events in the order in which they happened."""
+    """Events in order of time."""
 
     events: Sequence[Event]
     live_at_end: Sequence[Block]
     dropped: bool = False
-    """True when the recorder's buffer was full and its oldest events are missing."""
+    """True if the recorder's buffer was full and its oldest events are missing."""

@@ -1,11 +1,11 @@
-"""What the forward pass makes, operator by operator: names for allocations, and weight copies.
+"""What the forward pass allocates, operator by operator, with names and weight copies.
 
-A history knows addresses and sizes; that an allocation is the softmax's result, or autocast's
-16-bit copy of a weight, it does not say. Sizes cannot tell either: at 1,024 tokens and a width of
-1,024 a copied input is as large as a copied weight. So the forward pass, which is short, is watched
-at the dispatcher: each new storage is noted with the operator that made it, the line that called
-it, its shape and type, and whether it was cast from a parameter. Backward is left alone: holding
-its tensors for a moment longer could change what autograd reuses, and with it the peak.
+A history has addresses and sizes; it does not say that an allocation is the softmax's result or
+autocast's 16-bit copy of a weight. Sizes cannot tell either: at 1,024 tokens and a width of 1,024 a
+copied input is as large as a copied weight. So the forward pass is observed at the dispatcher: each
+new storage is noted with its operator, the calling line, its shape and type, and whether it was
+cast from a parameter. Backward is not observed: holding its tensors for a moment longer could
+change what autograd reuses, and with it the peak.
 """
 
 from __future__ import annotations
@@ -22,17 +22,12 @@ from torch.utils._pytree import tree_leaves
 
 from lmlab.measure.memory.sources import Source, source_of
 
-SHORT_TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float64: "fp64",
-}
+SHORT_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
-    """A new storage and what made it."""
+class NewStorage:
+    """A new storage and the operator that made it."""
 
     address: int
     size: int
@@ -45,7 +40,7 @@ class Made:
     """The line of the program that called the operator."""
 
     def label(self) -> str:
-        """`softmax (4, 8, 128, 128) fp32`, or the weight that it is a copy of."""
+        """`softmax 4×8×128×128 fp32`, or the weight that it is a copy of."""
         if self.copy_of is not None:
             return f"{self.type} copy of {self.copy_of}"
         return f"{self.operator} {'×'.join(map(str, self.shape))} {self.type}"
@@ -56,23 +51,23 @@ class Observer(TorchDispatchMode):
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
         super().__init__()
-        self.made: list[Made] = []
+        self.storages: list[NewStorage] = []
         self._parameters = parameters
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        given = {address_of(tensor) for tensor in _tensors((args, kwargs))}
+        inputs = {address_of(tensor) for tensor in _tensors((args, kwargs))}
         for tensor in _tensors(result):
-            if address_of(tensor) not in given:  # neither a view nor in place
-                self.made.append(self._note(function, tensor, given))
+            if address_of(tensor) not in inputs:  # neither a view nor in place
+                self.storages.append(self._describe(function, tensor, inputs))
         return result
 
-    def _note(self, function: Any, tensor: Tensor, given: Iterable[int]) -> Made:
+    def _describe(self, function: Any, tensor: Tensor, inputs: Iterable[int]) -> NewStorage:
         operator = str(function.overloadpacket.__name__).strip("_")
-        sources = [name for address in given if (name := self._parameters.get(address))]
-        return Made(
+        sources = [name for address in inputs if (name := self._parameters.get(address))]
+        return NewStorage(
             address=address_of(tensor),
             size=tensor.untyped_storage().nbytes(),
             operator=operator,
@@ -84,12 +79,12 @@ class Observer(TorchDispatchMode):
 
 
 def address_of(tensor: Tensor) -> int:
-    """Where a tensor's storage begins."""
+    """Address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
 def _call_stack() -> Iterator[dict[str, Any]]:
-    """The stack of this thread, innermost first, in a snapshot's words."""
+    """The stack of this thread, innermost first, in the form of a snapshot's frames."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -1,31 +1,31 @@
-"""From events to lifetimes: every piece of memory with its birth and death, and the highest moment.
+"""From events to lifetimes: every allocation with its birth and death, and the peak.
 
-Time is the position among the events. A piece that was there before the first event was born at -1;
-it shows itself by being freed without having been allocated, or by being live at the end without
-it. A piece that is never freed dies after the last event. Bytes at a position are those of all
-pieces born at or before it and not dead yet.
+Time is the position among the events. An allocation that existed before the first event was born at
+-1; it is known because it is freed without having been allocated, or is live at the end without it.
+One that is never freed dies after the last event. The bytes at a position are those of all
+allocations born at or before it and not yet dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from lmlab.measure.memory.history import Event, Frames, History
+from lmlab.measure.memory.history import Block, Frames, History
 
 BEFORE = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """One piece of memory from birth to death; live for positions born <= p < died."""
+class Allocation:
+    """Memory from birth to death; live at positions born <= p < died."""
 
     address: int
     size: int
-    """Bytes asked for."""
+    """Requested bytes."""
     block_bytes: int
-    """Bytes that the allocator gave, as far as they are known; see `History`."""
+    """Bytes that the allocator gave, as far as known; see `History`."""
     born: int
     died: int
     frames: Frames = ()
@@ -37,79 +37,63 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """All pieces of a history, in the order of their birth."""
+    """All allocations of a history, in order of birth."""
 
-    pieces: Sequence[Piece]
+    allocations: Sequence[Allocation]
     length: int
     """Number of events."""
 
-    def live_at(self, position: int) -> list[Piece]:
-        """Who is there after the event at this position."""
-        return [piece for piece in self.pieces if piece.is_live_at(position)]
+    def live_at(self, position: int) -> list[Allocation]:
+        """What is live after the event at this position."""
+        return [each for each in self.allocations if each.is_live_at(position)]
 
-    def totals(self, size_of: Callable[[Piece], int]) -> list[int]:
-        """Bytes in use before the first event, and after each: one number more than events."""
-        return running_totals(self.pieces, self.length, size_of)
+    def totals(self, size_of: Callable[[Allocation], int]) -> list[int]:
+        """Bytes in use before the first event and after each: one more number than events."""
+        return running_totals(self.allocations, self.length, size_of)
 
     def peak_position(self, start: int, end: int) -> int:
-        """Where most is in use among the positions start .. end - 1; the first such."""
-        totals = self.totals(lambda piece: piece.block_bytes)
+        """The first position in start .. end - 1 at which most bytes are in use."""
+        totals = self.totals(lambda allocation: allocation.block_bytes)
         return max(range(start, end), key=lambda position: totals[position - BEFORE])
 
 
 def running_totals(
-    pieces: Iterable[Piece], length: int, size_of: Callable[[Piece], int]
+    allocations: Iterable[Allocation], length: int, size_of: Callable[[Allocation], int]
 ) -> list[int]:
-    """Bytes of some pieces before the first event and after each."""
+    """Bytes of these allocations before the first event and after each."""
     change = [0] * (length + 2)
-    for piece in pieces:
-        change[piece.born - BEFORE] += size_of(piece)
-        change[piece.died - BEFORE] -= size_of(piece)
+    for each in allocations:
+        change[each.born - BEFORE] += size_of(each)
+        change[each.died - BEFORE] -= size_of(each)
     return list(accumulate(change))[: length + 1]
 
 
 def replay(history: History) -> Replay:
-    """Lifetimes of everything that the history tells of."""
+    """Lifetimes of everything in the history."""
     length = len(history.events)
-    blocks = {block.address: block for block in history.live_at_end}
-    pieces = list(_pieces(history, blocks_bytes={a: b.block_bytes for a, b in blocks.items()}))
-    seen = {piece.address for piece in pieces if piece.died == length}
-    pieces += [
-        Piece(
-            address=block.address,
-            size=block.size,
-            block_bytes=block.block_bytes,
-            born=BEFORE,
-            died=length,
-            frames=block.frames,
-        )
-        for block in blocks.values()
-        if block.address not in seen
-    ]
-    return Replay(pieces=sorted(pieces, key=lambda piece: piece.born), length=length)
-
-
-def _pieces(history: History, *, blocks_bytes: dict[int, int]) -> Iterator[Piece]:
-    """Pieces that an event tells of."""
-    born: dict[int, tuple[int, Event]] = {}
+    live: dict[int, Allocation] = {}
+    dead: list[Allocation] = []
     for position, event in enumerate(history.events):
         if event.kind == "alloc":
-            born[event.address] = position, event
+            live[event.address] = _allocation(event, born=position, died=length)
         elif event.kind == "free":
-            start, made = born.pop(event.address, (BEFORE, event))
-            yield _piece(made, start, position, made.block_bytes or made.size)
-    for address, (start, made) in born.items():
-        block_bytes = blocks_bytes.get(address, made.block_bytes or made.size)
-        yield _piece(made, start, len(history.events), block_bytes)
+            older = _allocation(event, born=BEFORE, died=length, frames=())
+            dead.append(replace(live.pop(event.address, older), died=position))
+    for block in history.live_at_end:
+        older = _allocation(block, born=BEFORE, died=length)
+        made = live.get(block.address, older)
+        live[block.address] = replace(made, block_bytes=older.block_bytes)
+    allocations = sorted([*dead, *live.values()], key=lambda each: each.born)
+    return Replay(allocations=allocations, length=length)
 
 
-def _piece(made: Event, born: int, died: int, block_bytes: int) -> Piece:
-    return Piece(
-        address=made.address,
-        size=made.size,
-        block_bytes=block_bytes,
+def _allocation(block: Block, *, born: int, died: int, frames: Frames | None = None) -> Allocation:
+    return Allocation(
+        address=block.address,
+        size=block.size,
+        block_bytes=block.block_bytes or block.size,
         born=born,
         died=died,
-        frames=made.frames if born != BEFORE else (),
-        operation=made.operation,
+        frames=block.frames if frames is None else frames,
+        operation=block.operation,
     )

@@ -1,13 +1,13 @@
-"""torch's CUDA memory snapshot as a history, and its pickles read without trusting them.
+"""torch's CUDA memory snapshot as a history; pickles are read without trusting them.
 
-A snapshot is a dictionary of plain values: `segments` with their blocks as they are now, and
-`device_traces`, one list of events a device, oldest first. Its pickle is what torch's own viewer
-opens. Pickles can call anything when loaded, and snapshots are files that people send each other;
-one that is made of plain values names no class at all, so the reader here refuses every name.
+A snapshot is a dictionary of plain values: `segments` with their current blocks, and
+`device_traces`, one list of events per device, oldest first. Its pickle is what torch's own viewer
+opens. Pickles can call anything when loaded, and people send each other snapshots; one made of
+plain values refers to no class at all, so the reader here refuses every name.
 
-Events come as `alloc`, `free_requested`, `free_completed` and a few about segments. Memory is in
-use until its free is completed; between the two it waits for another stream. An `oom` event has the
-size that could not be had. Keys that a version of torch does not write are simply absent.
+Events are `alloc`, `free_requested`, `free_completed` and a few about segments. Memory is in use
+until its free is completed; between the two it waits for another stream. An `oom` event has the
+size that could not be allocated. Keys that a version of torch does not write are absent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
-from lmlab.measure.memory.blocks import given_bytes, rounded
+from lmlab.measure.memory.blocks import block_sizes, rounded
 from lmlab.measure.memory.history import Block, Event, History, Kind
 
 KINDS: dict[str, Kind] = {"alloc": "alloc", "free_completed": "free", "oom": "oom"}
@@ -25,32 +25,27 @@ ACTIVE_STATES = {"active_allocated", "active_awaiting_free", "active_pending_fre
 
 
 class SnapshotError(ValueError):
-    """A file or dictionary that is no memory snapshot, in one line."""
+    """A file that is not a memory snapshot."""
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads lists, dictionaries, texts and numbers; anything that has a name is refused."""
+    """Reads lists, dictionaries, strings and numbers; refuses anything that has a name."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise SnapshotError(f"the pickle names {module}.{name}; a snapshot holds plain values only")
+        raise SnapshotError(f"the pickle names {module}.{name}; a snapshot has plain values only")
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A snapshot from a pickle that may come from anywhere."""
-    with path.open("rb") as file:
-        return read(file)
-
-
-def read(file: BinaryIO) -> dict[str, Any]:
-    """The snapshot in an open file."""
+    """A snapshot from an untrusted pickle."""
     try:
-        found = PlainUnpickler(file).load()
-    except SnapshotError:
+        with path.open("rb") as file:
+            found = PlainUnpickler(file).load()
+    except (OSError, SnapshotError):
         raise
-    except Exception as error:  # a broken pickle fails in as many ways as there are bytes
+    except Exception as error:  # a broken pickle can fail in any way
         raise SnapshotError(f"not a readable pickle ({type(error).__name__}: {error})") from error
     if not isinstance(found, dict) or not {"segments", "device_traces"} <= found.keys():
-        raise SnapshotError("the pickle holds no segments and device_traces")
+        raise SnapshotError("the pickle has no segments and device_traces")
     return found
 
 
@@ -65,16 +60,15 @@ def history_of(snapshot: Mapping[str, Any], device_index: int, *, max_entries: i
     ]
     live_at_end = list(_active_blocks(segments))
     sizes = {segment["address"]: segment["total_size"] for segment in segments}
-    given = given_bytes(trace, sizes, (block.address for block in live_at_end))
+    blocks = block_sizes(trace, sizes, (block.address for block in live_at_end))
     return History(
-        events=list(_events(trace, iter(given))),
+        events=list(_events(trace, iter(blocks))),
         live_at_end=live_at_end,
         dropped=len(trace) >= max_entries,
     )
 
 
-def _events(trace: list[dict[str, Any]], given: Iterator[int]) -> Iterator[Event]:
-    start_us = trace[0].get("time_us", 0) if trace else 0
+def _events(trace: list[dict[str, Any]], blocks: Iterator[int]) -> Iterator[Event]:
     for entry in trace:
         kind = KINDS.get(entry["action"])
         if kind is not None:
@@ -82,9 +76,8 @@ def _events(trace: list[dict[str, Any]], given: Iterator[int]) -> Iterator[Event
                 kind=kind,
                 address=0 if kind == "oom" else entry["addr"],
                 size=entry["size"],
-                # A block that is older than the trace shows only when it goes.
-                block_bytes=next(given) if kind == "alloc" else rounded(entry["size"]),
-                time_us=entry.get("time_us", start_us) - start_us,
+                # Of a block older than the trace only the free is recorded.
+                block_bytes=next(blocks) if kind == "alloc" else rounded(entry["size"]),
                 frames=entry.get("frames", ()),
             )
 

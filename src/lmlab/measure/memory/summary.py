@@ -1,19 +1,19 @@
-"""A recording in the few numbers and lists that a page is made from.
+"""A recording reduced to the numbers and lists that a page needs.
 
-Bytes are blocks, as the allocator counts them; those asked for stand beside the peak. Pieces that
-are the same thing over and over (the w1 of every layer) are one row with a count: a list of the
-largest allocations would otherwise be one matrix thirty times.
+Bytes are blocks, as the allocator counts them; the peak of requested bytes is given as well.
+Allocations that repeat the same thing (the w1 of every layer) are one row with a count; otherwise
+the list of largest allocations would be one matrix thirty times.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from lmlab.measure.memory.categories import CATEGORIES, Labelled, label
-from lmlab.measure.memory.envelope import kept_positions
+from lmlab.measure.memory.envelope import outline
 from lmlab.measure.memory.recorder import Recording, Span
 from lmlab.measure.memory.replay import BEFORE, Replay, replay, running_totals
 
@@ -22,23 +22,31 @@ MAX_ROWS = 12
 LAYER_NUMBER = re.compile(r"\.\d+\.")
 
 
-def summarise(recording: Recording, *, keeps_graph: bool, stream_bytes: int) -> dict[str, Any]:
+def summarize(
+    recording: Recording,
+    *,
+    keeps_graph: bool,
+    stream_bytes: int,
+    score_shape: tuple[int, ...] = (),
+) -> dict[str, Any]:
     """Everything that a result keeps of one recorded step."""
     replayed = replay(recording.history)
     labelled = label(recording, replayed, keeps_graph=keeps_graph)
     start, end = recording.phases[0].start, recording.phases[-1].end
     peak = replayed.peak_position(start, end + 1)
     moment = end if recording.out_of_memory is not None else peak
-    live = [each for each in labelled if each.piece.is_live_at(moment)]
-    totals = replayed.totals(lambda piece: piece.block_bytes)
+    live = [each for each in labelled if each.allocation.is_live_at(moment)]
+    totals = replayed.totals(lambda allocation: allocation.block_bytes)
+    requested = replayed.totals(lambda allocation: allocation.size)
     return {
         "events": end - start,
         "history_was_cut": recording.history.dropped,
         "replayed_bytes": totals[peak - BEFORE],
-        "replayed_requested_bytes": replayed.totals(lambda piece: piece.size)[peak - BEFORE],
+        "replayed_requested_bytes": requested[peak - BEFORE],
         "peak_event": peak - start,
         "peak_phase": _phase_at(peak, recording.phases),
         "live_categories_bytes": _by_category(live),
+        "live_scores_bytes": activations_shaped(live, score_shape),
         "live_pieces": len(live),
         "live_lines": by_line(live),
         "live_largest": largest(live),
@@ -49,50 +57,72 @@ def summarise(recording: Recording, *, keeps_graph: bool, stream_bytes: int) -> 
 
 
 def by_line(live: Iterable[Labelled]) -> list[dict[str, Any]]:
-    """Live bytes by the line that asked for them, most first; what has no line goes by phase."""
-    groups: dict[tuple[Any, ...], list[Labelled]] = defaultdict(list)
-    for each in live:
-        groups[(each.source, each.category, None if each.source else each.phase)].append(each)
-    rows = [
-        {**_place(members[0]), "category": category, "phase": members[0].phase, **_sum(members)}
-        for (_, category, _), members in groups.items()
-    ]
-    return _most_first(rows)
+    """Live bytes by source line, largest first; without a line, by phase."""
+    rows = _rows(live, lambda each: (each.source, each.category, not each.source and each.phase))
+    for row in rows:
+        del row["each_bytes"], row["what"]
+    return sorted(rows, key=lambda row: -row["bytes"])[:MAX_ROWS]
 
 
 def largest(live: Iterable[Labelled]) -> list[dict[str, Any]]:
     """The largest single allocations, equal ones as one row."""
-    groups: dict[tuple[Any, ...], list[Labelled]] = defaultdict(list)
-    for each in live:
-        what = LAYER_NUMBER.sub(".*.", each.what)
-        groups[(each.piece.size, each.category, each.phase, what, each.source)].append(each)
-    rows = [
-        {
-            "each_bytes": size,
-            "what": what,
-            "category": category,
-            "phase": phase,
-            **_place(members[0]),
-            **_sum(members),
-        }
-        for (size, category, phase, what, _), members in groups.items()
-    ]
+    rows = _rows(
+        live,
+        lambda each: (each.allocation.size, each.category, each.phase, _what(each), each.source),
+    )
     return sorted(rows, key=lambda row: (-row["each_bytes"], -row["count"]))[:MAX_ROWS]
+
+
+def _rows(live: Iterable[Labelled], key: Callable[[Labelled], Hashable]) -> list[dict[str, Any]]:
+    """One row per group: its first allocation, and the bytes and count of all."""
+    groups: dict[Hashable, list[Labelled]] = defaultdict(list)
+    for each in live:
+        groups[key(each)].append(each)
+    return [
+        {
+            "each_bytes": first.allocation.size,
+            "what": _what(first),
+            "category": first.category,
+            "phase": first.phase,
+            "file": first.source and first.source.file,
+            "line": first.source and first.source.line,
+            "function": first.source and first.source.function,
+            "bytes": sum(each.allocation.block_bytes for each in members),
+            "count": len(members),
+        }
+        for members in groups.values()
+        for first in members[:1]
+    ]
+
+
+def _what(each: Labelled) -> str:
+    return LAYER_NUMBER.sub(".*.", each.what)
+
+
+def activations_shaped(live: Iterable[Labelled], shape: tuple[int, ...]) -> dict[str, int]:
+    """Live bytes of activations of one shape by data type: what attention keeps of its square."""
+    totals: Counter[str] = Counter()
+    dimensions = "×".join(map(str, shape))
+    for each in live:
+        # What the observer writes: operator, shape, type.
+        if each.category == "activations" and each.what.split(" ")[1:2] == [dimensions]:
+            totals[each.what.split(" ")[2]] += each.allocation.block_bytes
+    return dict(totals)
 
 
 def found_tensors(
     labelled: Sequence[Labelled], live: Sequence[Labelled], size: int
 ) -> dict[str, Any]:
-    """How often a tensor of exactly this size was allocated, is live at the peak, and by whom."""
-    lines: Counter[str] = Counter()
-    for each in labelled:
-        if each.piece.size == size and each.piece.born != BEFORE:
-            source = each.source
-            lines["no line" if source is None else f"{source.file}:{source.line}"] += 1
+    """How often a tensor of exactly this size was allocated, is live at the peak, and where."""
+    lines = Counter(
+        "no line" if each.source is None else str(each.source)
+        for each in labelled
+        if each.allocation.size == size and each.allocation.born != BEFORE
+    )
     return {
         "bytes": size,
-        "allocated": sum(lines.values()),
-        "live_at_peak": sum(each.piece.size == size for each in live),
+        "allocated": lines.total(),
+        "live_at_peak": sum(each.allocation.size == size for each in live),
         "lines": dict(lines.most_common(5)),
     }
 
@@ -100,26 +130,8 @@ def found_tensors(
 def _by_category(live: Iterable[Labelled]) -> dict[str, int]:
     totals = dict.fromkeys(CATEGORIES, 0)
     for each in live:
-        totals[each.category] += each.piece.block_bytes
-    return {str(name): count for name, count in totals.items()}
-
-
-def _sum(members: Sequence[Labelled]) -> dict[str, int]:
-    return {
-        "bytes": sum(each.piece.block_bytes for each in members),
-        "count": len(members),
-    }
-
-
-def _place(each: Labelled) -> dict[str, Any]:
-    source = each.source
-    if source is None:
-        return {"file": None, "line": None, "function": None}
-    return {"file": source.file, "line": source.line, "function": source.function}
-
-
-def _most_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: -row["bytes"])[:MAX_ROWS]
+        totals[each.category] += each.allocation.block_bytes
+    return totals
 
 
 def _phase(span: Span, totals: Sequence[int], start: int) -> dict[str, Any]:
@@ -141,14 +153,14 @@ def _phase_at(position: int, phases: Sequence[Span]) -> str:
 def _timeline(
     labelled: Sequence[Labelled], replayed: Replay, start: int, end: int
 ) -> dict[str, Any]:
-    """Active bytes by category at the moments that outline the curve."""
-    totals = replayed.totals(lambda piece: piece.block_bytes)
-    kept = kept_positions(totals[start - BEFORE : end - BEFORE + 1], MAX_VERTICES)
+    """Active bytes by category at the positions that outline the curve."""
+    totals = replayed.totals(lambda allocation: allocation.block_bytes)
+    positions = outline(totals[start - BEFORE : end - BEFORE + 1], MAX_VERTICES)
     categories = {}
     for category in CATEGORIES:
-        pieces = [each.piece for each in labelled if each.category == category]
-        curve = running_totals(pieces, replayed.length, lambda piece: piece.block_bytes)
-        values = [curve[position + start - BEFORE] for position in kept]
+        own = [each.allocation for each in labelled if each.category == category]
+        curve = running_totals(own, replayed.length, lambda allocation: allocation.block_bytes)
+        values = [curve[position + start - BEFORE] for position in positions]
         if any(values):
-            categories[str(category)] = values
-    return {"event": kept, "bytes": categories}
+            categories[category] = values
+    return {"event": positions, "bytes": categories}

@@ -1,8 +1,8 @@
-"""What ran on the device, launch by launch: two profilers read into the same frames.
+"""What ran on the device, launch by launch: two profilers read into the same data frames.
 
-`nsys` reads Nsight Systems' SQLite export and `chrome_trace` what PyTorch's profiler writes; both
-end in `frames`, and everything after (`summary`, `gpu_time`, and reduced for keeping `digest` and
-`timeline`) knows only the frames. `ranges`, `annotate` and `attention_parts` put names on what is
-profiled; `torch_profiler` runs it, or `nsys_capture` where nsys, which `nsys_command` finds and
-speaks to, records from outside. Importing this imports no torch.
+`nsys` reads an Nsight Systems export and `chrome_trace` the PyTorch profiler's output; both end in
+`frames`, the only thing that `summary`, `gpu_time`, `digest` and `timeline` know. `ranges`,
+`annotate` and `attention_parts` name what is profiled; `recording` runs it under the PyTorch
+profiler, or under an nsys that was started around the process with the options of `nsys_command`.
+Importing this package does not import torch.
 """

@@ -1,49 +1,46 @@
-"""Ranges around the layers of a model and the parts of its attention, put on from outside.
+"""Ranges around a model's layers and the parts of its attention, added from outside.
 
-The model's code carries no marks. For the time of a block, hooks open a range around each member of
-the model's module lists, named as the module is (`layers.3`), and the attention functions that its
-modules hold are replaced by ones that open a range called `attention`:
+The model's code carries no marks. Inside the block, hooks open a range around each member of the
+model's module lists, named like the module (`layers.3`), and attention functions held by modules
+are wrapped in a range called `attention`:
 
     with annotated(model, attention_in_parts=True):
         profile(step, device=device)
 
-Attention that runs its formula operation by operation has parts inside (`attention_parts`); a fused
-or compiled one does not, and must not be asked for them.
+Only attention that computes its formula operation by operation has parts (`attention_parts`); a
+fused or compiled one does not, and must not be asked for them.
 
-Nothing is known here of which models and attention functions there are. A hook is Python and costs
-microseconds, so an annotated model is for profiling and never for timing. What is compiled is left
-alone: Dynamo guards what a module holds, and a changed function would make it compile once more in
-the middle of the profile.
+This module knows nothing about particular models or attention functions. A hook is Python and costs
+microseconds, so annotate for profiling and never for timing. Compiled modules are skipped: Dynamo
+guards on what a module holds, and a replaced function would make it recompile during the profile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from lmlab.measure.trace.attention_parts import in_parts
-from lmlab.measure.trace.ranges import marked, named
-
-AttentionFunction = Callable[..., torch.Tensor]
+from lmlab.measure.trace.attention_parts import with_part_ranges
+from lmlab.measure.trace.ranges import in_range, named
 
 ATTENTION = "attention"
-"""The range around an attention function, and the attribute by which a module holds one."""
+"""The range around an attention function, and the attribute under which a module holds one."""
 
 
 @contextmanager
 def annotated(model: nn.Module, *, attention_in_parts: bool = False) -> Iterator[None]:
-    """Mark the layers and the attention of `model` while the block runs, then leave no trace."""
+    """Mark the layers and the attention of `model` for the block, then restore it."""
     with ExitStack() as undo:
         _mark("", model, attention_in_parts, undo)
         yield
 
 
 def _mark(name: str, module: nn.Module, parts: bool, undo: ExitStack) -> None:
-    """Mark a module and all below it that is not compiled; `undo` takes everything back."""
+    """Mark a module and everything below it that is not compiled."""
     if _is_compiled(module):
         return
     _mark_attention(module, parts, undo)
@@ -55,12 +52,12 @@ def _mark(name: str, module: nn.Module, parts: bool, undo: ExitStack) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile(module)` or `module.compile()` made it."""
+    """Whether it is the result of `torch.compile(module)` or `module.compile()`."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _mark_layer(name: str, layer: nn.Module, undo: ExitStack) -> None:
-    """A range around each forward pass of the layer, closed also when it raises."""
+    """A range around each forward pass of the layer, closed even if it raises."""
     open_ranges: list[AbstractContextManager[None]] = []
 
     def before(module: nn.Module, inputs: Any) -> None:
@@ -74,14 +71,15 @@ def _mark_layer(name: str, layer: nn.Module, undo: ExitStack) -> None:
         if not torch.compiler.is_compiling() and open_ranges:
             open_ranges.pop().__exit__(None, None, None)
 
-    # First in, last out: the range is around the other hooks of the layer.
+    # First in, last out: the range encloses the layer's other hooks.
     undo.callback(layer.register_forward_pre_hook(before, prepend=True).remove)
     undo.callback(layer.register_forward_hook(after, always_call=True).remove)
 
 
 def _mark_attention(module: nn.Module, parts: bool, undo: ExitStack) -> None:
-    """Replace a function that the module holds as `attention`; a submodule has hooks instead."""
-    function: AttentionFunction | None = vars(module).get(ATTENTION)
+    """Wrap a function that the module holds as `attention`; a submodule gets hooks instead."""
+    function = vars(module).get(ATTENTION)
     if callable(function):
-        setattr(module, ATTENTION, marked(ATTENTION, in_parts(function) if parts else function))
+        wrapped = with_part_ranges(function) if parts else function
+        setattr(module, ATTENTION, in_range(ATTENTION, wrapped))
         undo.callback(setattr, module, ATTENTION, function)

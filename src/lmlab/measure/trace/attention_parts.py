@@ -1,16 +1,15 @@
-"""The parts of an attention written as its formula: product, softmax, product.
+"""Ranges around the parts of an unfused attention: product, softmax, product.
 
     scores    Q K^T, the first product
-    softmax   all that lies between the two: scale, mask, softmax itself
+    softmax   everything between the two: scale, mask, the softmax itself
     output    weights times V, the second product
 
-The function itself carries no marks, so it is watched from outside: a `TorchFunctionMode` sees
-every call into torch that it makes, and the products cut its run into parts. The ranges are
-contiguous, three an attention, so that views and Python between two operations have a part too.
+The function itself carries no marks. A `TorchFunctionMode` sees every call into torch that it
+makes, and the products delimit the parts. The three ranges are contiguous, so that views and Python
+between two operations belong to a part too.
 
-Outside a recording, and while `torch.compile` traces, the function runs as if nothing were here. A
-mode around a compiled function would be one of its guards and compile it once more; such functions
-are not to be watched.
+Outside a recording, and while `torch.compile` traces, the function runs unchanged. Do not use this
+on a compiled function: the mode would become one of its guards and cause a recompilation.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ from torch.overrides import TorchFunctionMode
 
 from lmlab.measure.trace import ranges
 
-SCORES, SOFTMAX, OUTPUT = "scores", "softmax", "output"
-PARTS = (SCORES, SOFTMAX, OUTPUT)
-
 _PRODUCTS = frozenset(
     {
         *(torch.matmul, torch.bmm, torch.baddbmm, torch.einsum),
@@ -36,21 +32,21 @@ _PRODUCTS = frozenset(
 )
 
 
-def in_parts(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def with_part_ranges(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The attention function with a range around each of its parts, while ranges are recorded."""
 
     @functools.wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if not ranges.recorded():
+    def observed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not ranges.is_recording():
             return function(*args, **kwargs)
-        with _Parts():
+        with _PartRanges():
             return function(*args, **kwargs)
 
-    return watched
+    return observed
 
 
-class _Parts(TorchFunctionMode):
-    """Opens and closes the parts as the products go by; a third product belongs to none."""
+class _PartRanges(TorchFunctionMode):
+    """Opens and closes the ranges at the products; a third product belongs to no part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,18 +63,17 @@ class _Parts(TorchFunctionMode):
         if func not in _PRODUCTS:
             return func(*args, **(kwargs or {}))
         self._products += 1
-        self._change({1: SCORES, 2: OUTPUT}.get(self._products))
+        self._switch_to({1: "scores", 2: "output"}.get(self._products))
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._change(SOFTMAX if self._products == 1 else None)
+            self._switch_to("softmax" if self._products == 1 else None)
 
     def __exit__(self, *exception: Any) -> None:
-        self._change(None)
+        self._switch_to(None)
         super().__exit__(*exception)
 
-    def _change(self, part: str | None) -> None:
-        """Close the part that is open, then open the next."""
+    def _switch_to(self, part: str | None) -> None:
         if self._open is not None:
             self._open.__exit__(None, None, None)
         self._open = None if part is None else ranges.named(part)

@@ -1,161 +1,106 @@
-"""PyTorch's profiler's trace (Chrome's JSON format) as frames.
+"""The PyTorch profiler's trace (Chrome's JSON format) as frames.
 
 Events carry a category: `kernel`, `gpu_memcpy` and `gpu_memset` ran on the device, `cuda_runtime`
-and `cuda_driver` are calls, `user_annotation` are ranges (`record_function`), `cpu_op` operators.
-`gpu_user_annotation` are the same ranges drawn once more over the kernels; they are not read, nor
-is anything else. A kernel and its call share `args.correlation`.
+and `cuda_driver` are API calls, `user_annotation` are ranges (`record_function`), `cpu_op` are
+operators. Everything else is ignored, including `gpu_user_annotation`, which draws the same ranges
+again over the kernels. A kernel and its launch share `args.correlation`.
 
-On a device event `pid` is the GPU and `tid` the stream; the process is that of the calls, and a
-trace has one. Times are microseconds with three decimals: whole nanoseconds.
+On a device event `pid` is the GPU and `tid` the stream; the process is that of the API calls, of
+which a trace has one. Times are microseconds with three decimals: whole nanoseconds.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lmlab.measure.trace import cpu_ops
-from lmlab.measure.trace.attribution import (
-    NO_CORRELATION,
-    Calls,
-    Ranges,
-    Work,
-    assemble,
-    paths_at,
-)
-from lmlab.measure.trace.frames import (
-    CPU,
-    Coded,
-    Integers,
-    Trace,
-    TraceError,
-    host_frame,
-    kernels_frame,
-)
+from lmlab.measure.trace.attribution import NO_CORRELATION, assemble, closed_ranges, paths_at
+from lmlab.measure.trace.frames import CPU, Trace, TraceError, host_frame, kernels_frame, names
 
 Event = dict[str, Any]
 
 _DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-_API_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
+_API_CATEGORIES = ("cuda_runtime", "cuda_driver")
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_UNREADABLE = (OSError, EOFError, zlib.error)
 
 
 def read(path: Path, *, on_cpu: bool, tool: str = "torch profiler") -> Trace:
-    """The frames of a trace; with `on_cpu` its operators stand for kernels."""
-    events = _load(path)
-    ranges = _ranges([event for event in events if event.get("cat") == "user_annotation"])
+    """The frames of a trace; with `on_cpu` its operators take the place of kernels."""
+    if not path.is_file():
+        raise TraceError(f"trace: {path} does not exist")
+    try:
+        events = _load(path)
+        ranges = _host_side(events, "user_annotation")
+        calls = _host_side(events, *(["cpu_op"] if on_cpu else _API_CATEGORIES))
+        work = _device_side(events)
+    except (*_UNREADABLE, *_MALFORMED) as error:
+        found = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise TraceError(f"trace: {path} is not a profiler's JSON trace: {found}") from None
+    ranges["end_ns"] = ranges["start_ns"] + ranges["duration_ns"]
     if on_cpu:
-        operators = [event for event in events if event.get("cat") == "cpu_op"]
-        return _cpu_trace(operators, ranges, tool)
-    calls = _calls([event for event in events if event.get("cat") in _API_CATEGORIES])
-    work = [event for event in events if event.get("cat") in _DEVICE_KINDS]
-    return assemble(_work(work, process=_process(calls)), calls, ranges, tool)
+        return _cpu_trace(calls, ranges, tool)
+    work["process"] = calls["process"].iloc[0] if len(calls) else 0
+    return assemble(work, calls, ranges, tool)
 
 
 def _load(path: Path) -> list[Event]:
-    """The events with a duration of a trace file, which may be gzipped."""
-    try:
-        data = path.read_bytes()
-        document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    except FileNotFoundError:
-        raise TraceError(f"trace: {path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise TraceError(f"trace: {path} is not a profiler's JSON trace: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise TraceError(f"trace: {path} is JSON, but not a profiler's trace: no traceEvents")
+    """The events with a duration in a trace file, which may be gzipped."""
+    data = path.read_bytes()
+    document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     return [event for event in document["traceEvents"] if event.get("ph") == "X"]
 
 
-def _process(calls: Calls) -> int:
-    """The process of a trace; any number where nothing was called."""
-    return int(calls.process[0]) if len(calls.process) else 0
-
-
-def _work(events: list[Event], process: int) -> Work:
-    return Work(
-        names=_names(events),
-        kinds=Coded.of([_DEVICE_KINDS[event["cat"]] for event in events]),
-        start_ns=_nanoseconds(events, "ts"),
-        duration_ns=_nanoseconds(events, "dur"),
-        stream=_argument(events, "stream"),
-        device=_argument(events, "device"),
-        process=np.full(len(events), process, dtype=np.int64),
-        correlation=_argument(events, "correlation"),
+def _host_side(events: list[Event], *categories: str) -> pd.DataFrame:
+    """Calls, operators or ranges of threads."""
+    chosen = [event for event in events if event.get("cat") in categories]
+    return _frame(
+        chosen,
+        thread=[int(event["tid"]) for event in chosen],
+        process=[int(event["pid"]) for event in chosen],
+        correlation=_argument(chosen, "correlation"),
     )
 
 
-def _calls(events: list[Event]) -> Calls:
-    return Calls(
-        names=_names(events),
-        start_ns=_nanoseconds(events, "ts"),
-        duration_ns=_nanoseconds(events, "dur"),
-        thread=_integers(events, "tid"),
-        process=_integers(events, "pid"),
-        correlation=_argument(events, "correlation"),
+def _device_side(events: list[Event]) -> pd.DataFrame:
+    """Kernels, copies and memsets; the process is added later."""
+    chosen = [event for event in events if event.get("cat") in _DEVICE_KINDS]
+    columns = {name: _argument(chosen, name) for name in ("stream", "device", "correlation")}
+    return _frame(chosen, **columns).assign(kind=[_DEVICE_KINDS[event["cat"]] for event in chosen])
+
+
+def _frame(events: list[Event], **columns: list[int]) -> pd.DataFrame:
+    """Names, times in nanoseconds, and further columns of integers."""
+    times = {"start_ns": "ts", "duration_ns": "dur"}
+    columns |= {name: [round(event[key] * 1000) for event in events] for name, key in times.items()}
+    numbers = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    return pd.DataFrame(numbers).assign(name=names(str(event["name"]) for event in events))
+
+
+def _argument(events: list[Event], key: str) -> list[int]:
+    return [event.get("args", {}).get(key, NO_CORRELATION) for event in events]
+
+
+def _cpu_trace(operators: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
+    """Operators that work as kernels, the others as host calls, both with their self time."""
+    start = operators["start_ns"].to_numpy()
+    duration = operators["duration_ns"].to_numpy()
+    callers = cpu_ops.callers(operators["thread"].to_numpy(), start, duration)
+    works = cpu_ops.does_work(operators["name"], callers)
+    operators = operators.assign(
+        duration_ns=cpu_ops.self_times(duration, callers),
+        kind="op",
+        stream=operators["thread"],
+        device=CPU,
+        launch_ns=start,
+        ranges=paths_at(ranges, operators["process"].to_numpy(), start),
     )
-
-
-def _ranges(events: list[Event]) -> Ranges:
-    start = _nanoseconds(events, "ts")
-    return Ranges(
-        names=_names(events),
-        start_ns=start,
-        end_ns=start + _nanoseconds(events, "dur"),
-        thread=_integers(events, "tid"),
-        process=_integers(events, "pid"),
-    )
-
-
-def _cpu_trace(operators: list[Event], ranges: Ranges, tool: str) -> Trace:
-    names = _names(operators)
-    start, duration = _nanoseconds(operators, "ts"), _nanoseconds(operators, "dur")
-    thread, process = _integers(operators, "tid"), _integers(operators, "pid")
-    callers = cpu_ops.callers(thread, start, duration)
-    own = cpu_ops.own_times(duration, callers)
-    works = cpu_ops.does_work(names, callers)
-    paths = paths_at(ranges, process, start)
-    at_work, arranging = np.flatnonzero(works), np.flatnonzero(~works)
-    kernels = kernels_frame(
-        names=names.take(at_work),
-        kinds=Coded(np.zeros(len(at_work), dtype=np.int64), ["op"]),
-        start_ns=start[at_work],
-        duration_ns=own[at_work],
-        stream=thread[at_work],
-        device=np.full(len(at_work), CPU, dtype=np.int64),
-        process=process[at_work],
-        launch_ns=start[at_work],
-        launch_known=np.ones(len(at_work), dtype=bool),
-        paths=paths.take(at_work),
-    )
-    host = host_frame(
-        names=names.take(arranging),
-        kinds=["op"] * len(names.values),
-        start_ns=start[arranging],
-        duration_ns=own[arranging],
-        thread=thread[arranging],
-        process=process[arranging],
-        paths=paths.take(arranging),
-    )
-    return Trace(kernels, host, ranges.frame(last_ns=0), tool)
-
-
-def _names(events: list[Event]) -> Coded[str]:
-    return Coded.of([event["name"] for event in events])
-
-
-def _nanoseconds(events: list[Event], field: str) -> Integers:
-    """A field in microseconds as whole nanoseconds."""
-    return np.array([round(event[field] * 1000) for event in events], dtype=np.int64)
-
-
-def _integers(events: list[Event], field: str) -> Integers:
-    return np.array([int(event[field]) for event in events], dtype=np.int64)
-
-
-def _argument(events: list[Event], field: str) -> Integers:
-    """A number among an event's arguments, NO_CORRELATION where it is not there."""
-    values = [event.get("args", {}).get(field, NO_CORRELATION) for event in events]
-    return np.array(values, dtype=np.int64)
+    kernels, host = kernels_frame(operators[works]), host_frame(operators[~works])
+    return Trace(kernels, host, closed_ranges(ranges, last_ns=0), tool)

@@ -1,14 +1,14 @@
-"""What a kernel does, told from its name by an ordered table of rules; the first that fits decides.
+"""What a kernel does, by its name: an ordered table of rules, of which the first match decides.
 
-Names are all that a trace has. They say a lot: cuBLAS and CUTLASS write the instruction into them.
-`s16816gemm` multiplies 16 x 8 x 16 tiles with tensor cores and adds up in single precision, while
-`sgemm` is the plain loop of fused multiply-adds on the SIMT cores. Where a product's name says
-neither, it is a `matmul` and no more; so is every product on a CPU, which has no such cores.
+Names are all that a trace has, and they say a lot: cuBLAS and CUTLASS encode the instruction.
+`s16816gemm` multiplies 16 x 8 x 16 tiles on tensor cores and accumulates in single precision, while
+`sgemm` is a loop of fused multiply-adds on the SIMT cores. A matrix product whose name says neither
+is a plain `matmul`, and so is every product on a CPU.
 
 A name does not say what a kernel is *for*. An optimizer written in plain PyTorch runs the same
-elementwise kernels as the model, so within a range of the optimizer they count as `optimizer`.
-Softmax written out as max, subtract, exp, sum, divide stays reduction and elementwise: that it is a
-softmax is said by the range that it stands in.
+elementwise kernels as the model, so inside the optimizer's range they count as `optimizer`. A
+softmax written out as max, subtract, exp, sum, divide stays reduction and elementwise; that it is a
+softmax is known from its range.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MATMULS = ("matmul_tensor_core", "matmul_simt", "matmul")
 
 
 class Rule(NamedTuple):
-    """Names in which `pattern` is found belong to `family`, because of `why`."""
+    """Names that contain `pattern` belong to `family`; `why` gives the reason."""
 
     family: str
     pattern: str
@@ -47,84 +47,84 @@ _COPY_OPERATORS = r"copy_|cat|flip|roll|index|index_select|gather|scatter_?|repe
 
 RULES = (
     Rule("copy", r"^\[?(CUDA )?(memcpy|memset)\b", "the copy engines, not a kernel"),
-    Rule("communication", r"^(void )?nccl|\b(c10d|gloo|nccl):", "collectives by their library"),
+    Rule("communication", r"^(void )?nccl|\b(c10d|gloo|nccl):", "named after the library"),
     Rule(
         "communication",
         r"multimem_|(one|two)_shot_all_reduce|symm_mem|nvshmem",
-        "collectives that a kernel does by itself over peer memory",
+        "collectives implemented as a kernel over peer memory",
     ),
     Rule(
         "optimizer",
         r"fused_?adam|adamw?_(math|kernel)|_fused_(adamw?|sgd|adagrad)_",
-        "all of a step",
+        "the whole update in one kernel",
     ),
     Rule(
         "optimizer",
         r"multi_tensor_apply",
-        "foreach kernels update whole lists of parameters; little else uses them",
+        "foreach kernels; little else uses them",
     ),
     Rule(
         "matmul_tensor_core",
         r"flash_(fwd|bwd|forward|backward)|flash_attn|fmha|sdpa|mha_[fb]wd|flashinfer",
-        "fused attention: as far as a name tells, its time is that of its two products",
+        "fused attention: most of its time is in its two products",
     ),
     Rule(
         "softmax",
         r"^(?!aten::).*soft_?max",
         "forward or backward, alone or fused by Inductor with its neighbours",
     ),
-    Rule("reduction", r"splitK_?reduce", "adds up the parts of a product cut along its sum"),
-    Rule("matmul_simt", r"ffma|_simt_|simt_[sdchz]gemm", "says that it uses multiply-adds"),
+    Rule("reduction", r"splitK_?reduce", "sums the parts of a split-K product"),
+    Rule("matmul_simt", r"ffma|_simt_|simt_[sdchz]gemm", "named after scalar multiply-adds"),
     Rule(
         "matmul_tensor_core",
         r"[a-z]\d{3,6}(gemm|cudnn|fprop|dgrad|wgrad)",
-        "the digits are the tile of one tensor core instruction (s16816gemm, h884gemm)",
+        "digits: tile of the tensor core instruction (s16816gemm)",
     ),
     Rule(
         "matmul_tensor_core",
         r"tensorop|tensor\d+x\d+x\d+|hmma|imma|qmma|gmma|wmma|tcgen05|utcmma",
-        "names the tensor core instruction or CUTLASS's class of it",
+        "names the tensor core instruction or its CUTLASS class",
     ),
-    Rule("matmul_tensor_core", r"nvjet", "cuBLAS's kernels from Hopper on, all on tensor cores"),
+    Rule("matmul_tensor_core", r"nvjet", "cuBLAS from Hopper on, always on tensor cores"),
     Rule(
         "matmul_tensor_core",
         r"gemm.*(tf32|bf16|fp16|f16|e4m3|e5m2|i8i8)|(tf32|bf16|fp16|e4m3)\w*gemm",
-        "a library product of a type that only tensor cores multiply fast",
+        "operand type that only tensor cores multiply fast",
     ),
     Rule("matmul_simt", r"(_|^| )[sdcz]gemm", "single or double precision loop"),
     Rule(
         "matmul_simt",
         r"gemv|gemmSN_|gemmk1|dot_kernel",
-        "products with a vector or a sliver: bound by memory, done without tensor cores",
+        "products with a vector: memory-bound, no tensor cores",
     ),
-    Rule("matmul", r"gemm|cutlass|triton_(tem|mm)|\bmatmul_kernel", "does not say on which cores"),
+    Rule("matmul", r"gemm|cutlass|triton_(tem|mm)|\bmatmul_kernel", "does not say which cores"),
     Rule("reduction", r"triton_(red|per)_", "Inductor's kernels with a loop over the reduced axis"),
     Rule("elementwise", r"triton_(poi|for)_", "Inductor's pointwise kernels"),
     Rule(
         "copy",
         r"copy_kernel|CatArray|batched_copy|vectorized_gather|indexSelect|index_select|flip_kernel",
-        "moves numbers without computing any, a change of type included",
+        "moves data, possibly converting its type",
     ),
     Rule(
         "reduction",
         r"reduce_kernel|DeviceReduce|reduce_1Block|ReduceAdd|nll_loss|layer_?norm|^delta_kernel",
-        "adds many numbers up into few",
+        "many inputs, few outputs",
     ),
-    Rule("reduction", r"rms_?norm|RowwiseMoments|GammaBeta|batch_norm", "normalisation: two means"),
+    Rule("reduction", r"rms_?norm|RowwiseMoments|GammaBeta|batch_norm", "normalization statistics"),
     Rule(
         "reduction",
         r"indexing_backward|embedding_backward\w*_kernel|compute_grad_weight|scatter_add_kernel",
-        "gradient of a lookup: adds the rows of equal index",
+        "gradient of a lookup: sums rows with the same index",
     ),
-    Rule("elementwise", r"elementwise|triu_tril|fused_dropout|distribution_", "one number each"),
-    Rule("softmax", r"^aten::_(log_)?softmax(_backward_data)?$", "CPU operator that does the work"),
+    Rule("elementwise", r"elementwise|triu_tril|fused_dropout|distribution_", "one output each"),
+    Rule("softmax", r"^aten::_(log_)?softmax(_backward_data)?$", "the CPU operator that computes"),
     Rule(
         "matmul",
         r"^(aten|mkl|mkldnn)::_?(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|outer|addr"
         r"|mkl_linear|mkldnn_linear|linear_pointwise|int_mm|scaled_mm)_?$",
         "CPU product",
     ),
-    Rule("matmul", r"^aten::_scaled_dot_product_\w+_for_cpu", "CPU attention in one operator"),
+    Rule("matmul", r"^aten::_scaled_dot_product_\w+_for_cpu", "fused CPU attention"),
     Rule("copy", rf"^aten::({_COPY_OPERATORS})$", "CPU operator"),
     Rule("reduction", rf"^aten::({_REDUCTION_OPERATORS})(_backward)?_?$", "CPU operator"),
     Rule("elementwise", rf"^aten::({_ELEMENTWISE_OPERATORS})(_backward)?_?$", "CPU operator"),
@@ -136,7 +136,7 @@ _OPTIMIZER_RANGE = re.compile(r"optimizer([ _.]step\b.*)?", re.IGNORECASE)
 
 
 def rule_of(name: str) -> Rule | None:
-    """The first rule that fits a kernel's or operator's name, None where none does."""
+    """The first rule that matches a kernel's or operator's name; None if none does."""
     return next((rule for rule, pattern in _COMPILED if pattern.search(name)), None)
 
 
@@ -147,10 +147,10 @@ def family(name: str) -> str:
 
 
 def is_optimizer(ranges: Iterable[str]) -> bool:
-    """Whether one of these ranges is the optimizer's; clearing gradients is not."""
+    """Whether one of these ranges is the optimizer step; clearing gradients is not."""
     return any(_OPTIMIZER_RANGE.fullmatch(name) for name in ranges)
 
 
 def family_in_optimizer(plain: str) -> str:
-    """Family of a kernel within the optimizer: products and collectives stay what they are."""
+    """Family of a kernel inside the optimizer: only products and collectives keep theirs."""
     return plain if plain in (*MATMULS, "communication") else "optimizer"

@@ -1,50 +1,41 @@
-"""Elapsed time on the device: when it worked, when it waited, and for whom.
+"""Elapsed time on the device: when it was busy, when it was idle, and what it waited for.
 
-Kernels overlap on several streams, so the busy time of a device is the union of their intervals.
-A phase's *span* runs from the start of its first kernel to the end of its last; what of the span is
-not busy is the device waiting. It nearly always waits for the host: a kernel cannot start before it
-is launched, and a gap before a kernel that was launched only after the device had run dry is the
-host's (`host_late`). The share of such waiting is the phase's host-bound share. It is an upper
-bound: a profiler slows the host and not the kernels.
+Kernels overlap on several streams, so a device's busy time is the union of their intervals. A
+phase's *span* runs from the start of its first kernel to the end of its last; the part of the span
+that is not busy is idle time. The device nearly always waits for the host: a gap before a kernel
+that was launched only after the device had run dry is the host's fault (`host_late`). The idle
+share of a phase is an upper bound for how host-bound it is, because a profiler slows the host and
+not the kernels.
 
-The span starts with the first kernel, not with the range on the host, because the device may still
-be busy with the phase before. On a CPU the same formulas give the share of time in which Python and
-dispatch ran and no operator did its work.
+The span starts with the first kernel and not with the range on the host, because the device may
+still be busy with the previous phase. On a CPU the same formulas give the share of time in which
+Python and dispatch ran and no operator did its work.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
 from lmlab.measure.trace.frames import Integers, Trace
-from lmlab.measure.trace.summary import within
 
-_FEWEST_FOR_A_MEDIAN = 3
+_MIN_FOR_MEDIAN = 3
 
 
 def busy_ns(kernels: pd.DataFrame) -> int:
-    """Nanoseconds in which anything ran, added over devices."""
+    """Nanoseconds in which anything ran, summed over devices."""
     return span_ns(kernels) - int(launch_gaps(kernels)["gap_ns"].sum())
 
 
 def span_ns(kernels: pd.DataFrame) -> int:
-    """From the first start to the last end, added over devices."""
+    """From the first start to the last end, summed over devices."""
     return sum(int(_ends(rows).max() - rows["start_ns"].min()) for rows in _by_device(kernels))
 
 
-def host_bound_share(kernels: pd.DataFrame) -> float:
-    """Share of the span in which nothing ran; NaN without kernels."""
-    span = span_ns(kernels)
-    return 1.0 - busy_ns(kernels) / span if span else float("nan")
-
-
 def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
-    """For each row: gap_ns for which its device lay idle before it, host_late if not yet launched.
+    """Per row: gap_ns the device was idle before it, and host_late if it was not yet launched.
 
-    The frame has the index of `kernels`. Gaps are those of the rows given: pass all kernels of a
+    The index is that of `kernels`. Gaps are those between the given rows: pass all kernels of a
     device, or those of one phase.
     """
     gaps = pd.DataFrame({"gap_ns": 0, "host_late": False}, index=kernels.index)
@@ -57,20 +48,8 @@ def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
     return gaps
 
 
-def phase_times(trace: Trace, phases: Iterable[str]) -> pd.DataFrame:
-    """By phase: kernels, total_ns, busy_ns, span_ns, host_bound_share, host_ns of its range."""
-    rows = []
-    for phase in phases:
-        own = within(trace.kernels, phase)
-        host = trace.ranges.loc[trace.ranges["name"] == phase, "duration_ns"].sum()
-        times = (int(own["duration_ns"].sum()), busy_ns(own), span_ns(own))
-        rows.append((phase, len(own), *times, host_bound_share(own), int(host)))
-    columns = ["range", "kernels", "total_ns", "busy_ns", "span_ns", "host_bound_share", "host_ns"]
-    return pd.DataFrame(rows, columns=columns)
-
-
 def waits(trace: Trace) -> pd.DataFrame:
-    """Calls in which the host waited, longest first; `after` is the range that had closed last."""
+    """Synchronizing calls, longest first; `after` is the range that closed last before each."""
     calls = trace.host[trace.host["kind"] == "synchronize"].copy()
     calls["after"] = pd.Series(None, index=calls.index, dtype=object)
     for process, rows in calls.groupby("process"):
@@ -80,40 +59,32 @@ def waits(trace: Trace) -> pd.DataFrame:
 
 
 def slow_ranges(
-    trace: Trace, times: float = 5.0, at_least_ns: int = 100_000, most: int = 20
+    trace: Trace, factor: float = 5.0, min_ns: int = 100_000, most: int = 20
 ) -> pd.DataFrame:
-    """The ranges that took more than `times` their name's median, longest first, and what ran.
+    """Ranges that took more than `factor` times the median of their name, longest first.
 
-    `kernel` is the short name of the kernel with the most time of those launched in it, `call` the
-    API call in which the host spent the most; None where there was none. Ranges shorter than
-    `at_least_ns` are slow by chance, and of the others `most` are enough.
+    `kernel` is the short name of the kernel launched in it with the largest total time, `call` the
+    API call with the largest; None if there was none. Ranges shorter than `min_ns` are ignored.
     """
-    named = trace.ranges.groupby("name", observed=True)["duration_ns"]
+    by_name = trace.ranges.groupby("name", observed=True)["duration_ns"]
     ranges = trace.ranges.assign(
-        median_ns=named.transform("median"), instances=named.transform("size")
+        median_ns=by_name.transform("median"), instances=by_name.transform("size")
     )
-    ranges["times_median"] = ranges["duration_ns"] / ranges["median_ns"]
-    slow = (ranges["times_median"] > times) & (ranges["instances"] >= _FEWEST_FOR_A_MEDIAN)
-    table = ranges[slow & (ranges["duration_ns"] >= at_least_ns)]
-    table = table.nlargest(most, "duration_ns").reset_index(drop=True)
-    kernels = [_most_in(trace.kernels, "launch_ns", "short_name", row) for row in _of(table)]
-    calls = [_most_in(trace.host, "start_ns", "name", row) for row in _of(table)]
+    slow = ranges["duration_ns"] > factor * ranges["median_ns"]
+    slow &= (ranges["instances"] >= _MIN_FOR_MEDIAN) & (ranges["duration_ns"] >= min_ns)
+    table = ranges[slow].nlargest(most, "duration_ns").reset_index(drop=True)
+    rows = list(zip(table["process"], table["start_ns"], _ends(table), strict=True))
+    kernels = [_most_time(trace.kernels, "launch_ns", "short_name", *row) for row in rows]
+    calls = [_most_time(trace.host, "start_ns", "name", *row) for row in rows]
     return table.assign(
         kernel=pd.Series(kernels, dtype=object), call=pd.Series(calls, dtype=object)
     )
 
 
-def _of(ranges: pd.DataFrame) -> Iterable[tuple[int, int, int]]:
-    """(process, start, end) of each range."""
-    ends = ranges["start_ns"] + ranges["duration_ns"]
-    return zip(ranges["process"], ranges["start_ns"], ends, strict=True)
-
-
-def _most_in(
-    frame: pd.DataFrame, moment: str, name: str, interval: tuple[int, int, int]
+def _most_time(
+    frame: pd.DataFrame, moment: str, name: str, process: int, start: int, end: int
 ) -> str | None:
-    """The name with the most time among the rows whose moment lies in the interval."""
-    process, start, end = interval
+    """The name with the largest total among the rows whose moment lies in [start, end)."""
     inside = (frame[moment] >= start) & (frame[moment] < end) & (frame["process"] == process)
     rows = frame[inside.fillna(False).astype(bool)]
     totals = rows.groupby(name, observed=True)["duration_ns"].sum()
@@ -121,7 +92,7 @@ def _most_in(
 
 
 def _closed_last(ranges: pd.DataFrame, moments: Integers) -> list[str | None]:
-    """Name of the range that had closed last; of those that closed together the outermost."""
+    """Name of the range that closed last before each moment; on a tie, the outermost."""
     ends, durations = _ends(ranges), ranges["duration_ns"].to_numpy()
     order = np.lexsort((durations, ends))
     names = ranges["name"].astype(str).to_numpy()[order]

@@ -1,39 +1,29 @@
 """Nsight Systems' SQLite export as frames.
 
-Four tables hold what ran on the device: kernels, copies, sets, and CUDA graphs. A graph is one bar
-unless the capture asked for its nodes (`--cuda-graph-trace=node`); then its kernels are rows like
-others, which share the id of the one call that launched the graph. The bar of a graph whose kernels
-are there is left out: it would count their time twice.
+Four tables hold what ran on the device: kernels, copies, memsets and CUDA graphs. A graph is one
+row unless the capture asked for its nodes (`--cuda-graph-trace=node`); then its kernels are rows
+like any other and share the correlation id of the call that launched the graph. The row of a graph
+whose kernels were traced is dropped, because it would count their time twice.
 
-Ids of processes and threads are packed: the low 24 bits are the thread, the next 24 the process,
-then the machine. Rows are joined by all but the thread, and the frames show the operating system's
-plain numbers.
+Process and thread ids are packed: the low 24 bits are the thread, the next 24 the process, then the
+machine. Rows are joined on everything but the thread; the frames show plain process ids.
 
-NVTX_EVENTS mixes ranges with marks and names of domains; 59 and 70 are ranges that a thread pushed
-and popped, 60 and 71 those that the process started and ended. A range's name is in the row, or in
-the strings' table when it was registered. Ranges that PyTorch makes for each operator carry a
-counter and shapes; these are cut off, so that equal operators have equal names.
+NVTX_EVENTS mixes ranges with marks and domain names; event types 59 and 70 are push-pop ranges of a
+thread, 60 and 71 start-end ranges of the process. A range's name is in the row or, if it was
+registered, in the string table. PyTorch's operator ranges carry a counter and shapes; these are cut
+off so that equal operators have equal names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
-from lmlab.measure.trace.attribution import (
-    NO_CORRELATION,
-    STILL_OPEN,
-    Calls,
-    Ranges,
-    Work,
-    assemble,
-    joint_keys,
-)
-from lmlab.measure.trace.frames import Coded, Integers, Trace
-from lmlab.measure.trace.nsys_export import Export, opened
+from lmlab.measure.trace.attribution import LAUNCH_KEY, NO_CORRELATION, STILL_OPEN, assemble
+from lmlab.measure.trace.frames import Trace, names
+from lmlab.measure.trace.nsys_export import Export, Row, opened
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -60,87 +50,77 @@ def read(path: Path) -> Trace:
     return trace
 
 
-def _work(export: Export) -> Work:
-    """Kernels, copies, sets, and the graphs of which no kernels are there."""
-    kernels = _activities(export, KERNELS, "kernel", "demangledName", export.texts)
-    graphs = _activities(export, GRAPHS, "graph", "graphId", _numbered("CUDA graph {}"))
-    copies = _activities(export, COPIES, "memcpy", "copyKind", _copy_names)
-    sets = _activities(export, SETS, "memset", "0", _numbered("Memset"))
-    return Work.stacked([kernels, _without_kernels(graphs, kernels), copies, sets])
+def _work(export: Export) -> pd.DataFrame:
+    """Kernels, copies, memsets, and the graphs whose kernels were not traced."""
+    kernels = _activities(export, KERNELS, "kernel", "demangledName")
+    kernels["name"] = export.strings(kernels["key"])
+    graphs = _activities(export, GRAPHS, "graph", "graphId")
+    graphs["name"] = [f"CUDA graph {graph}" for graph in graphs["key"]]
+    traced = pd.MultiIndex.from_frame(kernels[LAUNCH_KEY])
+    graphs = graphs[~pd.MultiIndex.from_frame(graphs[LAUNCH_KEY]).isin(traced)]
+    copies = _activities(export, COPIES, "memcpy", "copyKind")
+    copies["name"] = copies["key"].map(lambda kind: COPY_NAMES.get(kind, "Memcpy"))
+    sets = _activities(export, SETS, "memset", "0").assign(name="Memset")
+    work = pd.concat([kernels, graphs, copies, sets], ignore_index=True)
+    return work.assign(name=names(work["name"]))
 
 
-def _activities(
-    export: Export, table: str, kind: str, key: str, naming: Callable[[Integers], Coded[str]]
-) -> Work:
-    """What one table says ran on the device; `naming` turns column `key` into names."""
-    columns = ("start", "end", "streamId", "deviceId", "COALESCE(globalPid, 0)", _CORRELATION, key)
-    start, end, stream, device, process, correlation, keys = export.integers(table, columns)
-    return Work(
-        names=naming(keys),
-        kinds=Coded(np.zeros(len(start), dtype=np.int64), [kind]),
-        start_ns=start,
-        duration_ns=end - start,
-        stream=stream,
-        device=device,
-        process=process & ~_THREAD_BITS,
-        correlation=correlation,
+def _activities(export: Export, table: str, kind: str, key: str) -> pd.DataFrame:
+    """The rows of one device activity table; `key` is the column that names are made from."""
+    columns = {
+        "start_ns": "start",
+        "end_ns": "end",
+        "stream": "streamId",
+        "device": "deviceId",
+        "process": "COALESCE(globalPid, 0)",
+        "correlation": _CORRELATION,
+        "key": key,
+    }
+    rows = export.integers(table, columns)
+    return rows.assign(
+        kind=kind,
+        duration_ns=rows["end_ns"] - rows["start_ns"],
+        process=rows["process"] & ~_THREAD_BITS,
     )
 
 
-def _numbered(text: str) -> Callable[[Integers], Coded[str]]:
-    """Names made from a number."""
-
-    def names(numbers: Integers) -> Coded[str]:
-        used, rows = np.unique(numbers, return_inverse=True)
-        return Coded.of([text.format(number) for number in used.tolist()]).take(rows)
-
-    return names
-
-
-def _copy_names(kinds: Integers) -> Coded[str]:
-    used, rows = np.unique(kinds, return_inverse=True)
-    return Coded.of([COPY_NAMES.get(kind, "Memcpy") for kind in used.tolist()]).take(rows)
-
-
-def _without_kernels(graphs: Work, kernels: Work) -> Work:
-    """The graphs but for those whose launch also has kernels of its own."""
-    own, of_kernels = joint_keys(
-        (graphs.process, graphs.correlation), (kernels.process, kernels.correlation)
-    )
-    return graphs.take(np.flatnonzero(~np.isin(own, of_kernels)))
-
-
-def _calls(export: Export) -> Calls:
-    columns = ("start", "end", "COALESCE(globalTid, 0)", _CORRELATION, "nameId")
-    start, end, thread, correlation, names = export.integers(CALLS, columns)
-    return Calls(
-        names=export.texts(names).renamed(lambda name: _API_VERSION.sub("", name)),
-        start_ns=start,
-        duration_ns=end - start,
-        thread=thread & _THREAD_BITS,
-        process=thread & ~_THREAD_BITS,
-        correlation=correlation,
+def _calls(export: Export) -> pd.DataFrame:
+    columns = {
+        "start_ns": "start",
+        "end_ns": "end",
+        "thread": "COALESCE(globalTid, 0)",
+        "correlation": _CORRELATION,
+        "key": "nameId",
+    }
+    calls = _by_thread(export.integers(CALLS, columns))
+    plain = pd.Series(export.strings(calls["key"])).map(lambda name: _API_VERSION.sub("", name))
+    return calls.assign(
+        name=plain.astype("category"), duration_ns=calls["end_ns"] - calls["start_ns"]
     )
 
 
-def _ranges(export: Export) -> Ranges:
-    """The rows that are ranges; names are cut as they come, for few of them then stay different."""
+def _ranges(export: Export) -> pd.DataFrame:
+    """The NVTX events that are ranges; names are cut while reading, which leaves few of them."""
     registered = "(SELECT value FROM StringIds WHERE id = textId)"
     name = f"COALESCE(text, {registered}, '')" if export.has("StringIds") else "COALESCE(text, '')"
-    columns = f"start, COALESCE(end, {STILL_OPEN}), COALESCE(globalTid, 0), {name}"
+    columns = {
+        "start_ns": "start",
+        "end_ns": f"COALESCE(end, {STILL_OPEN})",
+        "thread": "COALESCE(globalTid, 0)",
+        "name": f"CAST({name} AS TEXT)",
+    }
     known: dict[str, int] = {}
-    pieces = [np.empty((0, 4), dtype=np.int64)]
-    for piece in export.rows(RANGES, columns, where=f"eventType IN {RANGE_EVENTS}"):
-        coded = [
-            (*numbers, known.setdefault(_OPERATOR_DETAILS.sub("", text), len(known)))
-            for *numbers, text in piece
-        ]
-        pieces.append(np.array(coded, dtype=np.int64))
-    start, end, thread, names = np.concatenate(pieces).T
-    return Ranges(
-        names=Coded(names, list(known)),
-        start_ns=start,
-        end_ns=end,
-        thread=thread & _THREAD_BITS,
-        process=thread & ~_THREAD_BITS,
-    )
+
+    def encode(row: Row) -> Row:
+        *numbers, text = row
+        return *numbers, known.setdefault(_OPERATOR_DETAILS.sub("", text), len(known))
+
+    where = f"eventType IN {RANGE_EVENTS}"
+    ranges = _by_thread(export.integers(RANGES, columns, where, encode))
+    cut = pd.Index(list(known), dtype=object)
+    return ranges.assign(name=pd.Categorical.from_codes(ranges["name"], cut))
+
+
+def _by_thread(rows: pd.DataFrame) -> pd.DataFrame:
+    """Splits the packed thread id into thread and process."""
+    return rows.assign(thread=rows["thread"] & _THREAD_BITS, process=rows["thread"] & ~_THREAD_BITS)

@@ -1,14 +1,13 @@
-"""Nsight Systems as a program: found, asked for its version, told in its own words what to record.
+"""The nsys program: where it is, its version, and the options that version understands.
 
-Its options changed names over the years, and a version rejects what it does not know, so the words
-follow the version that is found:
+Options changed names over the years, and nsys rejects what it does not know:
 
     before 2021.4   --stop-on-range-end=true, reports end in .qdrep
     from 2021.4     --capture-range-end=stop, reports end in .nsys-rep
 
-`stop` is said because the default of the newer option ends the program together with the recording.
-What is not there, or does not even tell its version, is a `NsysTrouble` with one line that says so.
-Importing this imports no torch: the workflow asks while it is parsed.
+`stop` is explicit because the newer option's default ends the program together with the recording.
+If nsys is missing, too old or does not run, that is an `NsysUnavailable` with a one-line reason.
+Importing this module does not import torch: the workflow uses it while it is parsed.
 """
 
 from __future__ import annotations
@@ -20,85 +19,83 @@ from dataclasses import dataclass
 
 UNDER_NSYS = "LMLAB_UNDER_NSYS"
 """Environment variable: set for a program that nsys records, which then opens the capture."""
-TROUBLE = "LMLAB_NSYS_TROUBLE"
-"""Environment variable: why nsys was not used, for the result to say."""
+NSYS_UNAVAILABLE = "LMLAB_NSYS_UNAVAILABLE"
+"""Environment variable: why nsys was not used; recorded in the result."""
 
 OLDEST = (2020, 3)  # exports the tables that are read, knows every option below
-NEW_NAMES = (2021, 4)
+RENAMED = (2021, 4)
 
 _VERSION = re.compile(r"version\s+((\d{4})\.(\d+)[\d.]*)")
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
-class NsysTrouble(Exception):
-    """Why there is no nsys to record with, in one line."""
+class NsysUnavailable(Exception):
+    """Why there is no usable nsys, in one line."""
 
 
 @dataclass(frozen=True)
 class Nsys:
-    """An nsys that answers."""
+    """A usable nsys."""
 
     path: str
     version: str
-    """As it says it: 2025.3.1.90."""
+    """As it prints it: 2025.3.1.90."""
     release: tuple[int, int]
     """Year and number of the release: (2025, 3)."""
 
     def profile_options(self) -> list[str]:
-        """Words behind `nsys profile` that record what a program marks, and nothing else."""
-        stop = (
-            "--capture-range-end=stop" if self.release >= NEW_NAMES else "--stop-on-range-end=true"
-        )
+        """Options of `nsys profile` that record only what a program marks."""
+        renamed = self.release >= RENAMED
         return [
             "--trace=cuda,nvtx",
             "--sample=none",
             "--cpuctxsw=none",
             "--capture-range=cudaProfilerApi",
-            stop,
+            "--capture-range-end=stop" if renamed else "--stop-on-range-end=true",
             "--kill=none",
             "--force-overwrite=true",
         ]
 
     def export_options(self) -> list[str]:
-        """Words behind `nsys export`."""
+        """Options of `nsys export`."""
         return ["--type=sqlite", "--force-overwrite=true"]
 
     @property
     def report_suffix(self) -> str:
-        """How the name of a report ends."""
-        return ".nsys-rep" if self.release >= NEW_NAMES else ".qdrep"
+        """File name extension of a report."""
+        return ".nsys-rep" if self.release >= RENAMED else ".qdrep"
 
 
 def find_nsys() -> Nsys:
-    """The nsys on the PATH, or `NsysTrouble`."""
+    """The nsys on the PATH, or `NsysUnavailable`."""
     path = shutil.which("nsys")
     if path is None:
-        raise NsysTrouble("nsys is not on the PATH")
-    said = _version_text(path)
-    found = _VERSION.search(said)
+        raise NsysUnavailable("nsys is not on the PATH")
+    output = _version_output(path)
+    found = _VERSION.search(output)
     if found is None:
-        raise NsysTrouble(f"{path} does not tell its version: {_first_line(said)}")
+        raise NsysUnavailable(f"{path} --version prints no version: {_first_line(output)}")
     release = int(found[2]), int(found[3])
     if release < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise NsysTrouble(f"{path} is version {found[1]}, older than {oldest}")
+        raise NsysUnavailable(f"{path} is version {found[1]}, older than {oldest}")
     return Nsys(path, found[1], release)
 
 
-def _version_text(path: str) -> str:
+def _version_output(path: str) -> str:
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NsysTrouble(f"{path} --version does not answer") from None
+        raise NsysUnavailable(f"{path} --version does not return") from None
     except OSError as error:
-        raise NsysTrouble(f"{path} cannot be run: {error.strerror}") from None
+        raise NsysUnavailable(f"{path} cannot be run: {error.strerror}") from None
     if done.returncode:
-        said = _first_line(done.stderr or done.stdout)
-        raise NsysTrouble(f"{path} --version ends with {done.returncode}: {said}")
+        output = _first_line(done.stderr or done.stdout)
+        raise NsysUnavailable(f"{path} --version exits with {done.returncode}: {output}")
     return done.stdout
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it says nothing")
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no output")

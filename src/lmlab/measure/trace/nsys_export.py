@@ -1,98 +1,105 @@
-"""An SQLite export of Nsight Systems as a database: opened, checked, read in pieces.
+"""Reading the SQLite database that `nsys export --type sqlite` writes.
 
-`nsys export --type sqlite` creates a table only when it has a row for it, so a missing table means
-that nothing of the kind was recorded, and a report without any kernel is still a report. What makes
-a file an export is its META_DATA_EXPORT table with the schema's version. Versions differ by columns
-being added; a column that is needed and missing is reported by name, whatever the version.
+A table exists only if it has rows, so a missing table means that nothing of the kind was recorded,
+and a report without kernels is still a report. What makes a file an export is its META_DATA_EXPORT
+table with the schema version. Newer versions add columns; a missing column that is needed is
+reported by name, whatever the version.
 
-Rows come in pieces of a fixed number and are kept as plain 64 bit integers: as Python objects, the
-rows of a 500 MB export would take gigabytes.
+Rows are fetched in batches and stored as 64-bit integers: as Python objects, the rows of a 500 MB
+export would take gigabytes. Strings that are not valid UTF-8 (a kernel or range may be named
+anything) are read with replacement characters.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
-from lmlab.measure.trace.frames import Coded, Integers, TraceError
+from lmlab.measure.trace.frames import TraceError, names
 
-ROWS_AT_ONCE = 50_000
+Row = tuple[Any, ...]
+
+BATCH_ROWS = 50_000
 
 
 class Export:
     """An open export; `version` is that of the nsys that wrote it."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
-        self._path = path
         self._tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         if "META_DATA_EXPORT" not in self._tables:
-            raise TraceError(_not_an_export(path, "it has no table META_DATA_EXPORT"))
+            raise TraceError("no table META_DATA_EXPORT")
         about = dict(database.execute("SELECT name, value FROM META_DATA_EXPORT"))
         self.schema = str(about.get("EXPORT_SCHEMA_VERSION", ""))
         if not self.schema.split(".")[0].isdigit():
-            found = f"its EXPORT_SCHEMA_VERSION is {self.schema!r}"
-            raise TraceError(_not_an_export(path, found))
+            raise TraceError(f"EXPORT_SCHEMA_VERSION is {self.schema!r}")
         self.version = str(about.get("EXPORT_PRODUCT_VERSION", "of unknown version"))
 
     def has(self, table: str) -> bool:
-        """Whether anything was recorded that this table holds."""
+        """Whether the table exists, that is, has rows."""
         return table in self._tables
 
-    def rows(self, table: str, columns: str, where: str = "1") -> Iterator[list[tuple[Any, ...]]]:
-        """A table's rows in pieces; none where the table is missing."""
+    def rows(self, table: str, columns: str, where: str = "1") -> Iterator[list[Row]]:
+        """A table's rows in batches; none if the table is missing."""
         if not self.has(table):
             return
         try:
             cursor = self._database.execute(f"SELECT {columns} FROM {table} WHERE {where}")
         except sqlite3.OperationalError as error:
-            text = f"trace: {self._path}: table {table} of schema {self.schema}: {error}"
-            raise TraceError(text) from None
-        while piece := cursor.fetchmany(ROWS_AT_ONCE):
-            yield piece
+            raise TraceError(f"table {table} of schema {self.schema}: {error}") from None
+        while batch := cursor.fetchmany(BATCH_ROWS):
+            yield batch
 
-    def integers(self, table: str, columns: Iterable[str]) -> list[Integers]:
-        """A table's columns, or expressions over them, as integers; empty ones if it is missing."""
-        columns = list(columns)
-        pieces = [
-            np.array(piece, dtype=np.int64).T for piece in self.rows(table, ", ".join(columns))
-        ]
-        return list(np.concatenate([np.empty((len(columns), 0), dtype=np.int64), *pieces], axis=1))
+    def integers(
+        self,
+        table: str,
+        columns: Mapping[str, str],
+        where: str = "1",
+        encode: Callable[[Row], Row] = lambda row: row,
+    ) -> pd.DataFrame:
+        """A frame of integer columns, each given by an SQL expression; empty without the table."""
+        batches = [np.empty((0, len(columns)), dtype=np.int64)]
+        for batch in self.rows(table, ", ".join(columns.values()), where):
+            try:
+                batches.append(np.array([encode(row) for row in batch], dtype=np.int64))
+            except (TypeError, ValueError, OverflowError) as error:  # NULL, text, over 64 bits
+                raise TraceError(f"table {table}: {error}") from None
+        return pd.DataFrame(np.concatenate(batches), columns=list(columns))
 
-    def texts(self, ids: Integers) -> Coded[str]:
-        """The strings that a column of string ids stands for; equal strings get one code."""
-        used, rows = np.unique(ids, return_inverse=True)
-        wanted = set(used.tolist())
+    def strings(self, ids: pd.Series) -> pd.Categorical:
+        """The strings that a column of string ids refers to."""
+        wanted = set(ids)
         found = {
             key: text
-            for piece in self.rows("StringIds", "id, value")
-            for key, text in piece
-            if key in wanted
+            for batch in self.rows("StringIds", "id, CAST(value AS TEXT)")
+            for key, text in batch
+            if key in wanted and text is not None
         }
-        values = Coded.of([found.get(key, f"string {key}") for key in used.tolist()])
-        return values.take(rows)
+        used, rows = np.unique(ids, return_inverse=True)
+        return names(found.get(key, f"string {key}") for key in used.tolist()).take(rows)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Export]:
-    """The export at `path`; whatever SQLite cannot read becomes one clear line."""
+    """The export at `path`; anything that cannot be read becomes a one-line TraceError."""
     if not path.is_file():
         raise TraceError(f"trace: {path} does not exist")
-    # Immutable: no lock and no journal are asked of a folder that may be read-only or remote.
+    # Immutable: no lock or journal in a directory that may be read-only or remote.
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+    database.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
     try:
-        yield Export(database, path)
-    except sqlite3.DatabaseError as error:
-        raise TraceError(_not_an_export(path, str(error))) from None
+        yield Export(database)
+    except (sqlite3.DatabaseError, TraceError) as error:
+        raise TraceError(
+            f"trace: {path} is not a readable SQLite export of Nsight Systems: {error}"
+        ) from None
     finally:
         database.close()
-
-
-def _not_an_export(path: Path, found: str) -> str:
-    return f"trace: {path} is not an SQLite export of Nsight Systems: {found}"

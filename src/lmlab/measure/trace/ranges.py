@@ -4,13 +4,13 @@
         loss = model(tokens)
 
 Under Nsight Systems a range is an NVTX range of the *process* (`range_start`, not `range_push`):
-the autograd engine launches the backward pass from a thread of its own, and to tools that go by
-thread a pushed range owns none of its kernels. For PyTorch's profiler it is a `record_function`.
+autograd launches the backward pass from its own thread, and tools that attribute by thread would
+give a pushed range none of those kernels. For PyTorch's profiler it is a `record_function`.
 
-Outside `recording()` a range is one shared object that does nothing, a fraction of a microsecond:
-marks can stay in code that is timed. While `torch.compile` traces, no range is opened either, and
-that is asked first: a compiled function then does not depend on whether a recording is under way,
-and needs no recompilation when one begins.
+Outside `recording()` a range is one shared no-op object, so marks can stay in code that is timed.
+No range is opened while `torch.compile` traces either, and that is checked first: a compiled
+function then does not depend on whether a recording is active and is not recompiled when one
+starts.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from torch.profiler import record_function
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
-class _Switch:
-    """Whether ranges are recorded at present; NVTX only where there is a GPU to profile."""
+class _State:
+    """Whether ranges are recorded now; NVTX only if there is a GPU to profile."""
 
     recording = False
     nvtx = False
 
 
 class _Range(AbstractContextManager[None]):
-    """A range that is open while the block runs."""
+    """A range that is open for the block."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -45,7 +45,7 @@ class _Range(AbstractContextManager[None]):
         self._handle: int | None = None
 
     def __enter__(self) -> None:
-        if _Switch.nvtx:
+        if _State.nvtx:
             self._handle = torch.cuda.nvtx.range_start(self._name)
         self._record.__enter__()
 
@@ -55,18 +55,18 @@ class _Range(AbstractContextManager[None]):
             torch.cuda.nvtx.range_end(self._handle)
 
 
-def recorded() -> bool:
-    """Whether a range that is opened now would be recorded."""
-    return not torch.compiler.is_compiling() and _Switch.recording
+def is_recording() -> bool:
+    """Whether a range opened now would be recorded."""
+    return not torch.compiler.is_compiling() and _State.recording
 
 
 def named(name: str) -> AbstractContextManager[None]:
     """A range of that name around a block, if ranges are being recorded."""
-    return _Range(name) if recorded() else _NOTHING
+    return _Range(name) if is_recording() else _NO_RANGE
 
 
-def marked(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The function, each call of it in a range of that name."""
+def in_range(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The function, with each call of it in a range of that name."""
 
     @functools.wraps(function)
     def with_range(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -78,10 +78,10 @@ def marked(name: str, function: Callable[Parameters, Result]) -> Callable[Parame
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Let `named` open ranges inside this block; a profiler around or inside it sees them."""
-    before = (_Switch.recording, _Switch.nvtx)
-    _Switch.recording, _Switch.nvtx = True, torch.cuda.is_available()
+    """Let `named` open ranges inside this block."""
+    before = (_State.recording, _State.nvtx)
+    _State.recording, _State.nvtx = True, torch.cuda.is_available()
     try:
         yield
     finally:
-        _Switch.recording, _Switch.nvtx = before
+        _State.recording, _State.nvtx = before

@@ -1,25 +1,25 @@
-"""Kernel names for print: what a reader needs to tell two kernels apart, and no more.
+"""Kernel names for tables: what a reader needs to tell two kernels apart, and no more.
 
-A demangled name of PyTorch runs to hundreds of characters because the operation is a lambda inside
+A demangled PyTorch kernel name has hundreds of characters because the operation is a lambda inside
 a template argument:
 
     void at::native::vectorized_elementwise_kernel<(int)4, at::native::exp_kernel_cuda(...)...>(...)
 
-Printed, that is `vectorized_elementwise_kernel<exp>`: the kernel's base name, and the operation
-where a rule finds one among the template arguments. cuBLAS's names lose the details of scheduling,
-Triton's and the CPU's operators stay. What is still too long loses its middle, for the end often
-holds the number that makes the difference. Different kernels may share a short name; tables group
-by the whole one.
+It becomes `vectorized_elementwise_kernel<exp>`: the kernel's base name, and the operation if a rule
+finds one among the template arguments. cuBLAS names lose scheduling details; names of Triton
+kernels and CPU operators are unchanged. A name that is still too long loses its middle, because the
+end often holds the distinguishing number. Different kernels may share a short name; tables group by
+the full one.
 """
 
 from __future__ import annotations
 
 import re
 
-LONGEST = 64
-_END_KEPT = 8
+MAX_LENGTH = 64
+_TAIL_LENGTH = 8
 
-# What to print for the operation inside the template arguments; the first that is found is taken.
+# How to print the operation inside the template arguments; the first match is used.
 _OPERATIONS = (
     (r"\b(cutlass_\w+)", r"\1"),
     (r"\b[AB]UnaryFunctor<.*?(\w+?)Functor\b(?!<.*Functor)", r"\1 scalar"),
@@ -39,7 +39,7 @@ _OPERATIONS = (
 _COMPILED = [(re.compile(pattern), shown) for pattern, shown in _OPERATIONS]
 _ONE_WORD = re.compile(r"[A-Z][a-z]+( scalar)?")
 
-# Before anything else: other spellings, and details that tell no two kernels of a table apart.
+# Applied first: spelling variants, and details that do not distinguish two kernels of a table.
 _SPELLINGS = (
     (re.compile(r"^(Mem(?:cpy|set)(?: [A-Z]to[A-Z])?)\b.*"), r"\1"),
     (re.compile(r"<unnamed>|\(anonymous namespace\)"), "unnamed"),
@@ -53,13 +53,13 @@ _FUNCTION = re.compile(r"^(?:\w+ )?(?P<path>[\w:]+)\(.*$", re.DOTALL)
 
 
 def shorten(name: str) -> str:
-    """A kernel's name for print, at most LONGEST characters."""
+    """A kernel's name in at most MAX_LENGTH characters."""
     for spelling, plain in _SPELLINGS:
         name = spelling.sub(plain, name)
     short = _shortened(name)
-    if len(short) <= LONGEST:
+    if len(short) <= MAX_LENGTH:
         return short
-    return f"{short[: LONGEST - _END_KEPT - 1]}…{short[-_END_KEPT:]}"
+    return f"{short[: MAX_LENGTH - _TAIL_LENGTH - 1]}…{short[-_TAIL_LENGTH:]}"
 
 
 def _shortened(name: str) -> str:
@@ -75,13 +75,13 @@ def _shortened(name: str) -> str:
 
 
 def _base(path: str) -> str:
-    """A function's name without namespaces, but for the last where the name is just `kernel`."""
+    """A function's name without namespaces, except the last one if the name is just `kernel`."""
     *spaces, base = path.split("::")
     return f"{spaces[-1]}::{base}" if base == "kernel" and spaces else base
 
 
 def _operation(arguments: str) -> str | None:
-    """The operation that template arguments name, in lower case where it is one word."""
+    """The operation named by template arguments, in lower case if it is one word."""
     for pattern, shown in _COMPILED:
         if found := pattern.search(arguments):
             text = found.expand(shown)

@@ -1,9 +1,9 @@
-"""A run's timeline in few numbers: what a picture of it needs, and a screenshot would show.
+"""A run's timeline in few numbers: enough to draw what a profiler's screenshot would show.
 
-A train step has ten thousand kernels and a picture a thousand columns. So time is cut into bins,
-and of each family is kept which share of each bin it ran for, in thousandths: nothing is left out,
-a short kernel between long ones shows as a thin mark. Of one layer in the middle of the model every
-kernel is kept as it was, for a picture in which single kernels can be seen.
+A train step has ten thousand kernels and a figure a thousand columns. Time is therefore cut into
+bins, and for each family the share of each bin in which it ran is stored, in thousandths: nothing
+is left out, and a short kernel between long ones shows as a thin mark. Of one layer in the middle
+of the model every kernel is stored, for a figure that shows single kernels.
 
 All times count from the opening of the run's range on the host.
 """
@@ -20,19 +20,20 @@ import pandas as pd
 
 from lmlab.measure.trace.digest import Names
 from lmlab.measure.trace.frames import Integers, Trace
-from lmlab.measure.trace.summary import within
+from lmlab.measure.trace.summary import records, within
 
 BINS = 400
-MOST_IN_A_LAYER = 200
+MAX_KERNELS_OF_LAYER = 200
 
 _LAYER = re.compile(r".*\.\d+")
 
 
 def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any] | None:
-    """Phases on the host and on the device, and the families over time; None without kernels."""
+    """Phases on host and device, and the families over time; None without kernels."""
     if run.kernels.empty:
         return None
-    origin = _origin(run)
+    # The run's own range opens before anything in it.
+    origin = int(pd.concat([run.kernels["start_ns"], run.ranges["start_ns"]]).min())
     ends = run.kernels["start_ns"] + run.kernels["duration_ns"]
     end = max(int(ends.max()) - origin, 1)
     edges = np.linspace(0, end, BINS + 1)
@@ -49,50 +50,31 @@ def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any] | None:
 
 
 def one_layer(run: Trace, phase: str, parts: Sequence[str], names: Names) -> dict[str, Any] | None:
-    """Every kernel of the middle layer in a phase; None where no layer is marked."""
+    """Every kernel of the middle layer in a phase; None if no layer is marked."""
     kernels = within(run.kernels, phase)
-    layers = list(dict.fromkeys(name for path in kernels["ranges"] for name in _layers(path)))
+    in_order = (name for path in kernels["ranges"] for name in path if _LAYER.fullmatch(name))
+    layers = list(dict.fromkeys(in_order))
     if not layers:
         return None
     layer = layers[len(layers) // 2]
-    rows = within(kernels, layer).head(MOST_IN_A_LAYER)
-    origin = int(rows["start_ns"].min())
+    rows = within(kernels, layer).head(MAX_KERNELS_OF_LAYER)
     return {
         "layer": layer,
-        "start_ns": (rows["start_ns"] - origin).tolist(),
+        "start_ns": (rows["start_ns"] - rows["start_ns"].min()).tolist(),
         "duration_ns": rows["duration_ns"].tolist(),
-        "name": [names.add(*pair) for pair in _name_pairs(rows)],
+        "name": names.add_all(rows),
         "part": [next((name for name in path if name in parts), None) for path in rows["ranges"]],
     }
 
 
-def _layers(path: tuple[str, ...]) -> list[str]:
-    return [name for name in path if _LAYER.fullmatch(name)]
-
-
-def _name_pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(rows["name"].astype(str), rows["short_name"].astype(str), strict=True))
-
-
-def _origin(run: Trace) -> int:
-    """When the run began: its own range opens before anything in it."""
-    starts = [run.kernels["start_ns"].min(), *([run.ranges["start_ns"].min()] * len(run.ranges))]
-    return int(min(starts))
-
-
 def _host_phases(run: Trace, phases: Sequence[str], origin: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "phase": str(row["name"]),
-            "start_ns": int(row["start_ns"]) - origin,
-            "duration_ns": int(row["duration_ns"]),
-        }
-        for _, row in run.ranges[run.ranges["name"].isin(phases)].iterrows()
-    ]
+    rows = run.ranges[run.ranges["name"].isin(phases)]
+    table = rows.assign(phase=rows["name"].astype(str), start_ns=rows["start_ns"] - origin)
+    return records(table[["phase", "start_ns", "duration_ns"]])
 
 
 def _device_phases(run: Trace, phases: Sequence[str], origin: int) -> list[dict[str, Any]]:
-    """From the first kernel of each phase to its last; a phase without kernels has none."""
+    """From the first kernel of each phase to its last; none for a phase without kernels."""
     found = []
     for phase in phases:
         rows = within(run.kernels, phase)
@@ -104,7 +86,7 @@ def _device_phases(run: Trace, phases: Sequence[str], origin: int) -> list[dict[
 
 
 def _thousandths(rows: pd.DataFrame, edges: npt.NDArray[np.float64], origin: int) -> list[int]:
-    """Of each bin, the share in which any of these kernels ran."""
+    """The share of each bin in which any of these kernels ran."""
     starts = rows["start_ns"].to_numpy() - origin
     busy = busy_until(starts, starts + rows["duration_ns"].to_numpy(), edges)
     shares: list[int] = np.rint(1000 * np.diff(busy) / np.diff(edges)).astype(int).tolist()
@@ -118,7 +100,7 @@ def busy_until(
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     reached = np.maximum.accumulate(ends[order])
-    # An interval adds only what reaches beyond all that began before it.
+    # An interval adds only what extends beyond all that began before it.
     begins = np.maximum(starts, np.concatenate(([starts[0]], reached[:-1])))
     lengths = np.maximum(reached - begins, 0)
     done = np.concatenate(([0], np.cumsum(lengths)))

@@ -1,21 +1,20 @@
-"""Warm start: a measurement pays for starting Python and torch once, not once a point.
+"""Warm start: a study pays for importing torch once, not once per point.
 
-Importing torch takes two seconds, on a GPU host with CUDA behind it five to six, and a point often
-takes less than one. So a small client without torch finds or starts a helper, a process that has
-torch imported and waits; the helper forks a child for every job, and the child is ready within
-milliseconds because fork copies page tables, not libraries.
+Importing torch and starting CUDA takes 5 to 6 s on a GPU host; many points take less than one. So a
+helper process imports the libraries once (`preload`) and waits at a Unix socket (`socket_path`).
+For each job it forks a supervisor, which forks the job: a fork copies page tables, not libraries,
+and is ready within milliseconds. The caller (`client`) needs no torch.
 
-Two things must never happen in the helper, since a fork does not survive them. It runs no torch
-operation: a parallel one starts OpenMP's threads, fork copies only the calling thread, and the
-child's first parallel operation then waits for ever for the ones left behind. And it asks CUDA
-nothing, not even whether it is there: after cuInit every CUDA call in a forked child fails. It
-also holds nothing of ours when a job starts, so that an edit of our code is never stale.
+    client --socket--> helper --fork--> supervisor --fork--> job
 
-`client` is what callers use, `starting` finds or starts the helper at the `meeting_place`,
-`messages` is what the two say to each other, `helper` serves, `libraries` is what it holds ready,
-`child` is a forked job's life, `job` calls the module's `main`, and `processes` makes sure that
-nothing outlives its purpose. Switched off with LMLAB_WARM_START=0, or where it cannot work, every
-job is a fresh process: the same, slower.
+The helper must stay forkable. It runs no torch operation: OpenMP's threads do not survive a fork,
+and the child's first parallel operation would wait for them forever. It never calls CUDA, not even
+to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails.
+
+The supervisor watches the job, the client and the helper. When any of them ends, however it ends,
+every process that the job has started is killed. Without a helper (LMLAB_WARM_START=0, `cold=True`,
+or any problem with it) the same supervisor starts the job as a fresh interpreter: slower, but
+otherwise the same.
 """
 
 from lmlab.measure.warm_start.client import run

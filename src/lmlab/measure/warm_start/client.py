@@ -1,171 +1,214 @@
-"""The client: runs a job in a child of the helper, or in a fresh process, and tells no difference.
+"""The client: runs a job in a fork of the helper or in a fresh interpreter, with equal results.
 
-Either way the job is a session of its own, gets this process's SIGINT, SIGTERM and SIGHUP, ends
-when this process ends, leaves no process of its own behind, and its exit is returned the way
-subprocess does it: 0 to 255, or minus the number of the signal that killed it. A job that is lost
-because somebody killed the helper gives EX_TEMPFAIL, 75: it says nothing about the job.
+Either way the job is a session of its own, receives this process's SIGINT, SIGTERM and SIGHUP, and
+dies with this process. Its exit status is reported as subprocess does: 0 to 255, or minus the
+number of the signal that killed it. If the helper is killed, the job is lost, which says nothing
+about the job; the status is then EX_TEMPFAIL (75).
+
+If no helper answers, the client starts one. A file lock makes sure that it is only one, however
+many clients arrive at once. The helper inherits a socket that already listens, so that clients can
+queue while it imports, and no other file: a daemon that keeps a workflow's pipes open would hold it
+up. If it dies, the kernel closes the socket and the queued clients notice.
 """
 
 import contextlib
-import dataclasses
+import fcntl
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from types import FrameType, TracebackType
-from typing import Self
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, Self
 
-from lmlab.measure.warm_start.meeting_place import WarmStartUnavailable
-from lmlab.measure.warm_start.messages import Inbox, Job, send
 from lmlab.measure.warm_start.processes import kill_family, signal_group
-from lmlab.measure.warm_start.starting import PATIENCE_S, WarmStartSettingError, find_or_start
+from lmlab.measure.warm_start.socket_path import (
+    WarmStartUnavailable,
+    connect,
+    helper_environment,
+    listen,
+    socket_path,
+)
 
+PATIENCE_S = 120.0  # importing torch from a cold network disk can take a minute
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ATTEMPTS = 3
+_ATTEMPTS = 2  # an idle helper may end just when a client connects
+# By path: the helper must run the client's code, whatever directory it is started in.
+_BOOTSTRAP = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from lmlab.measure.warm_start.helper import main; "
+    "del sys.path[0]; main(*sys.argv[2:])"
+)
+
+
+class Job(NamedTuple):
+    """A call of a module's main, and what a process inherits from its parent."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+    umask: int
+    ignored_signals: list[int]
+
+
+def ignored_signals() -> list[int]:
+    """Signals that children of this process ignore too (nohup, a shell's background job)."""
+    # Python ignores these two itself, but not on behalf of its children.
+    inherited = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+    return sorted(int(s) for s in inherited if signal.getsignal(s) is signal.SIG_IGN)
 
 
 def run(module: str, arguments: Sequence[str], *, cold: bool = False) -> int:
-    """Call `main(arguments)` of a module in a process of its own and return its exit code.
+    """Call `main(arguments)` of a module in a process of its own and return its exit status.
 
-    `cold` asks for a fresh process, for points that measure the start itself.
+    `cold` asks for a fresh interpreter, for points that measure the start itself.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    if not cold and _is_wanted():
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    if not cold and _is_enabled():
         try:
             return _run_warm(module, list(arguments))
-        except WarmStartUnavailable as trouble:
-            _say(f"{trouble}; a fresh process is used instead")
-    return _run_plain(module, list(arguments))
+        except OSError as reason:
+            _warn(f"{reason}; using a fresh process instead")
+    return _run_plain(module, arguments)
 
 
-def _is_wanted() -> bool:
+def _is_enabled() -> bool:
     setting = os.environ.get("LMLAB_WARM_START", "1")
     if setting not in ("0", "1"):
-        raise WarmStartSettingError(f"LMLAB_WARM_START is {setting!r}: 0 and 1 are allowed")
+        raise ValueError(f"LMLAB_WARM_START = {setting!r}; allowed: 0, 1")
     return setting == "1" and sys.platform == "linux"
 
 
-def _say(line: str) -> None:
-    print(f"warm start: {line}", file=sys.stderr, flush=True)
+def _idle_seconds() -> float:
+    """How long a helper waits for another job before it ends."""
+    setting = os.environ.get("LMLAB_WARM_START_IDLE_S", "300")
+    with contextlib.suppress(ValueError):
+        if 0 < float(setting) < float("inf"):
+            return float(setting)
+    raise ValueError(f"LMLAB_WARM_START_IDLE_S = {setting!r}; allowed: seconds above 0")
+
+
+def _warn(message: str) -> None:
+    print(f"warm start: {message}", file=sys.stderr, flush=True)
 
 
 class SignalRelay:
-    """While it is entered, signals that would end this process go to the job instead.
+    """While entered, signals that would end this process go to the job, which decides how to end.
 
-    The job then decides how it ends, and its exit is reported as always. Signals that come before
-    there is a job are kept for it; signals that this process ignores are left ignored.
+    Signals that arrive before there is a job are held for it; ignored ones stay ignored.
     """
 
     def __init__(self) -> None:
         self._job: int | None = None
-        self._kept: list[int] = []
+        self._held: list[int] = []
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        # Only the main thread may set handlers; elsewhere the signals are the main thread's affair.
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
             for number in _FORWARDED:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._relay)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
 
     def aim(self, job: int) -> None:
-        """Name the job, and hand it what came early."""
+        """Name the job, and forward to it what has arrived so far."""
         self._job = job
-        while self._kept:
-            signal_group(job, self._kept.pop(0))
+        while self._held:
+            signal_group(job, self._held.pop(0))
 
     def _relay(self, number: int, _frame: FrameType | None) -> None:
         if self._job is None:
-            self._kept.append(number)
+            self._held.append(number)
         else:
             signal_group(self._job, number)
 
 
 def _run_warm(module: str, arguments: list[str]) -> int:
-    """Hand the job to a helper; to another one if that ends by itself just then."""
+    os.umask(umask := os.umask(0o077))
+    environment = dict(os.environ)
+    job = Job(module, arguments, environment, os.getcwd(), umask, ignored_signals())
     for _ in range(_ATTEMPTS):
-        with _errors_before_the_job():
-            job = Job.of_this_process(module, arguments)
-            connection = find_or_start()
-        with connection, SignalRelay() as relay:
-            inbox = Inbox(connection)
-            with _errors_before_the_job():
-                pid = _hand_over(connection, inbox, job)
-            if pid is not None:
-                relay.aim(pid)
-                return _await_exit(connection, inbox, pid)
-    raise WarmStartUnavailable(f"{_ATTEMPTS} helpers ended before they took the job")
+        with _connect_or_start() as connection, contextlib.suppress(ConnectionError):
+            connection.settimeout(PATIENCE_S)
+            connection.recv(1)  # a greeting: while the helper imports, signals still end us
+            with SignalRelay() as relay:
+                socket.send_fds(connection, [b"\n"], [0, 1, 2])
+                # ASCII, so that bytes that are not UTF-8 survive as escaped surrogates.
+                connection.sendall(json.dumps(job).encode() + b"\n")
+                status = _follow(connection, relay)
+            if status is not None:
+                return status
+    raise WarmStartUnavailable(f"the helper ended; see {socket_path().with_suffix('.log')}")
 
 
-@contextlib.contextmanager
-def _errors_before_the_job() -> Iterator[None]:
-    """What goes wrong here leaves the job undone, so that it may be done the plain way."""
-    try:
-        yield
-    except OSError as error:
-        raise WarmStartUnavailable(f"the helper cannot be used: {error}") from error
+def _run_plain(module: str, arguments: Sequence[str]) -> int:
+    ours, theirs = socket.socketpair()
+    descriptor = theirs.fileno()
+    program = [sys.executable, "-m", "lmlab.measure.warm_start.supervisor", str(descriptor), module]
+    with ours, SignalRelay() as relay:
+        with theirs:
+            process = subprocess.Popen(
+                [*program, *arguments], pass_fds=[descriptor], start_new_session=True
+            )
+        status = _follow(ours, relay)
+        process.wait()
+    return os.EX_TEMPFAIL if status is None else status
 
 
-def _hand_over(connection: socket.socket, inbox: Inbox, job: Job) -> int | None:
-    """Send the job; its pid, or None when the helper was gone before it could take it."""
-    connection.settimeout(PATIENCE_S)
-    with contextlib.ExitStack() as stack:
-        streams = [_stream(descriptor, stack) for descriptor in range(3)]
-        try:
-            send(connection, {"job": dataclasses.asdict(job)}, streams)
-        except ConnectionError:
-            return None
-    try:
-        answer = inbox.wait()
-    except TimeoutError:
-        raise WarmStartUnavailable(f"the helper was silent for {PATIENCE_S:.0f} s") from None
-    if answer is not None and "trouble" in answer:
-        raise WarmStartUnavailable(answer["trouble"])
-    return None if answer is None else int(answer["pid"])
+def _follow(connection: socket.socket, relay: SignalRelay) -> int | None:
+    """Wait for the job to end; its exit status, or None if the job was not started."""
+    pid = status = ""
+    with contextlib.suppress(ConnectionError), connection.makefile() as lines:
+        if pid := lines.readline():
+            relay.aim(int(pid))
+            connection.settimeout(None)
+            status = lines.readline()
+    if pid and not status:
+        kill_family(int(pid))
+        _warn("the job was lost because its helper or supervisor was killed")
+        return os.EX_TEMPFAIL
+    return int(status) if pid else None
 
 
-def _stream(descriptor: int, stack: contextlib.ExitStack) -> int:
-    """The descriptor itself, or the null device where this process was started without it."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        descriptor = os.open(os.devnull, os.O_RDWR)
-        stack.callback(os.close, descriptor)
-    return descriptor
+def _connect_or_start() -> socket.socket:
+    """A connection to a helper that can stand in for this process."""
+    idle_s = _idle_seconds()
+    path = socket_path()
+    if connection := connect(path):
+        return connection
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (connection := connect(path)) is None:
+            _start_helper(path, idle_s)
+            connection = connect(path)
+    if connection is None:
+        raise WarmStartUnavailable(f"no helper at {path}; see the log next to it")
+    return connection
 
 
-def _await_exit(connection: socket.socket, inbox: Inbox, pid: int) -> int:
-    connection.settimeout(None)
-    answer = inbox.wait()
-    if answer is not None:
-        return int(answer["exit"])
-    # The kernel killed the job together with the helper; what the job had started is left to us.
-    kill_family(pid)
-    _say("the helper was killed and the job with it; the next job starts another helper")
-    # Not a signal's number: the job did not die of its own doing, and is worth another try.
-    return os.EX_TEMPFAIL
-
-
-def _run_plain(module: str, arguments: list[str]) -> int:
-    program = [sys.executable, "-m", "lmlab.measure.warm_start.job", str(os.getpid()), module]
-    with SignalRelay() as relay:
-        process = subprocess.Popen([*program, *arguments], start_new_session=True)
-        relay.aim(process.pid)
-        status = process.wait()
-    kill_family(process.pid)
-    return status
+def _start_helper(path: Path, idle_s: float) -> None:
+    with listen(path) as listener, path.with_suffix(".log").open("w") as log:
+        package_root, descriptor = Path(__file__).parents[3], listener.fileno()
+        arguments = [str(package_root), str(descriptor), str(path), str(idle_s)]
+        # Returns at once: the program forks, so that the helper is not a child of this process.
+        subprocess.run(
+            [sys.executable, "-P", "-c", _BOOTSTRAP, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=path.parent,
+            env=helper_environment(),
+            pass_fds=[descriptor],
+            start_new_session=True,
+            check=False,
+        )

@@ -1,46 +1,38 @@
-"""Who belongs to a job, and how all of it ends.
+"""Process trees: finding all that a job has started, and killing it.
 
-A job is a session: its first process calls setsid, so whatever it starts carries the job's pid as
-session id even after the parents in between are gone. A process that opens a session of its own is
-still found as a descendant while its parent lives; one that is orphaned as well falls to the
-nearest sub-reaper, which is the helper. Only SIGKILL is used here: these are the ways out that must
-not depend on the good will of a process that may hang in a driver call.
+A job is the leader of a session, and what it starts carries the job's pid as session id even after
+the processes in between have exited. A process that opens a session of its own is still found as a
+descendant, because an orphan is adopted by the nearest subreaper among its ancestors, which is the
+job's supervisor. Only SIGKILL is used: a process may hang in a driver call and ignore the rest.
 
-The kernel's own tie between parent and child, PR_SET_PDEATHSIG, covers the case in which nobody is
-left to send anything: the process that would have cleaned up was itself killed.
+When the process that would clean up is itself killed, the kernel takes over: PR_SET_PDEATHSIG sends
+a signal to a child as soon as its parent dies.
 """
 
 import contextlib
 import ctypes
 import os
 import signal
-from dataclasses import dataclass
 
-# Numbers of <linux/prctl.h>, which Python has no names for.
+# From <linux/prctl.h>; Python has no names for these.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass(frozen=True)
-class Kinship:
-    """Where one live process hangs in the tree of processes."""
-
-    parent: int
-    session: int
-
-
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process as soon as the given parent is gone.
-
-    The parent may have gone before the request was in force, which shows as another parent.
-    """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when `parent` dies, even if that has already happened."""
+    signal_on_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def signal_on_parent_death(number: int) -> None:
+    """Have the kernel send this process a signal when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent dies."""
+    """Become the parent of every descendant whose own parent dies."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -50,53 +42,42 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
-def live_processes() -> dict[int, Kinship]:
-    """Every process of this machine that can still be seen and is not a zombie."""
+def live_processes() -> dict[int, tuple[int, int]]:
+    """Parent and session id of every visible process that is not a zombie."""
     found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            kinship = _kinship(int(entry))
-            if kinship is not None:
-                found[int(entry)] = kinship
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                # The command name is in parentheses and may itself contain some.
+                fields = stat.read().rpartition(b")")[2].split()
+            if fields[0] not in (b"Z", b"X"):
+                found[int(pid)] = (int(fields[1]), int(fields[3]))
     return found
 
 
-def _kinship(pid: int) -> Kinship | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            text = stat.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command's name stands in brackets and may itself hold brackets and blanks.
-    state, parent, _group, session = text[text.rindex(b")") + 2 :].split()[:4]
-    return None if state in (b"Z", b"X") else Kinship(int(parent), int(session))
-
-
 def family(root: int) -> set[int]:
-    """The live processes of the session `root`, and all who descend from it or from them."""
+    """The live processes of session `root`, and the descendants of `root` and of those."""
     processes = live_processes()
-    members = {pid for pid, kin in processes.items() if pid == root or kin.session == root}
-    while True:
-        born = {pid for pid, kin in processes.items() if kin.parent in members} - members
-        if not born:
-            return members
-        members |= born
+    members = {pid for pid, (_, session) in processes.items() if root in (pid, session)}
+    while new := {pid for pid, (parent, _) in processes.items() if parent in members} - members:
+        members |= new
+    return members
 
 
 def kill_family(root: int) -> None:
-    """Kill all of `family(root)` but the caller, again until no new member turns up."""
-    spared = {os.getpid()}
-    while members := family(root) - spared:
+    """Kill all of `family(root)` except this process, until no new member appears."""
+    done = {os.getpid()}
+    while members := family(root) - done:
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        spared |= members
+        done |= members
 
 
 def signal_group(leader: int, number: int) -> None:
-    """Send a signal to a job's process group, or to its leader while the group is still to come."""
-    try:
-        os.killpg(leader, number)
-    except ProcessLookupError:
-        with contextlib.suppress(ProcessLookupError):
+    """Signal a job's process group, or its leader if that has not created the group yet."""
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.killpg(leader, number)
+        except ProcessLookupError:
             os.kill(leader, number)

@@ -2,7 +2,7 @@
 
 First each arm runs once, and its output and gradients are held against a reference: an arm that is
 wrong gets no time. Then, pass by pass, the arms that are right take turns until their times have
-settled (`lmlab.measure.race`).
+settled (`lmlab.measure.kernel_rounds`).
 
 `tiled` walks its tiles in Python, thousands of launches a pass on a long sequence. One pass over a
 short sequence tells how long a long one takes, the square of their ratio as long, and an arm that
@@ -21,7 +21,7 @@ import torch
 from lmlab.attention import registry
 from lmlab.chapters.attention.measure.compiling import compiler_for, first_call_s
 from lmlab.chapters.attention.measure.problem import Attend, Problem, Shape, shape_of
-from lmlab.chapters.attention.measure.race import patience_of, race, try_out
+from lmlab.chapters.attention.measure.race import budget_of, race, try_out
 from lmlab.chapters.attention.measure.reference import reference
 from lmlab.chapters.attention.measure.variants import Arms, Capped, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -57,7 +57,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
                 refuse_too_slow(name, attends[name], shape, device, settings["arm_cap_s"])
                 try_out(name, attends[name], problem, right, arms, device)
         del right
-        measurements = race(arms, attends, problem.passes(), device, patience_of(settings))
+        measurements = race(arms, attends, problem.passes(), device, budget_of(settings))
     return arms.outcome(measurements, {"flops": shape.flops(), "threads": torch.get_num_threads()})
 
 

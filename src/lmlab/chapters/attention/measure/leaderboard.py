@@ -19,7 +19,7 @@ import torch
 from lmlab.attention import registry
 from lmlab.chapters.attention.measure.compiling import COMPILES, compiler
 from lmlab.chapters.attention.measure.problem import Attend, Problem, shape_of
-from lmlab.chapters.attention.measure.race import Passes, patience_of, race, try_out
+from lmlab.chapters.attention.measure.race import Passes, budget_of, race, try_out
 from lmlab.chapters.attention.measure.reference import reference
 from lmlab.chapters.attention.measure.variants import Arms, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -47,7 +47,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
                 try_out(name, attends[name], problem, right, arms, device)
         del right
         passes: Passes = {**problem.passes(), "both": partial(forward_backward, problem)}
-        measurements = race(arms, attends, passes, device, patience_of(settings))
+        measurements = race(arms, attends, passes, device, budget_of(settings))
     return arms.outcome(measurements, {"flops": shape.flops()})
 
 

@@ -17,16 +17,16 @@ from lmlab.chapters.attention.measure.compiling import first_call_s
 from lmlab.chapters.attention.measure.problem import Attend, Problem
 from lmlab.chapters.attention.measure.reference import check, errors
 from lmlab.chapters.attention.measure.variants import Arms, finite
-from lmlab.measure.race import Call, Patience, measure_in_rounds
+from lmlab.measure.kernel_rounds import Call, SamplingBudget, measure_in_rounds
 from lmlab.measure.statistics import Measurement
 
 Passes = Mapping[str, Callable[[Attend], Call]]
 
 
-def patience_of(settings: Mapping[str, Any]) -> Patience:
+def budget_of(settings: Mapping[str, Any]) -> SamplingBudget:
     """How long a point lets each arm be sampled."""
     samples = settings["samples"]
-    return Patience(
+    return SamplingBudget(
         min_samples=min(10, samples), max_samples=samples, time_cap_s=settings["arm_cap_s"]
     )
 
@@ -61,13 +61,13 @@ def race(
     attends: Mapping[str, Attend],
     passes: Passes,
     device: torch.device,
-    patience: Patience,
+    budget: SamplingBudget,
 ) -> dict[str, Measurement]:
     """Pass by pass, the arms that are still running; `arm.pass` to its samples."""
     measurements: dict[str, Measurement] = {}
     for name, prepare in passes.items():
         calls = {arm: partial(prepare, attends[arm]) for arm in arms.running}
-        times, broken = measure_in_rounds(calls, device=device, patience=patience)
+        times, broken = measure_in_rounds(calls, device=device, budget=budget)
         measurements |= {f"{arm}.{name}": time for arm, time in times.items()}
         for arm, error in broken.items():
             arms.stop(arm, error)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lmlab.chapters.attention.measure.problem import Problem, Shape, shape_of
-from lmlab.chapters.attention.measure.race import judge, patience_of
+from lmlab.chapters.attention.measure.race import budget_of, judge
 from lmlab.chapters.attention.measure.reference import NAMES, errors, reference
 from lmlab.chapters.attention.measure.variants import Arms, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -29,8 +29,8 @@ from lmlab.kernels.configs import Direction, Tiles, choose, shared_bytes
 from lmlab.kernels.problem import Problem as KernelProblem
 from lmlab.kernels.problem import processor
 from lmlab.measure.clock import collector_paused
+from lmlab.measure.kernel_rounds import measure_in_rounds
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.race import measure_in_rounds
 from lmlab.study.points import Point
 
 CHOSEN = "chosen"
@@ -58,7 +58,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
                 arms.note(name, **run.try_out(tiles))
                 judge(name, run.errors(tiles), arms, shape.dtype)
         calls = {name: run.prepare(cuts[name]) for name in arms.running}
-        times, broken = measure_in_rounds(calls, device=device, patience=patience_of(settings))
+        times, broken = measure_in_rounds(calls, device=device, budget=budget_of(settings))
         for name, error in broken.items():
             arms.stop(name, error)
     data = {"flops": shape.flops(), "shared_limit_bytes": processor(device).shared_limit}

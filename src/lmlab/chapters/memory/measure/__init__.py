@@ -1,31 +1,41 @@
-"""Where the memory goes: one size, context and precision; or one model and ways to checkpoint it.
+"""Where the memory goes: the modes of one model, or ways to checkpoint its activations.
 
-Three modes are recorded one after the other in one process, the allocator emptied and its counters
-reset between them: `forward` without a gradient, `forward_graph` (the graph that backward needs is
-kept, and nothing follows: what published peaks of a forward pass mean), and `train_step`. Each is
-run once unrecorded first, so that libraries have their workspaces and the optimizer its state.
-A mode that runs out of memory says so and tells what was live; the other modes keep their numbers.
+`timeline` records three modes one after the other in one process, the allocator emptied and its
+counters reset in between: `forward` without a graph, `forward_graph` (the graph that backward needs
+is kept and nothing follows: what published peaks of a forward pass mean) and `train_step`. Each
+runs once unrecorded first, so that libraries have their workspaces and the optimizer its state. A
+mode that runs out of memory is a record with a reason; the other modes keep their numbers.
 
-`data`: `modes` by name, each with `status`, `reason`, the replayed peak and its parts (see
-`measure.memory.summary`), `accounting` of the device's memory, `predicted` by the cost model (null
-for a model or an attention that it does not describe); `before`, the accounting with nothing of the
-model there; `stream_bytes`, the size of one fp32 tensor of the residual stream.
+`checkpointing` times strategies against each other in one process (see that module).
+
+Records of `timeline`, per `mode`:
+
+- `peak_memory`: the allocator's own counter on a GPU, the replayed history on a CPU; `peak_phase`,
+  `replayed_peak`, `requested_peak` (without the allocator's rounding), `unrecorded_peak` (of the
+  warm-up step), and `phase_peak` and `phase_end` per `phase`
+- `live` per `category`, `attention_weights` per `dtype` (a part of the activations), `live_by_line`
+  and `allocation` (the largest ones, equal ones together) with their `origin`: what exists at the
+  `stage` "peak" or, where memory ran out, "failure"
+- `predicted_peak` and `predicted_live` by the cost model, our model with naive attention only
+- `device_memory` per `layer`, from what the driver counts to what tensors asked for
+- `stream_allocations`, `stream_live`: tensors as large as one of the residual stream
+- `events`, `peak_event`, `live_pieces`, `history_cut` of the recording
+
+and once per point `stream_bytes`, `parameters`, `device_memory` before the model exists. `data` has
+each mode's timeline by category and the phases among its events.
 """
 
 from __future__ import annotations
 
 import torch
 
-from lmlab.chapters.memory.measure import checkpointing as memory_checkpointing
-from lmlab.chapters.memory.measure import timeline as memory_modes
+from lmlab.chapters.memory.measure.checkpointing import measure_strategies
+from lmlab.chapters.memory.measure.timeline import measure_modes
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.precision import why_unsupported
 from lmlab.study.points import Point
 
-TOPICS = {
-    "timeline": memory_modes.measure_modes,
-    "checkpointing": memory_checkpointing.measure_strategies,
-}
+TOPICS = {"timeline": measure_modes, "checkpointing": measure_strategies}
 
 
 def measure(point: Point, device: torch.device) -> Outcome:

@@ -1,0 +1,97 @@
+"""Very large models on paper: memory, devices, compute-bound batches, ring all-reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmlab.report.frame import Results, Rows, combine
+from lmlab.report.frame import derive as derived
+from lmlab.report.page import Chapter
+from lmlab.report.table import Table, quantity
+
+TITLE = "Calculations: very large models"
+
+
+def derive(rows: Rows, results: Results) -> Rows:
+    """Batches per device; in a pipeline those of one stage."""
+    batch = {"quantity": "batch_tokens"}
+    rows = derived(
+        rows, "batch_per_device", batch, lambda found: found.value / found.fsdp / found.tp
+    )
+    parts = {name: {"quantity": f"lever_{name}"} for name in ("tokens", "fsdp", "tp")}
+    return combine(
+        rows,
+        "lever_per_device",
+        parts,
+        lambda p: p.tokens / (p.fsdp * p.tp),
+        on=["source", "change"],
+    )
+
+
+TABLES = {
+    "state": Table(
+        title="Training state in fp32: weights, gradients and two AdamW moments",
+        rows=["part"],
+        columns={"GB": quantity("state_memory", "GB")},
+    ),
+    "batches": Table(
+        title="Devices needed by tokens per device",
+        rows=["tokens"],
+        headers={"tokens": "tokens per device"},
+        columns={
+            "activations (GB)": quantity("activation_memory", "GB"),
+            "GPUs, nothing sharded": quantity("gpus_unsharded", "integer"),
+            "fewest devices, sharded": quantity("fewest_devices", "integer"),
+            "GB per device": quantity("memory_per_device", "GB"),
+        },
+    ),
+    "mesh": Table(
+        title="Tokens from which the mesh is compute-bound",
+        rows=["messages"],
+        columns={
+            "tokens in all": quantity("batch_tokens", "ceiling"),
+            "tokens per device": quantity("batch_per_device", "ceiling"),
+        },
+    ),
+    "levers": Table(
+        title="What lowers the batch that the same number of devices needs",
+        rows=["change"],
+        columns={
+            "FSDP": quantity("lever_fsdp"),
+            "TP": quantity("lever_tp"),
+            "tokens": quantity("lever_tokens", "ceiling"),
+            "tokens per device": quantity("lever_per_device", "ceiling"),
+        },
+    ),
+    "rings": Table(
+        title="All-reduce as a ring and with whole tensors sent around: steps, and bytes that each "
+        "rank sends per byte of the tensor",
+        rows=["ranks"],
+        columns={
+            "ring: steps": quantity("all_reduce_steps", "integer", way="ring"),
+            "bytes": quantity("all_reduce_bytes", way="ring"),
+            "whole tensors: steps": quantity("all_reduce_steps", "integer", way="whole tensors"),
+            "bytes ": quantity("all_reduce_bytes", way="whole tensors"),
+        },
+    ),
+}
+
+
+def facts(chapter: Chapter) -> dict[str, Any]:
+    """The settings of the question and the headline numbers."""
+    found = chapter.results.of("calculations")
+    value = chapter.value
+    return {
+        "settings": found[0].settings,
+        "parameters": value(quantity="parameters"),
+        "state": value(quantity="state_memory", part="total"),
+        "state_devices": value(quantity="state_devices"),
+        "activation_bytes_per_token": value(quantity="activation_bytes_per_token"),
+        "intensity": value(quantity="intensity"),
+        "mesh_devices": value(quantity="mesh_devices"),
+        "hidden": value(quantity="batch_tokens", messages="hidden"),
+        "exposed": value(quantity="batch_tokens", messages="exposed"),
+        "most_tensor_parallel": value(quantity="most_tensor_parallel"),
+        "best_split": value(quantity="lever_tokens", change="the best split"),
+        "fewest": value(quantity="fewest_devices", tokens=found[0].settings["tokens"][0]),
+    }

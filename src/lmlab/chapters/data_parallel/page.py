@@ -1,0 +1,3 @@
+"""To be written."""
+
+TITLE = "data_parallel"

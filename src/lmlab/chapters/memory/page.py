@@ -1,0 +1,437 @@
+"""Where the memory peak is, what it consists of, what bf16 changes, what checkpointing buys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
+from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.frame import Results, Rows, combine, distinct, select, table_of
+from lmlab.report.page import Chapter
+from lmlab.report.table import Table, memory, quantity, time
+from lmlab.report.text import FORMATS, GIB
+
+TITLE = "Memory: where it goes"
+
+TIMELINE, CHECKPOINTING = {"topic": "timeline"}, {"topic": "checkpointing"}
+STEP = {**TIMELINE, "mode": "train_step"}
+MODES = {
+    "forward": "forward without graph",
+    "forward_graph": "forward with graph",
+    "train_step": "training step",
+}
+PHASES = ("forward", "backward", "optimizer")
+PRECISIONS = ("fp32", "bf16")
+PARTS = {
+    "parameters": "parameters",
+    "optimizer_state": "optimizer state",
+    "gradients": "gradients",
+    "weight_copies": "16-bit copies of weights",
+    "fp32_weights": "attention weights, fp32",
+    "half_weights": "attention weights, 16-bit",
+    "activations": "other activations",
+    "workspace": "workspace and inputs",
+    "peak": "peak",
+}
+CURVES = {**PARTS, "activations": "activations", "workspace": "workspace", "other": "inputs"}
+LAYERS = {
+    "nvidia_smi_used": "used, by nvidia-smi (with the driver's own reserve)",
+    "outside_pytorch": "outside PyTorch: CUDA context, kernels, libraries",
+    "reserved": "reserved by PyTorch",
+    "allocated": "allocated to tensors",
+    "requested": "requested by tensors, without rounding",
+    "resident": "resident memory of the process",
+}
+# Columns that exist even when no point was measured.
+SHAPE = ("size", "context", "precision", "attention", "d_model", "num_layers")
+COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind")
+BEST_PREDICTED = "best predicted"
+FRONT_SEGMENTS = 4
+COMPARED_SIZES = 3
+# Beyond this share of the gradients a peak lies in the last segment of the backward pass.
+LATE_IN_BACKWARD = 0.5
+
+
+def derive(rows: Rows, results: Results) -> Rows:
+    """Sizes in ascending order; parts of the peak, changes by bf16, prediction errors."""
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
+    rows = rows.sort_values(["d_model", "num_layers", "context"], kind="stable", ignore_index=True)
+    rows = pd.concat([rows, _parts(rows), _peaks_with_phase(rows)], ignore_index=True)
+    parts = {p: {"quantity": "part", "precision": p} for p in PRECISIONS}
+    point = ("size", "context", "mode", "part")
+    rows = combine(rows, "bf16_change", parts, lambda p: p.bf16 - p.fp32, unit="B", on=point)
+    peaks = {p: {**where, "part": "peak"} for p, where in parts.items()}
+    rows = combine(rows, "bf16_ratio", peaks, lambda p: p.bf16 / p.fp32, on=point)
+    counters = {name: {"quantity": f"{name}_peak"} for name in ("replayed", "allocator")}
+    on = ("source", "mode")
+    rows = combine(rows, "replay_equal", counters, lambda p: p.replayed == p.allocator, on=on)
+    for label, topic in (("mode", TIMELINE), ("variant", CHECKPOINTING)):
+        both = {n: {"quantity": n, **topic} for n in ("predicted_peak", "peak_memory")}
+        rows = combine(rows, "prediction_error", both, _relative_error, on=("source", label))
+    layers = {n: {"layer": f"peak_{n}", **STEP} for n in ("allocated", "reserved")}
+    rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
+    rows = pd.concat([rows, _published(rows, results)], ignore_index=True)
+    return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]])
+
+
+def _relative_error(found: Rows) -> Any:
+    return found["predicted_peak"] / found["peak_memory"] - 1
+
+
+def _parts(rows: Rows) -> Rows:
+    """Live bytes at the peak by part, attention weights apart from the other activations."""
+    found: list[dict[str, Any]] = []
+    weights = select(rows, quantity="attention_weights", stage="peak")
+    live = select(rows, quantity="live", stage="peak")
+    for (source, mode), group in live.groupby(["source", "mode"], sort=False):
+        mine = select(weights, source=source, mode=mode)
+        counts = dict(zip(group["category"], group["value"], strict=True))
+        counts["peak"] = sum(counts.values())
+        counts["workspace"] += counts["other"]
+        counts["fp32_weights"] = int(select(mine, dtype="fp32")["value"].sum())
+        counts["half_weights"] = int(mine["value"].sum()) - counts["fp32_weights"]
+        counts["activations"] -= counts["fp32_weights"] + counts["half_weights"]
+        base = {**_records(group)[0], "quantity": "part"}
+        for key, name in PARTS.items():
+            found.append({**base, "category": key, "part": name, "value": counts[key]})
+    return table_of(found)
+
+
+def _peaks_with_phase(rows: Rows) -> Rows:
+    """Peaks of training steps as text: GiB and phase; a step that did not fit keeps its status."""
+    phases = select(rows, quantity="peak_phase", **STEP).set_index("source")["value"].to_dict()
+    found = []
+    for row in _records(select(rows, quantity="peak_memory", **STEP)):
+        text = f"{FORMATS['GiB'](row['value'] or 0)} {phases.get(row['source'])}"
+        found.append({**row, "quantity": "peak_with_phase", "value": text})
+    return table_of(found)
+
+
+def _published(rows: Rows, results: Results) -> Rows:
+    """Published peaks, each with the one measured here where size, context and precision agree.
+    A published forward pass is one that keeps its graph."""
+    found = []
+    for row in _records(select(results.rows, chapter="published", topic="memory")):
+        mode = {"forward": "forward_graph"}.get(row["mode"], row["mode"])
+        point = {**{key: row[key] for key in ("size", "context", "precision")}, "mode": mode}
+        here = select(rows, quantity="peak_memory", status="ok", **TIMELINE, **point)
+        base = {**point, "gpu": row["gpu"], "writeup": row["writeup"]}
+        base |= {"chapter": "memory", "status": "ok", "unit": "B"}
+        found.append({**base, "quantity": "published", "value": row["value"] * GIB})
+        found += [{**base, "quantity": "measured_here", "value": v} for v in here["value"][:1]]
+    return table_of(found)
+
+
+def largest(rows: Rows) -> Rows:
+    """Rows of the largest training step that was measured, in both precisions if there are two."""
+    steps = select(rows, quantity="bf16_ratio", **STEP)
+    if steps.empty:
+        steps = select(rows, quantity="peak_memory", status="ok", **STEP)
+    last = steps.tail(1)
+    return select(rows, **TIMELINE, size=list(last["size"]), context=list(last["context"]))
+
+
+def strategies(rows: Rows) -> Rows:
+    """The strategies' rows by point, with each one's time relative to the baseline's."""
+    rows = select(rows, **CHECKPOINTING, variant=lambda name: name != BEST_PREDICTED)
+    found = [
+        {**pair.variant, "quantity": "relative_time", "clock": None, "value": 1 / pair.ratio}
+        for pair in slowdowns(rows).values()
+    ]
+    rows = pd.concat([rows, table_of(found)], ignore_index=True)
+    return rows.assign(point=[_name(row) for row in _records(rows)])
+
+
+def front_strategies(rows: Rows) -> Rows:
+    """One point for the front page: the segments with the lowest peaks, none, and nested."""
+    rows = select(strategies(rows), source=checkpointed_points(rows)[:1])
+    every = select(rows, quantity="peak_memory", kind="every", status="ok")
+    lowest = every.sort_values("value", key=pd.to_numeric)["variant"].head(FRONT_SEGMENTS)
+    return select(rows, variant=["none", "nested", *lowest])
+
+
+def checkpointed_points(rows: Rows) -> list[str]:
+    """Points with timed strategies; first those where the step fits without checkpointing too."""
+    times = select(rows, quantity="time", status="ok", **CHECKPOINTING)
+    plain = select(times, variant="none")
+    return list(dict.fromkeys([*plain["source"], *times["source"]]))
+
+
+def slowdowns(rows: Rows) -> dict[tuple[str, str], Pair]:
+    """Each strategy's step against the baseline of its point, in paired rounds of one job. The
+    baseline is no checkpointing, or the input of every block where that does not fit."""
+    found = {}
+    for source in checkpointed_points(rows):
+        times = select(rows, quantity="time", status="ok", source=source)
+        names = list(times["variant"])
+        baseline = {"variant": next(n for n in ("none", "every-1", *names) if n in names)}
+        for name in names:
+            compare = Compare(variant={"variant": name}, baseline=baseline, on=["source"])
+            found[source, name] = compare.run(times).pairs[0]
+    return found
+
+
+def timeline_rows(results: Results) -> Rows:
+    """Active bytes of a training step by category: the largest size at its shortest and longest
+    context. Events are spread evenly over each phase, so that phases line up."""
+    steps = one_precision(select(results.rows, quantity="peak_memory", status="ok", **STEP))
+    steps = select(steps, size=list(steps["size"])[-1:])
+    found = []
+    for row in _records(select(steps, context=_ends(steps))):
+        data = results.results[row["source"]].data["train_step"]
+        positions = [_phase_position(event, data["phases"]) for event in data["event"]]
+        for category, counts in data["bytes"].items():
+            labels = {"point": _name(row), "category": CURVES[category]}
+            for position, count in zip(positions, counts, strict=True):
+                found.append({**labels, "position": position, "value": count})
+    return pd.DataFrame(found)
+
+
+def _phase_position(event: int, phases: list[Mapping[str, Any]]) -> float:
+    index, phase = next((i, p) for i, p in enumerate(phases) if event <= p["last_event"])
+    length = max(1, phase["last_event"] - phase["first_event"])
+    return float(index + (event - phase["first_event"]) / length)
+
+
+def composition_rows(results: Results) -> Rows:
+    """Parts of the peak of the largest sizes at the shortest and the longest context."""
+    parts = select(results.rows, quantity="part", part=lambda name: name != "peak", **STEP)
+    sizes = [size for (size,) in distinct(parts, ["size"])][-COMPARED_SIZES:]
+    parts = select(parts, size=sizes, context=_ends(parts))
+    return parts.assign(bar=parts["size"] + "\n" + parts["precision"])
+
+
+def _ends(rows: Rows) -> list[Any]:
+    """The shortest and the longest context."""
+    return [rows["context"].min(), rows["context"].max()]
+
+
+def one_precision(rows: Rows) -> Rows:
+    """Rows in fp32 where that was measured, else in another precision."""
+    first = min(rows["precision"].unique(), key=lambda name: name != "fp32", default=None)
+    return select(rows, precision=first)
+
+
+def _by_mode(name: str, format: str) -> dict[str, Any]:
+    """A column per mode and precision."""
+    return {
+        f"{title}, {p}": quantity(name, format, mode=mode, precision=p)
+        for mode, title in MODES.items()
+        for p in PRECISIONS
+    }
+
+
+STRATEGY_COLUMNS = {
+    "peak (GiB)": memory(),
+    "step (ms)": time(),
+    "relative time": quantity("relative_time", "times"),
+}
+BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}
+ACROSS: Any = {"rows": ["size"], "across": "context", "data": one_precision}
+BY_POINT: Any = {"facet": "point", "rows": ["variant"], "headers": {"variant": "strategy"}}
+TABLES = {
+    "front_peaks": Table(
+        title="Peak of a training step in GiB and the phase that holds it, by context length",
+        where=STEP,
+        columns={"{context}": quantity("peak_with_phase", "text")},
+        **ACROSS,
+    ),
+    "front_parts": Table(
+        title="What exists at the peak of the largest training step",
+        rows=["part"],
+        where=STEP,
+        data=largest,
+        columns={
+            **{f"{p} (GiB)": quantity("part", "GiB", precision=p) for p in PRECISIONS},
+            "change (GiB)": quantity("bf16_change", "GiB"),
+        },
+    ),
+    "front_strategies": Table(
+        title="Training step of {point}; every-K keeps the input of every K blocks",
+        data=front_strategies,
+        columns=STRATEGY_COLUMNS,
+        **BY_POINT,
+    ),
+    "peaks": Table(title="Peak memory (GiB)", columns=_by_mode("peak_memory", "GiB"), **BY_CONTEXT),
+    "phases": Table(
+        title="Phase that holds the peak of a training step, by context length",
+        rows=["size", "precision"],
+        across="context",
+        where=STEP,
+        columns={"{context}": quantity("peak_phase", "text")},
+    ),
+    "composition": Table(
+        title="What exists at the peak of the largest size (GiB), {precision}",
+        facet="precision",
+        rows=["run", "context"],
+        where=TIMELINE,
+        data=lambda rows: select(rows, size=list(largest(rows)["size"])[:1]),
+        columns={name: quantity("part", "GiB", part=name) for name in PARTS.values()},
+    ),
+    "allocations": Table(
+        title="Largest allocations of a forward pass that keeps its graph, {precision}",
+        facet="precision",
+        rows=["what", "category", "origin", "count"],
+        where={**TIMELINE, "mode": "forward_graph", "phase": "forward"},
+        data=largest,
+        columns={
+            "each (MiB)": quantity("allocation", "MiB"),
+            "together (GiB)": quantity("allocation", "GiB", field="total_bytes"),
+        },
+    ),
+    "stream": Table(
+        title="One fp32 tensor of the residual stream in MiB, by context length",
+        where=TIMELINE,
+        columns={"{context}": quantity("stream_bytes", "MiB")},
+        **ACROSS,
+    ),
+    "layers": Table(
+        title="Memory of the device after the largest training step (GiB)",
+        rows=["layer"],
+        where={**STEP, "stage": "after"},
+        data=lambda rows: largest(rows).assign(layer=lambda found: found["layer"].map(LAYERS)),
+        columns={p: memory("device_memory", precision=p) for p in PRECISIONS},
+    ),
+    "predictions": Table(
+        title="Relative error of predicted peaks",
+        columns=_by_mode("prediction_error", "percent"),
+        **BY_CONTEXT,
+    ),
+    "strategies": Table(
+        title="Training step of {point}",
+        data=strategies,
+        columns={
+            **STRATEGY_COLUMNS,
+            "left by forward (GiB)": memory("saved_for_backward"),
+            "predicted peak (GiB)": memory("predicted_peak"),
+            "error": quantity("prediction_error", "percent"),
+        },
+        **BY_POINT,
+    ),
+    "published": Table(
+        title="Published peaks on other GPUs (batch not stated) and the peak measured here",
+        rows=["gpu", "writeup", "size", "context", "precision", "run"],
+        columns={"published (GiB)": memory("published"), "here (GiB)": memory("measured_here")},
+    ),
+}
+
+FIGURES = {
+    "timeline": Figure(
+        title="Memory during one training step",
+        mark="area",
+        facet="point",
+        color="category",
+        x=Axis(
+            field="position",
+            title="phases begin at the ticks; each is drawn equally wide",
+            ticks={phase: number for number, phase in enumerate(PHASES)},
+        ),
+        y=value_axis("GiB", scale=1 / GIB),
+        data=timeline_rows,
+    ),
+    "composition": Figure(
+        title="What exists at the peak of a training step",
+        mark="stack",
+        facet="context",
+        facet_title="context {}",
+        color="part",
+        x=Axis(field="bar", title="size and precision", categorical=True),
+        y=value_axis("GiB", scale=1 / GIB),
+        data=composition_rows,
+        height=4.0,
+    ),
+    "peak_by_context": Figure(
+        title="Peak memory by context length",
+        mark="line",
+        facet="run",
+        color="size",
+        dash="precision",
+        x=Axis(field="context", title="context length", log=2),
+        y=value_axis("GiB", scale=1 / GIB, log=10),
+        where={**TIMELINE, "quantity": "peak_memory"},
+    ),
+}
+
+
+def facts(chapter: Chapter) -> dict[str, Any]:
+    """What the sentences of the page need."""
+    rows = select(chapter.own.rows, status="ok")
+    steps = select(rows, quantity="peak_memory", **STEP)
+    ratios = select(rows, quantity="bf16_ratio", **STEP)
+    errors = select(rows, quantity="prediction_error", **TIMELINE)
+    shown = _records(select(largest(rows), quantity="part", **STEP))
+    return {
+        "steps": len(steps),
+        "largest": _highest(steps),
+        "phases": {
+            phase: sorted(select(rows, quantity="peak_phase", value=phase, **STEP)["context"])
+            for phase in PHASES
+        },
+        "attention": sorted(set(steps["attention"])),
+        "shown": shown[0] if shown else None,
+        "parts": {
+            p: {row["category"]: row["value"] for row in shown if row["precision"] == p}
+            for p in PRECISIONS
+        },
+        "ratios": len(ratios),
+        "smaller": int((ratios["value"] < 1 - SMALLEST_DIFFERENCE).sum()),
+        "greater": int((ratios["value"] > 1 + SMALLEST_DIFFERENCE).sum()),
+        "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
+        "stream": _highest(select(largest(rows), quantity="stream_allocations", **STEP)),
+        "unused": _highest(select(rows, quantity="unused_share")),
+        "errors": len(errors),
+        "worst_error": _highest(errors, key=abs),
+        "same_phase": _same_phase(rows),
+        "checkpointing": [
+            strategy_facts(select(chapter.own.rows, source=source))
+            for source in checkpointed_points(rows)
+        ],
+    }
+
+
+def _same_phase(rows: Rows) -> int:
+    """How many peaks the cost model puts into the phase in which they were measured."""
+    phases = _records(select(rows, quantity="peak_phase"))
+    measured = {(row["source"], row["mode"], row["value"]) for row in phases}
+    predicted = _records(select(rows, quantity="predicted_peak", **TIMELINE))
+    return sum((row["source"], row["mode"], row["phase"]) in measured for row in predicted)
+
+
+def strategy_facts(rows: Rows) -> dict[str, Any]:
+    """One model under its strategies: the lowest peak, no checkpointing, nesting, and times."""
+    peaks = select(rows, quantity="peak_memory", status="ok", kind=["every", "nested"])
+    every = select(peaks, kind="every")
+    best = _highest(every if len(every) else peaks, key=lambda peak: -peak)
+    live = _records(select(rows, quantity="predicted_live", kind="every"))
+    parts = {r["category"]: r["value"] for r in live if best and r["variant"] == best["variant"]}
+    return {
+        "point": _records(rows)[0],
+        "best": best,
+        "none": _one(rows, quantity="peak_memory", variant="none"),
+        "predicted_none": _one(rows, quantity="predicted_peak", variant="none"),
+        "predicted_best": _one(rows, quantity="predicted_peak", variant=BEST_PREDICTED),
+        "nested": _one(rows, quantity="peak_memory", variant="nested", status="ok"),
+        "late": parts.get("gradients", 0) > LATE_IN_BACKWARD * parts.get("parameters", 1)
+        and parts["activations"] > 0,
+        "slowdowns": {name: pair for (_, name), pair in slowdowns(rows).items()},
+    }
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['size']}, context {row['context']}, {row['precision']}"
+
+
+def _highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:
+    """The row with the highest value, or the highest by `key`."""
+    return max(_records(rows), key=lambda row: key(row["value"]), default=None)
+
+
+def _one(rows: Rows, **where: Any) -> dict[str, Any] | None:
+    return next(iter(_records(select(rows, **where))), None)
+
+
+def _records(rows: Rows) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]

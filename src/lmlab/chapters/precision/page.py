@@ -1,0 +1,122 @@
+"""What 16 bits lose: growing sums, what autocast keeps in fp32, and LayerNorm's variance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.frame import Results, Rows, select
+from lmlab.report.page import Chapter
+from lmlab.report.table import Table, quantity
+
+TITLE = "Precision: what 16 bits keep and lose"
+
+
+def fp16_sum(results: Results) -> Rows:
+    """Error of the running fp16 sum after each addition."""
+    for result in results.of("precision"):
+        if trace := result.data.get("fp16_trace"):
+            term = float(result.settings["term"])
+            steps = zip(trace["step"], trace["sum"], strict=True)
+            return pd.DataFrame(
+                [{"step": step, "value": total - step * term} for step, total in steps]
+            )
+    return results.rows.head(0)
+
+
+def _readable_scales(rows: Rows) -> Rows:
+    scales = select(rows, topic="layernorm")
+    return scales.assign(scale=scales["scale"].map("{:g}".format)) if len(scales) else scales
+
+
+def _sums(**where: Any) -> Table:
+    return Table(
+        title="Relative error of a variance by scale of the input, partial sums in {sums}",
+        facet="sums",
+        rows=["scale"],
+        across="dtype",
+        columns={"{dtype}": quantity("variance_error", "scientific")},
+        where={"topic": "layernorm", **where},
+        data=_readable_scales,
+    )
+
+
+TABLES = {
+    "sums": Table(
+        title="0.01 added 1,000 times; the exact sum is 10",
+        rows=["loop"],
+        where={"topic": "accumulation"},
+        columns={
+            "sum": quantity("sum", "digits"),
+            "error": quantity("error", "scientific"),
+        },
+    ),
+    "autocast": Table(
+        title="Data types in a toy model under autocast",
+        rows=["component"],
+        across="dtype",
+        where={"topic": "autocast"},
+        columns={"autocast to {dtype}": quantity("dtype_of", "text")},
+    ),
+    "variance": _sums(),
+    "layernorm": Table(
+        title="Largest error of nn.LayerNorm's output, which takes its statistics in fp32",
+        rows=["scale"],
+        across="dtype",
+        columns={"{dtype}": quantity("output_error", "scientific")},
+        where={"topic": "layernorm", "sums": lambda sums: not isinstance(sums, str)},
+        data=_readable_scales,
+    ),
+}
+
+FIGURES = {
+    "fp16_sum": Figure(
+        title="Error of a running fp16 sum of 0.01: the spacing of fp16 numbers grows with the sum",
+        mark="line",
+        x=Axis(field="step", title="additions"),
+        y=value_axis("sum minus exact", zero=False),
+        data=fp16_sum,
+        markers=False,
+    ),
+    "variance": Figure(
+        title="Relative error of a variance, partial sums in fp32",
+        mark="line",
+        color="dtype",
+        x=Axis(field="scale", title="scale of the input", log=10),
+        y=value_axis("relative error", log=10),
+        where={"topic": "layernorm", "quantity": "variance_error", "sums": "fp32"},
+    ),
+}
+
+
+def facts(chapter: Chapter) -> dict[str, Any]:
+    """Sums by loop, what autocast keeps in fp32, and typical variance errors."""
+    rows = select(chapter.own.rows, status="ok")
+    sums = select(rows, quantity="sum")
+    dtypes = select(rows, quantity="dtype_of")
+    errors = select(rows, quantity="variance_error")
+    failed = select(chapter.own.rows, quantity="variance_error", status="unsupported")
+    return {
+        "sums": dict(zip(sums["loop"], sums["value"], strict=True)) if len(sums) else {},
+        "kept": _components(dtypes[dtypes["value"] == "float32"]),
+        "lowered": _components(dtypes[dtypes["value"] != "float32"]),
+        "variance": {
+            sums_in: select(errors, sums=sums_in).groupby("dtype")["value"].median().to_dict()
+            for sums_in in ("fp32", "own format")
+        }
+        if len(errors)
+        else {},
+        "overflow": _formats(failed, "overflow"),
+        "underflow": _formats(failed, "underflow"),
+    }
+
+
+def _components(rows: Rows) -> list[str]:
+    names = dict.fromkeys(rows["component"]) if len(rows) else {}
+    return [name.replace("_", " ") for name in names]
+
+
+def _formats(rows: Rows, reason: str) -> list[str]:
+    return list(dict.fromkeys(select(rows, reason=reason)["dtype"])) if len(rows) else []

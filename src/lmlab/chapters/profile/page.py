@@ -1,0 +1,403 @@
+"""Kernels: which take the time, what backward and the optimizer change, and softmax vs. matmul."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.frame import derive as derived
+from lmlab.report.page import Chapter
+from lmlab.report.table import Table, quantity, time
+from lmlab.study.results import Result
+
+TITLE = "Kernel by kernel: where the time goes"
+
+POINT = ["size", "context", "batch", "precision"]
+RUN = ["source", "mode"]
+MODES = {
+    "forward": "forward",
+    "forward_backward": "forward + backward",
+    "train_step": "training step",
+}
+MATMULS = {"matmul_tensor_core": "tensor", "matmul_simt": "SIMT", "matmul": "unknown"}
+OTHER_FAMILIES = ("softmax", "elementwise", "reduction")
+FAMILIES = {
+    "matmul_simt": "matmul (SIMT cores)",
+    "matmul_tensor_core": "matmul (tensor cores)",
+    **{name: name for name in ("matmul", *OTHER_FAMILIES, "copy", "optimizer")},
+}
+PARTS = {
+    "scores": "scores QKᵀ",
+    "scale_and_mask": "scale and mask",
+    "softmax": "softmax",
+    "output": "output PV",
+}
+# A timeline agrees with the clock within this; beyond it the profiler has slowed the host.
+AGREES_WITHIN = 0.05
+# From this share of the copy bandwidth on, a kernel whose tensors exceed L2 is memory-bound.
+MEMORY_BOUND_FROM = 0.5
+OTHER_KERNELS = 5
+
+WALL = {"quantity": "time", "phase": "forward", "clock": "wall"}
+
+
+def derive(rows: Rows, results: Results) -> Rows:
+    """Shares, ratios and rates next to what was recorded."""
+    if select(rows, quantity="profiler_version").empty:
+        return rows
+    rows = _shares(rows)
+    for name in ("span", "busy"):
+        parts = {"profiled": _of(f"{name}_time", mode="forward", phase="total"), "wall": WALL}
+        rows = combine(rows, f"{name}_to_wall", parts, lambda p: p.profiled / p.wall)
+    idle = {"late": _of("host_late_gap_time"), "span": _of("span_time", phase="total")}
+    rows = combine(rows, "host_bound_share", idle, lambda p: p.late / p.span, on=RUN)
+    # The end-to-end chapter times the same forward pass in a process of its own.
+    other = {"chapter": "end_to_end", "mode": "forward", "start": "warm", "status": "ok", **WALL}
+    times = select(results.rows, **other).drop_duplicates(POINT).set_index(POINT)["value"]
+    rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _at(times, f))
+    copy_bandwidth = results.value(chapter="machine", quantity="copy_bandwidth")
+    return _told_apart(_attention(rows, copy_bandwidth))
+
+
+def _told_apart(rows: Rows) -> Rows:
+    """Batch and precision in the name of a size where the study profiles several."""
+    size = rows["size"].astype(str)
+    for key, form in (("batch", ", batch {}"), ("precision", ", {}")):
+        if len(distinct(rows, [key])) > 1:
+            size = size + rows[key].map(form.format)
+    return rows.assign(size=size)
+
+
+def _of(name: str, **labels: Any) -> dict[str, Any]:
+    return {"quantity": name, **labels}
+
+
+def _at(values: Any, found: Rows) -> Any:
+    """For each row the value of its key."""
+    return values.reindex(pd.MultiIndex.from_frame(found[values.index.names])).to_numpy()
+
+
+def _shares(rows: Rows) -> Rows:
+    """Families and kernels as shares of a run's device time. Copies are no kernels: the share of a
+    kernel leaves them out, as nsys does."""
+    kernel, run = _of("kernel_total_time"), _of("total_time", phase="total")
+    total = select(rows, **run).set_index(RUN)["value"]
+    copies = select(rows, **kernel, rank=pd.isna).set_index(RUN)["value"]
+    kernels = total - copies.reindex(total.index).fillna(0)
+    family = _of("family_total_time")
+    rows = derived(rows, "family_share", family, lambda f: f.value / _at(total, f))
+    rows = derived(rows, "share_of_run", kernel, lambda f: f.value / _at(total, f))
+    ranked = {**kernel, "rank": pd.notna}
+    rows = derived(rows, "kernel_share", ranked, lambda f: f.value / _at(kernels, f))
+    matmuls = select(rows, quantity="family_share", family=list(MATMULS))
+    added = matmuls.groupby(RUN, sort=False)["value"].sum().reindex(total.index).fillna(0)
+    return derived(rows, "matmul_share", run, lambda f: _at(added, f))
+
+
+def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
+    """Ratios and rates of attention's parts; nothing where it has none."""
+    if "part" not in rows:
+        return rows
+    ms = {part: _of("part_total_time", part=part) for part in PARTS}
+    flops = {part: _of("flops", part=part) for part in PARTS}
+    for name, parts, value in (
+        ("softmax_to_matmuls", ms, lambda p: p.softmax / (p.scores + p.output)),
+        ("flops_to_matmuls", flops, lambda p: p.softmax / (p.scores + p.output)),
+        ("mask_to_softmax", ms, lambda p: p.scale_and_mask / p.softmax),
+        ("pointwise_share", ms, lambda p: (p.softmax + p.scale_and_mask) / p.sum(axis=1)),
+    ):
+        rows = combine(rows, name, parts, value)
+    time_of, on = _of("part_total_time"), ["source", "part"]
+    whole = select(rows, **time_of).groupby("source")["value"].sum()
+    rows = derived(rows, "part_share", time_of, lambda f: f.value / f.source.map(whole))
+    cost = {"flops": _of("flops"), "bytes": _of("traffic"), "ms": time_of}
+    rows = combine(rows, "rate", cost, lambda p: p.flops / p.ms / 1e9, unit="TFLOP/s", on=on)
+    rows = combine(rows, "bandwidth", cost, lambda p: p.bytes / p.ms / 1e6, unit="GB/s", on=on)
+    # A softmax reads and writes every score once in each layer.
+    moved = _of("traffic", part="softmax")
+    rows = derived(rows, "scores_bytes", moved, lambda f: f.value / 2 / f.num_layers, unit="B")
+    if copy_bandwidth is None:
+        return rows
+    bandwidth = _of("bandwidth", part="softmax")
+    return derived(rows, "share_of_copy", bandwidth, lambda f: f.value / copy_bandwidth)
+
+
+def at_longest(rows: Rows) -> Rows:
+    """The rows of each size at the longest context that was recorded for it."""
+    longest = select(rows, quantity="profiler_version").groupby("size")["context"].max()
+    return rows[rows["context"] == rows["size"].map(longest)]
+
+
+def other_kernels(rows: Rows) -> Rows:
+    """The largest kernels of a forward pass that are no matmul, per size at its longest context."""
+    rows = select(at_longest(rows), mode="forward", kernel=pd.notna)
+    shares = select(rows, quantity="share_of_run", family=lambda family: family not in MATMULS)
+    order = shares.groupby("source")["value"].rank(ascending=False, method="first")
+    chosen = shares[order <= OTHER_KERNELS].set_index(["source", "kernel"]).index
+    rows = rows[rows.set_index(["source", "kernel"]).index.isin(chosen)]
+    # Two kernels may share a short name; the larger comes first.
+    return rows.drop_duplicates(["source", "kernel", "quantity"])
+
+
+def extremes(results: Results) -> Rows:
+    """Family shares of the first and the last size at the shortest and the longest context."""
+    rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
+    if rows.empty:
+        return rows
+    sizes, contexts = list(rows["size"]), sorted(rows["context"])
+    rows = select(rows, size=sizes[:1] + sizes[-1:], context=contexts[:1] + contexts[-1:])
+    at = rows["size"] + "\n" + rows["context"].astype(str)
+    return rows.assign(at=at, mode=rows["mode"].map(MODES))
+
+
+def layer_timeline(results: Results) -> Rows:
+    """Every kernel of one layer, of the first size at the longest context."""
+    found = [result for result in results.of("profile") if result.data.get("layer")]
+    if not found:
+        return pd.DataFrame()
+    result = max(found, key=lambda result: result.parameters["context"])
+    data = result.data
+    layer = pd.DataFrame({key: data["layer"][key] for key in ("start_ns", "duration_ns", "part")})
+    families = [data["names"][name]["family"] for name in data["layer"]["name"]]
+    between = (layer["part"] == "softmax") & (pd.Series(families) != "softmax")
+    return layer.assign(
+        run=_name(result),
+        end_ns=layer["start_ns"] + layer["duration_ns"],
+        family=families,
+        lane=layer["part"].mask(between, "scale_and_mask").map(PARTS).fillna("rest of the layer"),
+    )
+
+
+def _name(result: Result) -> str:
+    return f"{result.parameters['size']}, context {result.parameters['context']}"
+
+
+def step_timelines(results: Results) -> Rows:
+    """When host and device are in which phase of a training step: first and last of the study."""
+    found = [result for result in results.of("profile") if result.data.get("timeline")]
+    return pd.DataFrame(
+        [
+            {"run": run, "lane": lane, "end_ns": phase["start_ns"] + phase["duration_ns"], **phase}
+            for run, data in {_name(r): r.data for r in (*found[:1], *found[-1:])}.items()
+            for lane in ("host", "device")
+            for phase in data["timeline"][f"{lane}_phases"]
+            if phase["phase"] != "zero_grad"
+        ]
+    )
+
+
+MATMUL_SHARES = {
+    f"matmul, {title}": quantity("matmul_share", "percent", mode=mode)
+    for mode, title in MODES.items()
+}
+ATTENTION = {
+    **{f"{PARTS[part]} (ms)": quantity("part_total_time", "ms", part=part) for part in PARTS},
+    "softmax / matmuls, time": quantity("softmax_to_matmuls"),
+    "softmax / matmuls, FLOPs": quantity("flops_to_matmuls"),
+    "scale and mask / softmax": quantity("mask_to_softmax", "times"),
+}
+TOP_KERNEL = {
+    "kernel": quantity("kernel_instances", "text", "kernel", rank=1),
+    "calls": quantity("kernel_instances", "integer", rank=1),
+    "share": quantity("kernel_share", "percent", rank=1),
+}
+FAMILY_SHARES = {
+    f"{family}, {MODES[mode]}": quantity("family_share", "percent", mode=mode, family=family)
+    for mode, more in (("forward", ()), ("train_step", ("optimizer",)))
+    for family in (*OTHER_FAMILIES, *more)
+}
+TABLES = {
+    "front_kernels": Table(
+        title="Kernel with the most time in a forward pass at the longest context",
+        rows=["size"],
+        data=lambda rows: select(at_longest(rows), mode="forward"),
+        columns=TOP_KERNEL,
+    ),
+    "front_attention": Table(
+        title="Parts of attention in one forward pass at the longest context, all layers",
+        rows=["size"],
+        data=at_longest,
+        columns=ATTENTION,
+    ),
+    "clock": Table(
+        title="A forward pass by the host's clock and by the profiler",
+        rows=["size", "context"],
+        columns={
+            "wall (ms)": time(phase="forward"),
+            "first to last kernel (ms)": quantity("span_time", "ms", mode="forward", phase="total"),
+            "busy (ms)": quantity("busy_time", "ms", mode="forward", phase="total"),
+            "first to last / wall": quantity("span_to_wall", "times"),
+            "busy / wall": quantity("busy_to_wall", "percent"),
+            "wall / end to end": quantity("to_end_to_end", "times"),
+        },
+    ),
+    "top": Table(
+        title="Kernel with the most time: {mode}",
+        rows=["size", "context"],
+        facet="mode",
+        data=lambda rows: rows.assign(mode=rows["mode"].map(MODES)),
+        columns=TOP_KERNEL,
+    ),
+    "others": Table(
+        title="Largest kernels of a forward pass that are no matmul, at the longest context",
+        rows=["size", "kernel"],
+        data=other_kernels,
+        columns={
+            "calls": quantity("kernel_instances", "integer"),
+            "share of device time": quantity("share_of_run", "percent"),
+        },
+    ),
+    "families": Table(
+        title="Share of device time by kernel family",
+        rows=["size", "context"],
+        columns={**MATMUL_SHARES, **FAMILY_SHARES},
+    ),
+    "host": Table(
+        title="Host and device in one profiled training step",
+        rows=["size", "context"],
+        where={"mode": "train_step"},
+        columns={
+            "device, first to last kernel (ms)": quantity("span_time", "ms", phase="total"),
+            "host, all phases (ms)": quantity("host_time", "ms", phase="total"),
+            "host waits (ms)": quantity("wait_time", "ms"),
+            "launch, mean (µs)": quantity("launch_time", "us"),
+            "launch to start, median (ms)": quantity("delay_median_time", "ms"),
+            "gaps": quantity("gaps", "integer"),
+            "gaps in all (ms)": quantity("gap_time", "ms"),
+            "host-bound": quantity("host_bound_share", "percent"),
+        },
+    ),
+    "attention": Table(
+        title="Parts of attention in one forward pass, all layers",
+        rows=["size", "context"],
+        columns=ATTENTION,
+    ),
+    "rates": Table(
+        title="Rates of attention's parts by the cost model's FLOPs and bytes",
+        rows=["size", "context"],
+        columns={
+            "scores tensor (MiB)": quantity("scores_bytes", "MiB"),
+            "QKᵀ (TFLOP/s)": quantity("rate", part="scores"),
+            "PV (TFLOP/s)": quantity("rate", part="output"),
+            "softmax (TFLOP/s)": quantity("rate", part="softmax"),
+            "scale and mask (GB/s)": quantity("bandwidth", part="scale_and_mask"),
+            "softmax (GB/s)": quantity("bandwidth", part="softmax"),
+            "softmax, share of copy": quantity("share_of_copy", "percent"),
+        },
+    ),
+}
+
+
+def _timeline(title: str, x: Axis, data: Callable[[Results], Rows], **more: Any) -> Figure:
+    lanes = Axis(field="lane", title="", categorical=True)
+    more |= {"mark": "timeline", "facet": "run", "x2": "end_ns"}
+    return Figure(title=title, x=x, y=lanes, data=data, **more)
+
+
+FIGURES = {
+    "families": Figure(
+        title="Share of device time by kernel family, by size and context",
+        mark="stack",
+        facet="mode",
+        color="family",
+        names=FAMILIES,
+        x=Axis(field="at", title="", categorical=True),
+        y=value_axis("share of device time (%)", scale=100),
+        data=extremes,
+    ),
+    "attention": Figure(
+        title="Attention in a forward pass: share of its device time by context length",
+        mark="stack",
+        facet="size",
+        color="part",
+        names=PARTS,
+        x=Axis(field="context", title="context", categorical=True),
+        y=value_axis("share of attention (%)", scale=100),
+        where={"quantity": "part_share"},
+    ),
+    "layer": _timeline(
+        "One layer of a forward pass: when its kernels run",
+        Axis(field="start_ns", title="µs since the layer's first kernel", scale=1e-3),
+        layer_timeline,
+        color="family",
+        names=FAMILIES,
+    ),
+    "steps": _timeline(
+        "One profiled training step: phases on the host and on the device",
+        Axis(field="start_ns", title="ms since the step began", scale=1e-6),
+        step_timelines,
+        color="phase",
+        height=2.6,
+    ),
+}
+
+
+def facts(chapter: Chapter) -> dict[str, Any]:
+    """What the sentences of the page need; nothing if nothing was recorded."""
+    rows = select(chapter.own.rows, status="ok")
+    if select(rows, quantity="profiler_version").empty:
+        return {}
+
+    def by_point(name: str, mode: str, field: str = "value", **where: Any) -> Any:
+        return select(rows, quantity=name, mode=mode, **where).set_index("source")[field]
+
+    matmul = {mode: by_point("matmul_share", mode) for mode in MODES}
+    top = {mode: by_point("kernel_share", mode, "kernel", rank=1) for mode in MODES}
+    span, mask = (select(rows, quantity=name) for name in ("span_to_wall", "mask_to_softmax"))
+    optimizer = select(rows, quantity="family_share", family="optimizer")
+    return {
+        "gpu": any(r.machine["device"] == "cuda" for r in chapter.results.of(chapter.name)),
+        "points": len(matmul["forward"]),
+        "tools": sorted(set(select(rows, quantity="profiler_version")["value"])),
+        "notes": sorted(set(select(rows, quantity="profiler_note")["value"])),
+        "matmul": {mode: (shares.min(), shares.max()) for mode, shares in matmul.items()},
+        "backward_raises": int((matmul["forward_backward"] > matmul["forward"]).sum()),
+        "optimizer_lowers": int((matmul["train_step"] < matmul["forward_backward"]).sum()),
+        "optimizer": _extremes(optimizer),
+        "same_top": int((top["forward"] == top["forward_backward"]).sum()),
+        "cores": _cores(rows),
+        "clock_agrees": int((abs(span["value"] - 1) <= AGREES_WITHIN).sum()),
+        "softmax_time": _extremes(select(rows, quantity="softmax_to_matmuls")),
+        "softmax_flops": _extremes(select(rows, quantity="flops_to_matmuls")),
+        "mask": _extremes(mask),
+        "mask_points": len(mask),
+        "mask_above": int((mask["value"] > 1).sum()),
+        "pointwise": _extremes(select(rows, quantity="pointwise_share")),
+        "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),
+    }
+
+
+def _extremes(rows: Rows) -> dict[str, Any] | None:
+    """The smallest and the largest row."""
+    if rows.empty:
+        return None
+    ordered = rows.sort_values("value", key=pd.to_numeric)
+    return {"low": ordered.iloc[0].to_dict(), "high": ordered.iloc[-1].to_dict()}
+
+
+def _cores(rows: Rows) -> dict[str, dict[str, float]]:
+    """Per precision: which share of a training step's matmul time ran on which cores."""
+    found = select(rows, quantity="family_total_time", mode="train_step", family=list(MATMULS))
+    return {
+        str(precision): {
+            core: float(select(mine, family=family)["value"].sum() / mine["value"].sum())
+            for family, core in MATMULS.items()
+        }
+        for precision, mine in found.groupby("precision", sort=False)
+    }
+
+
+def _memory(rows: Rows, l2: float | None) -> dict[str, Any] | None:
+    """The softmaxes whose tensors exceed L2, and how close they come to a copy. Of smaller ones,
+    or without a measured copy, nothing can be said about memory."""
+    scores = select(rows, quantity="scores_bytes")
+    beyond = scores[scores["value"] > l2] if l2 else scores.head(0)
+    shares = select(rows, quantity="share_of_copy", source=list(beyond["source"]))
+    if shares.empty:
+        return None
+    bound = int((shares["value"] >= MEMORY_BOUND_FROM).sum())
+    return {"l2": l2, "beyond": len(shares), "bound": bound, "share": _extremes(shares)}

@@ -1,0 +1,73 @@
+"""Join the study, its results and the chapters' pages into a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+from lmlab.jobs.catalog import all_points
+from lmlab.report.explore import explorer
+from lmlab.report.frame import Results, load, load_references
+from lmlab.report.page import Chapter, Report, build_chapters
+from lmlab.study.config import Study
+from lmlab.study.config import load as load_study
+from lmlab.study.files import write_atomically
+
+
+def write_report(
+    config: Mapping[str, Any],
+    *,
+    machine: str,
+    device: str,
+    results: Path,
+    templates: Path,
+    references: Path,
+    out: Path,
+) -> list[str]:
+    """Render every page; returns one line per part that could not be rendered."""
+    study = load_study(config, device)
+    found = load_results(study, machine, results, references)
+    chapters, faults = chapters_of(study, found)
+    report = Report(found, chapters, out, templates, study.name)
+    return faults + report.write()
+
+
+def write_explorer(
+    config: Mapping[str, Any],
+    *,
+    machine: str,
+    device: str,
+    results: Path,
+    templates: Path,
+    references: Path,
+    out: Path,
+) -> list[str]:
+    """Write the interactive page; returns one line per chapter that could not be built."""
+    study = load_study(config, device)
+    found = load_results(study, machine, results, references)
+    chapters, faults = chapters_of(study, found)
+    write_atomically(out, explorer(found, chapters, templates / "explore.html"))
+    return faults
+
+
+def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:
+    """The study's results with the published figures of other GPUs."""
+    found = load(all_points(study), results, machine)
+    rows = pd.concat([found.rows, load_references(references)], ignore_index=True)
+    return replace(found, rows=rows)
+
+
+def chapters_of(study: Study, results: Results) -> tuple[dict[str, Chapter], list[str]]:
+    """The chapters of the study, built from their page modules."""
+    return build_chapters([(name, page_of(name)) for name in study.chapters], results)
+
+
+def page_of(chapter: str) -> ModuleType:
+    """What a chapter declares about its page."""
+    return import_module(f"lmlab.chapters.{chapter}.page")

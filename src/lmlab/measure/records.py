@@ -1,0 +1,71 @@
+"""Tidy records: one measured quantity per record, with the labels that tell it from its siblings.
+
+A result's `measurements` is a list of these. Labels say which part of the point a number belongs
+to (phase, variant, operation, ...); the point's own parameters are not repeated. A variant that
+failed inside a point that succeeded is a record too, with a status and a reason and no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmlab.measure.statistics import Measurement, summarize
+
+Record = dict[str, Any]
+Label = str | int | float | bool
+
+
+def timed(measurement: Measurement, quantity: str = "time", **labels: Label) -> Record:
+    """A record of timing samples, in milliseconds."""
+    return {
+        **_record(quantity, labels, unit="ms", value=measurement.median_ms),
+        "clock": measurement.clock,
+        "cache": measurement.cache,
+        "stopped": measurement.stopped,
+        **_statistics(measurement.samples_ms),
+    }
+
+
+def value(quantity: str, number: float | int | str | bool, unit: str, **labels: Label) -> Record:
+    """A record of one number (or word) that has no samples: bytes, FLOPs, a count, a dtype."""
+    return _record(quantity, labels, unit=unit, value=number)
+
+
+def without_value(quantity: str, status: str, reason: str, **labels: Label) -> Record:
+    """A record that says why there is no number: oom, unsupported or failed."""
+    return _record(quantity, labels, unit="", value=None, status=status, reason=reason)
+
+
+def _record(
+    quantity: str,
+    labels: Mapping[str, Label],
+    *,
+    unit: str,
+    value: float | int | str | bool | None,
+    status: str = "ok",
+    reason: str | None = None,
+) -> Record:
+    return {
+        "quantity": quantity,
+        "labels": dict(labels),
+        "status": status,
+        "reason": reason,
+        "unit": unit,
+        "value": value,
+    }
+
+
+def _statistics(samples: tuple[float, ...]) -> Record:
+    summary = summarize(samples)
+    return {
+        "samples": list(samples),
+        "n": summary.n,
+        "q1": summary.q1,
+        "q3": summary.q3,
+        "min": summary.minimum,
+        "max": summary.maximum,
+        "mean": summary.mean,
+        "sd": summary.sd,
+        "noisy": summary.noisy,
+    }

@@ -1,0 +1,76 @@
+"""Runs a function once under a profiler: PyTorch's own, or Nsight Systems around the process.
+
+PyTorch's profiler runs inside the process. Its first session on a GPU takes seconds and loses
+kernels while CUPTI starts, so an empty session comes first. nsys was started around the whole
+program and waits for the CUDA profiler API; only what lies between start and stop is in its report,
+which exists after the program has ended. Either way the function is called once: warming up is up
+to the caller, and so is keeping it short, since one train step of a large model already has a
+hundred thousand events.
+
+A profiled run is never a timing. The profiler lengthens every operator on the host by microseconds,
+which stretches the gaps between kernels; the kernels themselves keep their time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as session
+
+from lmlab.measure.clock import synchronize
+from lmlab.measure.trace import chrome_trace, ranges
+from lmlab.measure.trace.frames import Trace
+from lmlab.measure.trace.nsys_command import UNDER_NSYS
+
+
+def profile(
+    function: Callable[[], object], *, device: torch.device, keep_as: Path | None = None
+) -> Trace:
+    """Run `function` once under the PyTorch profiler; optionally keep the trace file.
+
+    The file opens in a browser's trace viewer and is gzipped if its name ends in .gz.
+    """
+    with TemporaryDirectory() as folder:
+        file = keep_as or Path(folder) / "trace.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _profile_to(file, function, device)
+        tool = f"torch profiler {torch.__version__}"
+        return chrome_trace.read(file, on_cpu=device.type == "cpu", tool=tool)
+
+
+def _profile_to(file: Path, function: Callable[[], object], device: torch.device) -> None:
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        with session(activities=activities, acc_events=True):
+            synchronize(device)
+    synchronize(device)
+    with ranges.recording(), session(activities=activities, acc_events=True) as profiler:
+        function()
+        synchronize(device)
+    profiler.export_chrome_trace(str(file))
+
+
+def under_nsys() -> bool:
+    """Whether nsys records this process."""
+    return os.environ.get(UNDER_NSYS) == "1"
+
+
+def capture(function: Callable[[], object], *, device: torch.device) -> None:
+    """Run `function` once as the one capture range of this process under nsys."""
+    synchronize(device)
+    on_gpu = device.type == "cuda"  # without one, nsys waits for a capture that never starts
+    if on_gpu:
+        torch.cuda.profiler.start()
+    try:
+        with ranges.recording():
+            function()
+            synchronize(device)
+    finally:
+        if on_gpu:
+            torch.cuda.profiler.stop()

@@ -1,0 +1,116 @@
+"""Where a helper listens: a private directory, and a name that only equivalent processes share.
+
+A forked job is a copy of the helper. What a process receives at its start and cannot change later
+must therefore be the same in client and helper: the interpreter and the build of torch; environment
+variables that libraries read when loaded (OpenMP fixes its thread count then); CPUs, limits,
+control group and namespaces, because under Slurm or in a container another job's helper would run
+the work outside of the allocation. All of this is hashed into the socket's name, together with the
+code of this package, so that an edited helper is another helper. CUDA_VISIBLE_DEVICES is left out:
+CUDA reads it when first used, in the job.
+
+A helper runs whatever it is sent, so the directory must be owned by this user and closed to others.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import resource
+import socket
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+_READ_AT_IMPORT = (
+    *("ATEN_", "CUDA_", "DNNL_", "GLIBC_", "GLOO_", "GOMP_", "KMP_", "LANG", "LC_", "LD_"),
+    *("MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH"),
+    *("TORCH", "TRITON", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+_READ_LATER = {"CUDA_VISIBLE_DEVICES"}
+
+
+class WarmStartUnavailable(OSError):
+    """No helper can be used here; the job can still run in a fresh process."""
+
+
+def socket_path() -> Path:
+    """The socket of the helper that can stand in for this process."""
+    facts = json.dumps([_code(), _environment(), _inherited()], sort_keys=True)
+    return private_directory() / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.sock"
+
+
+def private_directory() -> Path:
+    """The directory for sockets, created if necessary and accessible to this user only."""
+    if chosen := os.environ.get("LMLAB_RUNTIME_DIR"):
+        directory = Path(chosen).absolute()
+    elif session := os.environ.get("XDG_RUNTIME_DIR"):
+        directory = Path(session) / "lmlab"
+    else:
+        directory = Path(tempfile.gettempdir()) / f"lmlab-{os.getuid()}"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if found.st_uid != os.geteuid() or not is_private:
+        raise WarmStartUnavailable(
+            f"{directory} is {stat.filemode(found.st_mode)} of user {found.st_uid}; "
+            f"allowed: drwx------ of user {os.geteuid()}"
+        )
+    return directory
+
+
+def connect(path: Path) -> socket.socket | None:
+    """A connection to the helper at this path, or None if there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            return None
+        raise
+    return connection
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen at this path, replacing what a killed helper has left there."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
+
+
+def helper_environment() -> dict[str, str]:
+    """This process's environment, independent of the directory in which the helper is started."""
+    if not (python_path := os.environ.get("PYTHONPATH")):
+        return dict(os.environ)
+    absolute = os.pathsep.join(map(os.path.abspath, python_path.split(os.pathsep)))
+    return {**os.environ, "PYTHONPATH": absolute}
+
+
+def _environment() -> dict[str, str]:
+    variables = helper_environment().items()
+    return {k: v for k, v in variables if k.startswith(_READ_AT_IMPORT) and k not in _READ_LATER}
+
+
+def _code() -> list[object]:
+    """The interpreter, and the files that tell one version of the libraries and of us apart."""
+    specs = filter(None, map(importlib.util.find_spec, ("torch", "triton")))
+    libraries = [Path(spec.origin) for spec in specs if spec.origin]
+    files = [*libraries, *sorted(Path(__file__).parent.glob("*.py"))]
+    return [sys.executable, sys.version, *((str(file), file.stat().st_mtime_ns) for file in files)]
+
+
+def _inherited() -> list[object]:
+    """What this process has from its parent and cannot pass to another process."""
+    limits = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    return [
+        Path("/proc/sys/kernel/random/boot_id").read_text(),
+        Path("/proc/self/cgroup").read_text(),
+        [os.readlink(f"/proc/self/ns/{kind}") for kind in ("ipc", "mnt", "net", "pid", "user")],
+        sorted(os.sched_getaffinity(0)),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        sorted({os.getegid(), *os.getgroups()}),
+        [resource.getrlimit(getattr(resource, name)) for name in limits],
+    ]

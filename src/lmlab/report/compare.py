@@ -1,0 +1,295 @@
+"""Variant against baseline, everywhere both were measured: one rule for the whole project.
+
+The ratio is baseline over variant, so more than 1 means the variant is faster. Its 95 % interval
+decides the verdict:
+
+- faster or slower: the interval excludes 1 and the difference exceeds 2 %,
+- same: the whole interval lies within 2 % of 1,
+- undecided: anything else.
+
+Inside one job, variants take turns, so round i of one is paired with round i of the other and
+drift cancels. Between jobs there is no pairing: to the spread within each job comes the variation
+between processes, measured where a study ran the same work in several processes (`replicates`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats  # type: ignore[import-untyped]
+
+from lmlab.report.frame import Rows, select
+from lmlab.report.text import times
+
+CONFIDENCE = 0.95
+SMALLEST_DIFFERENCE = 0.02
+# Half width of a log interval beyond which it says nothing, and exp would soon overflow.
+WIDEST = 100.0
+FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A ratio with its confidence interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        if not math.isfinite(self.low + self.high):
+            return UNDECIDED
+        if self.low > 1 and self.ratio > 1 + SMALLEST_DIFFERENCE:
+            return FASTER
+        if self.high < 1 and self.ratio < 1 / (1 + SMALLEST_DIFFERENCE):
+            return SLOWER
+        if self.low >= 1 / (1 + SMALLEST_DIFFERENCE) and self.high <= 1 + SMALLEST_DIFFERENCE:
+            return SAME
+        return UNDECIDED
+
+
+def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval."""
+    n = min(len(variant), len(baseline))
+    logs = np.log(np.asarray(baseline[:n], float)) - np.log(np.asarray(variant[:n], float))
+    ratio = float(np.median(baseline) / np.median(variant))
+    return _interval(
+        ratio, float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf, n - 1
+    )
+
+
+def unpaired(
+    variant: Sequence[float],
+    baseline: Sequence[float],
+    *,
+    between: float = 0.0,
+    df: float = math.inf,
+) -> Interval:
+    """Two jobs: spread within each, plus the standard deviation of log times between processes."""
+    ratio = float(np.median(baseline) / np.median(variant))
+    within = [_median_error(samples, known=math.isfinite(df)) for samples in (variant, baseline)]
+    freedom = df if math.isfinite(df) else len(variant) + len(baseline) - 2
+    return _interval(ratio, math.sqrt(within[0] ** 2 + within[1] ** 2 + 2 * between**2), freedom)
+
+
+def _median_error(samples: Sequence[float], *, known: bool) -> float:
+    """Relative standard error of a median, from the interquartile range so that one outlier does
+    not decide. A single sample says nothing about its error, unless the variation between
+    processes is `known`, which contains it."""
+    if len(samples) < 2:
+        return 0.0 if known else math.inf
+    q1, median, q3 = np.percentile(samples, [25, 50, 75])
+    return 1.2533 * float(q3 - q1) / 1.349 / float(median) / math.sqrt(len(samples))
+
+
+def _interval(ratio: float, error: float, df: float) -> Interval:
+    if not math.isfinite(error) or df < 1:
+        return Interval(ratio=ratio, low=0.0, high=math.inf)
+    half = min(float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error, WIDEST)
+    return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
+
+
+def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> tuple[float, int]:
+    """Standard deviation of log values among replicates: rows that agree on `keys` but come from
+    different processes. Pooled over all groups, with its degrees of freedom."""
+    groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[key] for key in keys)].append(math.log(row["value"]))
+    repeated = [logs for logs in groups.values() if len(logs) > 1]
+    freedom = sum(len(logs) - 1 for logs in repeated)
+    squares = math.fsum(statistics.variance(logs) * (len(logs) - 1) for logs in repeated)
+    return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """A declared comparison."""
+
+    variant: Mapping[str, Any]
+    baseline: Mapping[str, Any]
+    on: Sequence[str]
+    """Fields on which a variant and its baseline must agree."""
+    where: Mapping[str, Any] = field(default_factory=lambda: {"quantity": "time", "clock": "wall"})
+    replicates: Mapping[str, Any] | None = None
+    """Rows that repeat the same work in other processes, to estimate variation between jobs."""
+    replicate_keys: Sequence[str] = ()
+    """Fields on which such replicates agree; the variation is pooled per (variant, point)."""
+
+    def run(self, rows: Rows) -> Comparison:
+        """Pair up what both have."""
+        rows = select(rows, status="ok", **self.where)
+        variants = _indexed(select(rows, **self.variant), self.on)
+        baselines = _indexed(select(rows, **self.baseline), self.on)
+        variation = self._variation(rows)
+        return Comparison(
+            [
+                Pair(
+                    point=dict(zip(self.on, key, strict=True)),
+                    variant=variants[key],
+                    baseline=baselines[key],
+                    interval=_interval_of(variants[key], baselines[key], variation(key)),
+                )
+                for key in variants
+                if key in baselines
+            ]
+        )
+
+    def _variation(self, rows: Rows) -> Callable[[tuple[Any, ...]], tuple[float, float]]:
+        """Variation between processes at a point; of all points where that one has no replicates;
+        none where the comparison declares none."""
+        if self.replicates is None:
+            return lambda key: (0.0, math.inf)
+        used = ["value", *self.on, *self.replicate_keys]
+        replicates = select(rows, **self.replicates)[list(dict.fromkeys(used))]
+        found: list[Any] = replicates.to_dict("records")
+        by_point: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+        for row in found:
+            by_point[tuple(row[name] for name in self.on)].append(row)
+        overall = process_variation(found, self.replicate_keys)
+
+        def variation(key: tuple[Any, ...]) -> tuple[float, float]:
+            own = process_variation(by_point[key], self.replicate_keys)
+            between, freedom = own if own[1] else overall
+            return between, freedom or math.inf
+
+        return variation
+
+
+def _interval_of(variant: Any, baseline: Any, variation: tuple[float, float]) -> Interval:
+    ours, theirs = _samples(variant), _samples(baseline)
+    if variant["source"] == baseline["source"]:
+        return paired(ours, theirs)
+    between, freedom = variation
+    return unpaired(ours, theirs, between=between, df=freedom)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Variant and baseline at one point."""
+
+    point: Mapping[str, Any]
+    variant: Mapping[str, Any]
+    baseline: Mapping[str, Any]
+    interval: Interval
+
+    @property
+    def ratio(self) -> float:
+        return self.interval.ratio
+
+    @property
+    def verdict(self) -> str:
+        return self.interval.verdict
+
+    @property
+    def decided(self) -> bool:
+        """Whether the ratio may be quoted as a difference."""
+        return self.verdict in (FASTER, SLOWER)
+
+    @property
+    def label(self) -> str:
+        """The point in words: "xl, 1024"."""
+        return ", ".join(str(value) for value in self.point.values())
+
+
+class Comparison:
+    """All pairs of one comparison; empty if nothing was measured on both sides."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.pairs = list(pairs)
+
+    def __bool__(self) -> bool:
+        return bool(self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def where(self, **conditions: Any) -> Comparison:
+        """The pairs whose point matches."""
+        return Comparison(
+            [
+                pair
+                for pair in self.pairs
+                if all(
+                    pair.point[key] in (wanted if isinstance(wanted, list | tuple) else [wanted])
+                    for key, wanted in conditions.items()
+                )
+            ]
+        )
+
+    def _with(self, verdict: str) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.verdict == verdict]
+
+    @property
+    def faster(self) -> list[Pair]:
+        return self._with(FASTER)
+
+    @property
+    def slower(self) -> list[Pair]:
+        return self._with(SLOWER)
+
+    @property
+    def same(self) -> list[Pair]:
+        return self._with(SAME)
+
+    @property
+    def undecided(self) -> list[Pair]:
+        return self._with(UNDECIDED)
+
+    @property
+    def best(self) -> Pair:
+        """The pair with the largest ratio."""
+        return max(self.pairs, key=lambda pair: pair.ratio)
+
+    @property
+    def worst(self) -> Pair:
+        """The pair with the smallest ratio."""
+        return min(self.pairs, key=lambda pair: pair.ratio)
+
+    @property
+    def geomean(self) -> float:
+        """Geometric mean of the ratios."""
+        return math.exp(math.fsum(math.log(pair.ratio) for pair in self.pairs) / len(self.pairs))
+
+    def rows(self) -> Rows:
+        """The pairs as rows for a table or a figure: `speedup` with its verdict."""
+        return pd.DataFrame(
+            [
+                {
+                    **pair.variant,
+                    **pair.point,
+                    "quantity": "speedup",
+                    "unit": "x",
+                    "clock": None,
+                    "value": pair.ratio,
+                    "low": pair.interval.low,
+                    "high": pair.interval.high,
+                    "verdict": pair.verdict,
+                    "speedup": times(pair.ratio) if pair.decided else pair.verdict,
+                }
+                for pair in self.pairs
+            ],
+            dtype=object,
+        )
+
+
+def _indexed(rows: Rows, on: Sequence[str]) -> dict[tuple[Any, ...], Any]:
+    found: dict[tuple[Any, ...], Any] = {}
+    for row in rows.to_dict("records"):
+        key = tuple(row[name] for name in on)
+        if key in found:
+            raise ValueError(f"comparison: two rows for {dict(zip(on, key, strict=True))}")
+        found[key] = row
+    return found
+
+
+def _samples(row: Mapping[str, Any]) -> list[float]:
+    samples = row["samples"]
+    return list(samples) if isinstance(samples, list | tuple) else [float(row["value"])]

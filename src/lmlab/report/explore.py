@@ -1,0 +1,102 @@
+"""The interactive page: all results and all declared figures in one HTML file that works offline.
+
+Data and JavaScript are inlined, so the file can be mailed around and opened without a network.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lmlab.report.frame import Results, select
+from lmlab.report.page import Chapter
+
+# What a row keeps besides its parameters and labels.
+SHOWN = ("chapter", "quantity", "value", "unit", "clock", "n", "q1", "q3", "samples", "source")
+MAX_SAMPLES = 20
+DIGITS = 5
+
+
+def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) -> str:
+    """The page; parameters and labels that vary within a chapter can be chosen on it."""
+    import vl_convert  # a large native library that only this page needs
+
+    sources = list(results.results)
+    data = {
+        "rows": [row for name in chapters for row in _rows(results, name, sources)],
+        "sources": [_provenance(results, path) for path in sources],
+        "figures": [
+            {"name": f"{chapter.title}: {figure.title}", "spec": _finite(figure.vega(chapter.own))}
+            for chapter in chapters.values()
+            for figure in chapter.figures.values()
+            if not figure.rows(chapter.own).empty
+        ],
+    }
+    parts = {
+        "machine": html.escape(results.name),
+        "bundle": vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace(
+            "</script", "<\\/script"
+        ),
+        # `</` in a string could end the script element.
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+    }
+    return re.sub(r"%%(\w+)%%", lambda found: parts[found[1]], template.read_text())
+
+
+def _rows(results: Results, chapter: str, sources: list[str]) -> list[dict[str, Any]]:
+    rows = select(results.rows, chapter=chapter, status="ok")
+    rows = rows[[isinstance(value, int | float) for value in rows["value"]]]
+    own = [name for name in rows if name in SHOWN or _varies(rows[name])]
+    index = {source: number for number, source in enumerate(sources)}
+    return [
+        {str(key): _short(value) for key, value in row.items() if not _missing(value)}
+        | {"source": index[row["source"]]}
+        for row in rows[own].to_dict("records")
+    ]
+
+
+def _varies(column: pd.Series[Any]) -> bool:
+    """Whether a field tells rows apart: scalars, more than one value among present and absent."""
+    known = column.dropna()
+    if (
+        known.empty
+        or not known.map(lambda value: isinstance(value, str | int | float | bool)).all()
+    ):
+        return False
+    return known.nunique() + (len(known) < len(column)) > 1
+
+
+def _missing(value: object) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(item) for item in value[:MAX_SAMPLES]]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _finite(spec: Any) -> Any:
+    """The specification with plain, finite JSON values."""
+    if isinstance(spec, dict):
+        return {str(key): _finite(value) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [_finite(value) for value in spec]
+    return None if _missing(spec) else _short(spec.item() if hasattr(spec, "item") else spec)
+
+
+def _provenance(results: Results, path: str) -> dict[str, str]:
+    result = results.results[path]
+    return {
+        "file": path,
+        "started": result.started_at,
+        "commit": str(result.commit["id"])[:7] + (" (uncommitted)" * result.commit["dirty"]),
+        "torch": str(result.versions["torch"]),
+        "flags": ", ".join(result.flags),
+    }

@@ -1,0 +1,361 @@
+"""A figure is a declaration: data, x, y, color, facet, mark.
+
+One declaration renders to a PNG for the pages (matplotlib) and to a Vega-Lite specification for the
+interactive page, so both always show the same data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import pandas as pd
+
+matplotlib.use("agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from lmlab.report.frame import Results, Rows, distinct, select
+from lmlab.report.text import number
+
+Mark = Literal["line", "bar", "stack", "area", "heatmap", "timeline"]
+
+# Colors that stay apart for color-blind readers and in print (Okabe and Ito).
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#b8a600")
+# GitHub shows figures about 900 px wide: at this width 9.5 points are 13 px there.
+WIDTH_INCHES, DPI = 9.0, 150
+# So many characters of a legend fit into that width, keys and gaps included.
+LEGEND_CHARACTERS = 130
+STYLE: Any = {
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "svg.hashsalt": "lmlab",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A field and how it is drawn."""
+
+    field: str
+    title: str
+    log: int | None = None
+    """Base of a logarithmic axis."""
+    scale: float = 1.0
+    """Multiplies the values: 1e-3 turns milliseconds into seconds."""
+    categorical: bool = False
+    """Equal steps, in the order of the study."""
+    zero: bool = True
+    """A linear axis starts at zero."""
+    ticks: Mapping[str, float] | None = None
+    """Labels at given positions instead of numbers."""
+
+
+def value_axis(
+    title: str, *, scale: float = 1.0, log: int | None = None, zero: bool = True
+) -> Axis:
+    """The measured value."""
+    return Axis(field="value", title=title, scale=scale, log=log, zero=zero)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A declared figure."""
+
+    title: str
+    mark: Mark
+    x: Axis
+    y: Axis
+    color: str | None = None
+    facet: str | None = None
+    """A field with one panel per value, side by side."""
+    facet_title: str = "{}"
+    where: Mapping[str, Any] = field(default_factory=dict)
+    data: Callable[[Results], Rows] | None = None
+    """Builds the rows from the results, for figures that draw payloads such as timelines."""
+    x2: str | None = None
+    """End of a timeline's intervals."""
+    dash: str | None = None
+    """A field drawn as line style: solid, dashed, dotted."""
+    rules: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal reference lines by label."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Labels for values of the color field."""
+    markers: bool = True
+    share_y: bool = True
+    height: float = 3.4
+
+    def rows(self, results: Results) -> Rows:
+        """What is drawn, in the units of the axes; empty if there is nothing to draw. `results`
+        holds the rows of the figure's own chapter."""
+        rows = self.data(results) if self.data else select(results.rows, status="ok", **self.where)
+        if rows.empty:
+            return rows
+        rows = rows.copy()
+        for axis in (self.x, self.y):
+            if not axis.categorical and axis.field in rows:
+                rows[axis.field] = pd.to_numeric(rows[axis.field]) * axis.scale
+        if self.x2:
+            rows[self.x2] = pd.to_numeric(rows[self.x2]) * self.x.scale
+        return rows
+
+    def colors(self, rows: Rows) -> dict[Any, str]:
+        """A color per value, in the order of `names` (figures agree), then of appearance."""
+        if self.color is None:
+            return {None: PALETTE[0]}
+        values = [value for (value,) in distinct(rows, [self.color])]
+        order = list(dict.fromkeys([*self.names, *values]))
+        return {value: PALETTE[order.index(value) % len(PALETTE)] for value in values}
+
+    def label(self, value: Any) -> str:
+        """How a value of the color field is called."""
+        return str(self.names.get(value, value))
+
+    def draw(self, results: Results, path: Path) -> bool:
+        """Write the PNG; False, and no file, if there is nothing to draw."""
+        rows = self.rows(results)
+        if rows.empty:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with plt.rc_context(STYLE):
+            canvas = self._draw(rows)
+            # Without the version in its metadata the same data gives the same bytes.
+            canvas.savefig(path, dpi=DPI, metadata={"Software": None})
+            plt.close(canvas)
+        return True
+
+    def _draw(self, rows: Rows) -> Canvas:
+        facets = [value for (value,) in distinct(rows, [self.facet])] if self.facet else [None]
+        canvas, grid = plt.subplots(
+            1,
+            len(facets),
+            figsize=(WIDTH_INCHES, self.height),
+            sharey=self.share_y,
+            squeeze=False,
+        )
+        colors = self.colors(rows)
+        for axes, value in zip(grid[0], facets, strict=True):
+            mine = rows if self.facet is None else select(rows, **{self.facet: value})
+            DRAW[self.mark](self, axes, mine, colors)
+            if self.facet:
+                axes.set_title(self.facet_title.format(value), fontsize=10)
+        # After all panels have data: a limit set on one of them ends the scaling that they share.
+        for panel, axes in enumerate(grid[0]):
+            self._dress(axes, first=panel == 0 or not self.share_y)
+        canvas.suptitle(self.title, fontsize=11)
+        handles: dict[str, Any] = {}
+        for axes in grid[0]:
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        if len(handles) > 1:
+            columns = max(1, min(6, LEGEND_CHARACTERS // (8 + max(map(len, handles)))))
+            canvas.legend(
+                handles.values(), handles.keys(), loc="outside lower center", ncols=columns
+            )
+        return canvas
+
+    def _dress(self, axes: Axes, *, first: bool) -> None:
+        axes.set_xlabel(self.x.title)
+        if first:
+            axes.set_ylabel(self.y.title)
+        for axis, log, setter, drawn in (
+            (self.x, self.x.log, axes.set_xscale, axes.xaxis),
+            (self.y, self.y.log, axes.set_yscale, axes.yaxis),
+        ):
+            if log:
+                setter("log", base=log)
+                drawn.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+                drawn.set_minor_formatter(NullFormatter())
+            elif axis.ticks:
+                drawn.set_ticks(list(axis.ticks.values()), labels=list(axis.ticks))
+            elif axis is self.y and axis.zero and not axis.categorical and self.mark != "timeline":
+                axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        for label, level in self.rules.items():
+            axes.axhline(level, color="#555555", linewidth=0.9, linestyle="--", label=label)
+
+    def vega(self, results: Results) -> dict[str, Any]:
+        """The same figure as a Vega-Lite specification with its data inside."""
+        rows = self.rows(results)
+        fields = [self.x.field, self.y.field, self.x2, self.color, self.facet, self.dash]
+        used = [name for name in dict.fromkeys(fields) if name]
+        encoding: dict[str, Any] = {
+            "x": _channel(self.x, quantitative=self.mark not in ("bar", "stack", "heatmap")),
+            "y": _channel(self.y, quantitative=self.mark not in ("heatmap", "timeline")),
+            "tooltip": [{"field": name} for name in used],
+        }
+        if self.color:
+            encoding["color"] = {
+                "field": self.color,
+                "type": "quantitative" if self.mark == "heatmap" else "nominal",
+                "sort": None,
+            }
+        if self.facet:
+            encoding["column"] = {"field": self.facet, "type": "nominal", "sort": None}
+        if self.dash:
+            encoding["strokeDash"] = {"field": self.dash, "type": "nominal"}
+        if self.x2:
+            encoding["x2"] = {"field": self.x2}
+        if self.mark == "bar" and self.color:
+            encoding["xOffset"] = {"field": self.color, "sort": None}
+        mark = {"stack": "bar", "heatmap": "rect", "timeline": "bar"}.get(self.mark, self.mark)
+        return {
+            "title": self.title,
+            "data": {"values": rows[used].to_dict("records") if not rows.empty else []},
+            "mark": {"type": mark, **({"point": True} if mark == "line" else {})},
+            "encoding": encoding,
+        }
+
+
+def _channel(axis: Axis, *, quantitative: bool) -> dict[str, Any]:
+    ordinal = axis.categorical or (not quantitative and axis.field != "value")
+    channel: dict[str, Any] = {"field": axis.field, "title": axis.title}
+    if ordinal:
+        return {**channel, "type": "ordinal", "sort": None}
+    scale: dict[str, Any] = {"scale": {"type": "log", "base": axis.log}} if axis.log else {}
+    if axis.ticks:
+        names = {position: label for label, position in axis.ticks.items()}
+        label = f"({json.dumps(names)})[datum.value]"
+        scale["axis"] = {"values": list(names), "labelExpr": label}
+    return {**channel, "type": "quantitative", **scale}
+
+
+def _tick(value: float) -> str:
+    if value >= 1:
+        return f"{value:,.0f}" if value == round(value) else f"{value:g}"
+    return f"{value:g}"
+
+
+def _groups(figure: Figure, rows: Rows) -> list[tuple[Any, Rows]]:
+    if figure.color is None:
+        return [(None, rows)]
+    values = [value for (value,) in distinct(rows, [figure.color])]
+    return [(value, select(rows, **{figure.color: value})) for value in values]
+
+
+def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    for value, mine in _groups(figure, rows):
+        styles = distinct(mine, [figure.dash]) if figure.dash else [(None,)]
+        for (dash,), style in zip(styles, ("-", "--", ":", "-."), strict=False):
+            line = mine if dash is None else select(mine, **{str(figure.dash): dash})
+            names = [figure.label(v) for v in (value, dash) if v is not None]
+            axes.plot(
+                _positions(figure.x, line, rows),
+                line[figure.y.field].astype(float),
+                color=colors[value],
+                linestyle=style,
+                marker="o" if figure.markers else None,
+                markersize=4,
+                label=", ".join(names),
+            )
+    _categories(figure.x, axes, rows)
+
+
+def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    groups = _groups(figure, rows)
+    xs = groups[0][1][figure.x.field].astype(float)
+    axes.stackplot(
+        xs,
+        *(mine[figure.y.field].astype(float) for _, mine in groups),
+        labels=[figure.label(value) for value, _ in groups],
+        colors=[colors[value] for value, _ in groups],
+    )
+
+
+def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    groups = _groups(figure, rows)
+    width = 0.8 / len(groups)
+    for index, (value, mine) in enumerate(groups):
+        offset = (index - (len(groups) - 1) / 2) * width
+        axes.bar(
+            [position + offset for position in _ranks(figure.x, mine, rows)],
+            mine[figure.y.field].astype(float),
+            width=width,
+            color=colors[value],
+            label=figure.label(value) if figure.color else None,
+        )
+    _categories(figure.x, axes, rows, always=True)
+
+
+def _stack(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    base: dict[int, float] = {}
+    for value, mine in _groups(figure, rows):
+        places = _ranks(figure.x, mine, rows)
+        heights = [float(height) for height in mine[figure.y.field]]
+        axes.bar(
+            places,
+            heights,
+            bottom=[base.get(place, 0.0) for place in places],
+            width=0.7,
+            color=colors[value],
+            label=figure.label(value),
+        )
+        for place, height in zip(places, heights, strict=True):
+            base[place] = base.get(place, 0.0) + height
+    _categories(figure.x, axes, rows, always=True)
+
+
+def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    columns = [value for (value,) in distinct(rows, [figure.x.field])]
+    lines = [value for (value,) in distinct(rows, [figure.y.field])]
+    cells = rows.pivot_table("value", figure.y.field, figure.x.field, aggfunc="first", sort=False)
+    cells = cells.reindex(index=lines, columns=columns).astype(float)
+    axes.imshow(cells, aspect="auto", cmap="viridis")
+    for y, line in enumerate(lines):
+        for x, column in enumerate(columns):
+            if pd.notna(cell := cells.loc[line, column]):
+                axes.text(x, y, number(float(cell)), ha="center", va="center", color="white")
+    axes.set_xticks(range(len(columns)), [str(value) for value in columns])
+    axes.set_yticks(range(len(lines)), [str(value) for value in lines])
+    axes.grid(visible=False)
+
+
+def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    lanes = [value for (value,) in distinct(rows, [figure.y.field])]
+    for value, mine in _groups(figure, rows):
+        for lane, name in enumerate(lanes):
+            here = select(mine, **{figure.y.field: name})
+            starts = here[figure.x.field].astype(float)
+            spans = list(zip(starts, here[str(figure.x2)].astype(float) - starts, strict=True))
+            label = figure.label(value) if lane == 0 or not spans else None
+            axes.broken_barh(spans, (lane - 0.4, 0.8), color=colors[value], label=label)
+    axes.set_yticks(range(len(lanes)), [str(value) for value in lanes])
+    axes.set_ylim(len(lanes) - 0.5, -0.5)  # the first lane on top, also where panels share it
+
+
+def _ranks(axis: Axis, rows: Rows, everything: Rows) -> list[int]:
+    order = {value: index for index, (value,) in enumerate(distinct(everything, [axis.field]))}
+    return [order[value] for value in rows[axis.field]]
+
+
+def _positions(axis: Axis, rows: Rows, everything: Rows) -> list[float]:
+    places = _ranks(axis, rows, everything) if axis.categorical else rows[axis.field]
+    return [float(place) for place in places]
+
+
+def _categories(axis: Axis, axes: Axes, rows: Rows, *, always: bool = False) -> None:
+    values = [value for (value,) in distinct(rows, [axis.field])]
+    if axis.categorical or always:
+        axes.set_xticks(range(len(values)), [str(value) for value in values])
+    elif axis.log:
+        axes.set_xticks([float(value) for value in values], [_tick(float(v)) for v in values])
+
+
+DRAW: dict[Mark, Callable[[Figure, Axes, Rows, Mapping[Any, str]], None]] = {
+    "line": _line,
+    "area": _area,
+    "bar": _bar,
+    "stack": _stack,
+    "heatmap": _heatmap,
+    "timeline": _timeline,
+}

@@ -1,0 +1,211 @@
+"""All results of a study as one tidy DataFrame: one row per measured quantity.
+
+A row has the point's parameters, its scalar settings, the record's labels, and the value with its
+statistics. A point that failed, ran out of memory, is missing or has an unreadable file is a row
+too, with a status and a reason and neither quantity nor labels, so that a table can say why a cell
+is empty. Everything downstream (tables, figures, comparisons) selects rows and never reads files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lmlab.study.points import Point
+from lmlab.study.results import Result, ResultError, read_of
+
+MISSING, INVALID = "missing", "invalid"
+STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy")
+RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
+FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
+
+# The column of a published file that holds its number.
+PUBLISHED_VALUES = ("mean_ms", "ms", "peak_gib", "time_percent", "value", "what")
+
+Rows = pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of one study on one machine."""
+
+    machine: str
+    rows: Rows
+    results: Mapping[str, Result] = field(default_factory=dict)
+    """By path, in the order of the study; only those that could be read."""
+    problems: tuple[str, ...] = ()
+    """One line per file that could not be used."""
+
+    @property
+    def name(self) -> str:
+        """What the machine calls itself."""
+        return next((str(r.machine["name"]) for r in self.results.values()), self.machine)
+
+    def of(self, chapter: str) -> list[Result]:
+        """The readable results of one chapter."""
+        return [result for result in self.results.values() if result.chapter == chapter]
+
+    def value(self, **where: Any) -> Any:
+        """The one value that matches, or None if it was not measured."""
+        found = select(self.rows, status="ok", **where)
+        if len(found) > 1:
+            raise ValueError(f"{where}: {len(found)} rows match, one is expected")
+        return None if found.empty else found["value"].iloc[0]
+
+
+def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
+    """Read every point's result; what is missing or unusable becomes a row that says so."""
+    rows: list[dict[str, Any]] = []
+    results: dict[str, Result] = {}
+    problems: list[str] = []
+    for point in points:
+        path = point.path(folder, machine)
+        base = _base(point.chapter, point.parameters, point.settings, path)
+        if not path.exists():
+            rows.append({**base, "status": MISSING, "reason": "not measured"})
+            continue
+        try:
+            result = read_of(point, path, machine)
+        except ResultError as error:
+            problems.append(str(error))
+            rows.append({**base, "status": INVALID, "reason": str(error)})
+            continue
+        results[str(path)] = result
+        rows += rows_of(result, path)
+    return Results(machine, table_of(rows), results, tuple(problems))
+
+
+def load_references(folder: Path) -> Rows:
+    """Published figures of other GPUs: rows of the chapter `published`, one CSV file per `topic`.
+    What a source does not state is "not stated"."""
+    frames = [table_of([])]
+    for file in sorted(folder.glob("*.csv")):
+        found = pd.read_csv(file, dtype={"source": str}).astype(object)
+        number = next(name for name in PUBLISHED_VALUES if name in found)
+        found = found.rename(columns={"source": "writeup", number: "value"}).fillna("not stated")
+        found = found.map(lambda cell: int(cell) if _is_whole(cell) else cell)
+        frames.append(
+            found.assign(chapter="published", topic=file.stem, quantity="published", status="ok")
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
+    """One row per record; one row that carries status and reason where there are none."""
+    base = _base(result.chapter, result.parameters, result.settings, path)
+    base["flags"] = result.flags
+    if result.status != "ok":
+        return [{**base, "status": result.status, "reason": result.reason}]
+    rows = []
+    for record in result.measurements:
+        labels = record["labels"]
+        if clash := {*labels} & {*FIELDS, *result.parameters}:
+            raise ValueError(f"{path}: label {sorted(clash)[0]!r} is a parameter or a field")
+        rows.append({**base, **labels, **{k: v for k, v in record.items() if k != "labels"}})
+    return rows
+
+
+def table_of(rows: list[dict[str, Any]]) -> Rows:
+    """Rows as a DataFrame of Python objects, so that 128 stays an integer next to NaN."""
+    names = dict.fromkeys([*FIELDS, *(name for row in rows for name in row)])
+    return pd.DataFrame(rows, columns=list(names), dtype=object)
+
+
+def _base(
+    chapter: str, parameters: Mapping[str, Any], settings: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
+    scalars = {k: v for k, v in settings.items() if isinstance(v, str | int | float | bool)}
+    named = {k: v for k, v in {**scalars, **parameters}.items() if k not in FIELDS}
+    return {"chapter": chapter, "source": str(path), "flags": (), **named}
+
+
+def select(rows: Rows, **where: Any) -> Rows:
+    """Rows that match every condition: a value, a list of allowed values, or a predicate."""
+    mask = pd.Series(True, index=rows.index)
+    for key, wanted in where.items():
+        mask &= _matches(rows, key, wanted)
+    return rows[mask]
+
+
+def candidates(rows: Rows, **where: Any) -> Rows:
+    """Like `select`, but a row without a value matches on labels it does not have: a point that
+    ran out of memory belongs in every cell that its records would have filled."""
+    without_value = rows["status"] != "ok"
+    mask = pd.Series(True, index=rows.index)
+    for key, wanted in where.items():
+        lacks = rows[key].isna() if key in rows else pd.Series(True, index=rows.index)
+        mask &= _matches(rows, key, wanted) | (without_value & lacks)
+    return rows[mask]
+
+
+def _matches(rows: Rows, key: str, wanted: Any) -> pd.Series[bool]:
+    if key not in rows:
+        return pd.Series(False, index=rows.index)
+    if callable(wanted):
+        return rows[key].map(lambda found: bool(wanted(found)))
+    if isinstance(wanted, list | tuple | set | frozenset):
+        return rows[key].isin(list(wanted))
+    return rows[key] == wanted
+
+
+def derive(
+    rows: Rows,
+    quantity: str,
+    where: Mapping[str, Any],
+    value: Callable[[Rows], Any],
+    *,
+    unit: str = "",
+) -> Rows:
+    """The rows plus a new quantity computed from those that match (`value` sees them all at once).
+
+    Statistics do not carry over: quartiles of a ratio are not ratios of quartiles.
+    """
+    chosen = select(rows, status="ok", **where).copy()
+    if chosen.empty:
+        return rows
+    return _appended(rows, chosen, quantity, value(chosen), unit)
+
+
+def combine(
+    rows: Rows,
+    quantity: str,
+    parts: Mapping[str, Mapping[str, Any]],
+    value: Callable[[Rows], Any],
+    *,
+    unit: str = "",
+    on: Sequence[str] = ("source",),
+) -> Rows:
+    """The rows plus a quantity computed from several others that agree on `on`: of one point, and
+    of one label if `on` names it. `value` sees a column per part; parameters and labels are those
+    of the first part. Points that lack a part are left out."""
+    found = {
+        name: select(rows, status="ok", **where).set_index(list(on))
+        for name, where in parts.items()
+    }
+    columns = pd.DataFrame({name: pd.to_numeric(part["value"]) for name, part in found.items()})
+    columns = columns.dropna()
+    first = next(iter(found.values())).loc[columns.index].reset_index()
+    if first.empty:
+        return rows
+    return _appended(rows, first, quantity, list(value(columns)), unit)
+
+
+def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> Rows:
+    new = new.assign(value=values, quantity=quantity, unit=unit, **dict.fromkeys(STATISTICS))
+    return pd.concat([rows, new.astype(object)], ignore_index=True)
+
+
+def distinct(rows: Rows, keys: list[str]) -> list[tuple[Any, ...]]:
+    """Combinations of keys that occur, in the order of the study."""
+    if not set(keys) <= set(rows.columns):  # a label that no measured record has
+        return []
+    present = rows.dropna(subset=keys) if keys else rows
+    return list(dict.fromkeys(present[keys].itertuples(index=False, name=None)))

@@ -1,0 +1,217 @@
+"""From results to pages: what a chapter declares, rendered through its templates.
+
+A chapter's `page` module declares TITLE, TABLES, FIGURES and COMPARISONS, may add derived
+rows (`derive`), and computes the few facts its sentences need (`facts`). Templates hold all prose:
+`<chapter>.md.j2` is the chapter's page, `front/<chapter>.md.j2` its sections of the front page.
+A part that cannot be rendered costs that part, not the report.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jinja2
+import pandas as pd
+from jinja2.ext import Extension
+from markupsafe import Markup
+
+from lmlab.report import provenance, text
+from lmlab.report.compare import Compare, Comparison
+from lmlab.report.figure import Figure
+from lmlab.report.frame import Results, select
+from lmlab.report.table import Table
+from lmlab.study.files import write_atomically
+
+FRONT, INDEX = "writeup.md", "index.md"
+
+
+@dataclass
+class Chapter:
+    """What templates see of one chapter."""
+
+    name: str
+    title: str
+    results: Results
+    tables: dict[str, Table] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    compare: dict[str, Comparison] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    drawn: set[str] = field(default_factory=set)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the chapter has at least one value."""
+        return not select(self.results.rows, chapter=self.name, status="ok").empty
+
+    @property
+    def own(self) -> Results:
+        """The results with the rows of this chapter alone."""
+        return replace(self.results, rows=select(self.results.rows, chapter=self.name))
+
+    def value(self, **where: Any) -> Any:
+        """The one value that matches, or None."""
+        return self.results.value(**{"chapter": self.name, **where})
+
+    def table(self, name: str) -> Markup:
+        """A declared table as Markdown; empty if there is nothing to show."""
+        table = self.tables[name]
+        return table.render(select(self.results.rows, chapter=table.chapter or self.name))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is rendered, and where it goes."""
+
+    results: Results
+    chapters: Mapping[str, Chapter]
+    out: Path
+    templates: Path
+    study: str
+
+    def write(self) -> list[str]:
+        """Write all pages and figures; returns one line per part that could not be rendered."""
+        faults: list[str] = []
+        environment = environment_for(self.templates)
+        for chapter in self.chapters.values():
+            page = self._render(environment, f"{chapter.name}.md.j2", "chapters", faults, chapter)
+            write_atomically(self.out / "chapters" / f"{chapter.name}.md", page)
+        sections = {
+            name: self._render(environment, f"front/{name}.md.j2", ".", faults, chapter)
+            for name, chapter in self.chapters.items()
+            if (self.templates / "front" / f"{name}.md.j2").exists()
+        }
+        front = self._render(
+            environment, "front.md.j2", ".", faults, sections=sections, bullets=[], not_measured=""
+        )
+        write_atomically(self.out / FRONT, front)
+        index = self._render(environment, "index.md.j2", ".", faults, answers=answers_in(front))
+        write_atomically(self.out / INDEX, index)
+        return faults
+
+    def _render(
+        self,
+        environment: jinja2.Environment,
+        template: str,
+        folder: str,
+        faults: list[str],
+        chapter: Chapter | None = None,
+        **context: Any,
+    ) -> Markup:
+        try:
+            page = environment.get_template(template).render(
+                **self.chapters,
+                chapters=self.chapters,
+                chapter=chapter,
+                results=self.results,
+                study=self.study,
+                figure=self._figure(chapter, folder),
+                provenance=lambda: provenance.of_chapter(self.results, chapter, self.out / folder),
+                summary=lambda: provenance.summary(self.results),
+                **context,
+            )
+        except Exception as error:  # one bad value must not cost the report
+            traceback.print_exc()
+            line = f"{template}: {type(error).__name__}: {' '.join(str(error).split())}"
+            faults.append(line)
+            return Markup(f"*This part could not be rendered ({text.escape(line)}).*\n")
+        return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
+
+    def _figure(self, chapter: Chapter | None, folder: str) -> Callable[..., Markup]:
+        def figure(name: str, of: Chapter | None = None) -> Markup:
+            """A link to a figure, drawn when a page first asks for it; empty without data."""
+            owner = of or chapter
+            assert owner is not None, "the front page names the chapter of a figure"
+            path = self.out / "figures" / owner.name / f"{name}.png"
+            if name not in owner.drawn:
+                if not owner.figures[name].draw(owner.own, path):
+                    return Markup("")
+                owner.drawn.add(name)
+            link = os.path.relpath(path, self.out / folder)
+            return Markup(f"![{text.escape(owner.figures[name].title)}]({link})")
+
+        return figure
+
+
+def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
+    """Run a chapter's declarations over the results; without a single value there is nothing to
+    derive, and templates say so."""
+    chapter = Chapter(
+        name=name,
+        title=page.TITLE,
+        results=results,
+        tables=getattr(page, "TABLES", {}),
+        figures=getattr(page, "FIGURES", {}),
+    )
+    if not chapter.measured:
+        return chapter
+    if hasattr(page, "derive"):
+        others = select(results.rows, chapter=lambda other: other != name)
+        mine = page.derive(chapter.own.rows, results)
+        chapter.results = replace(results, rows=pd.concat([mine, others], ignore_index=True))
+    rows = chapter.own.rows
+    comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
+    chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}
+    if hasattr(page, "facts"):
+        chapter.facts = page.facts(chapter)
+    return chapter
+
+
+def build_chapters(
+    pages: Iterable[tuple[str, ModuleType]], results: Results
+) -> tuple[dict[str, Chapter], list[str]]:
+    """All chapters; one that trips over its data is replaced by an empty one and named."""
+    chapters: dict[str, Chapter] = {}
+    faults: list[str] = []
+    for name, page in pages:
+        try:
+            chapters[name] = build_chapter(name, page, results)
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            faults.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
+            chapters[name] = Chapter(name=name, title=page.TITLE, results=results)
+    return chapters, faults
+
+
+class KeepTextLines(Extension):
+    """Trim the newline only after lines that hold nothing but one tag: a sentence that ends in
+    `{% endif %}` keeps its line end."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        """Shield the line ends of all other lines."""
+        return re.sub(r"(?m)^(?!\s*{%[^%]*%}\s*$)(.*%})$", r"\1{{ '' }}", source)
+
+
+def environment_for(templates: Path) -> jinja2.Environment:
+    """Strict templates whose expressions are escaped for Markdown unless they are Markup."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=text.escape,
+        extensions=[KeepTextLines],
+    )
+    environment.filters |= {**text.FORMATS, "number": text.number, "list": list, "and": text.join}
+    environment.filters |= {"join": text.join, "slug": text.slug, "md": Markup}
+    return environment
+
+
+def answers_in(front: str) -> dict[str, dict[str, Markup]]:
+    """The first sentence of each bold answer of the front page, by the anchor of its question."""
+    found = re.findall(r"^### (.+?)\n+\*\*(.+?)\*\*", front, re.MULTILINE | re.DOTALL)
+    return {
+        text.slug(question): {
+            "question": Markup(question),
+            "sentence": Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0]),
+        }
+        for question, answer in found
+    }

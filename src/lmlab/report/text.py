@@ -1,0 +1,99 @@
+"""Numbers and text for Markdown: significant digits, units, escaping."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+GIB, MIB = 2**30, 2**20
+DASH = "–"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Three significant digits, thousands separated: 0.0123, 12.3, 1,230."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    # Rounding up can add a digit: 9.996 with three digits is 10.0, not 10.00.
+    if decimals and abs(float(text.replace(",", ""))) >= 10 ** (digits - decimals):
+        text = f"{value:,.{decimals - 1}f}"
+    return text
+
+
+def scaled(factor: float, digits: int = 3) -> Callable[[Any], str]:
+    """A format that multiplies first: bytes to GiB, milliseconds to seconds."""
+    return lambda value: number(float(value) * factor, digits)
+
+
+def percent(value: float) -> str:
+    """A share as a whole percentage; one decimal below ten."""
+    share = 100 * float(value)
+    return f"{share:.0f} %" if abs(share) >= 9.95 or share == 0 else f"{share:.1f} %"
+
+
+def times(value: float) -> str:
+    """A ratio: 2.3x."""
+    return f"{number(float(value), 3 if value >= 10 else 2)}x"
+
+
+def plain(value: Any) -> str:
+    """A label as it is; booleans as yes and no."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "number": number,
+    "integer": lambda value: f"{round(float(value)):,}",
+    "ceiling": lambda value: f"{math.ceil(float(value)):,}",
+    "text": plain,
+    "digits": lambda value: f"{float(value):.4f}",
+    "ms": scaled(1),
+    "us": scaled(1e3),
+    "s": scaled(1e-3),
+    "GiB": scaled(1 / GIB),
+    "MiB": scaled(1 / MIB),
+    "GB": scaled(1e-9),
+    "MB": scaled(1e-6),
+    "GFLOP": scaled(1e-9),
+    "TFLOP": scaled(1e-12),
+    "percent": percent,
+    "times": times,
+    "scientific": lambda value: f"{float(value):.1e}",
+}
+
+
+def escape(text: object) -> str:
+    """Text from results, made harmless in Markdown and HTML; one line."""
+    if isinstance(text, Markup):
+        return str(text)
+    line = " ".join(str(text).split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = re.sub(r"([\\`*|\[\]])", r"\\\1", line)
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", line)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> str:
+    """A table without padding: diffs stay small. The first `labels` columns align left."""
+    rule = ["---" if index < labels else "--:" for index in range(len(header))]
+    lines = [header, rule, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def join(items: Sequence[Any], last: str = "and") -> str:
+    """A list in a sentence: a, b and c."""
+    names = [str(item) for item in items]
+    return (
+        f" {last} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    )
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

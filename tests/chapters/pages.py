@@ -1,0 +1,59 @@
+"""A chapter's pages from chosen results, and records of an outcome by their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lmlab.jobs.outcome import Outcome
+from lmlab.jobs.pages import page_of
+from lmlab.report.frame import Results
+from lmlab.report.page import Chapter, Report, build_chapters
+from lmlab.study.files import TEMPLATES
+from lmlab.study.results import Result
+from tests.report.study import result, written
+
+
+def found(outcome: Outcome, quantity: str, **labels: Any) -> list[dict[str, Any]]:
+    """The records of a quantity that have these labels."""
+    return [
+        record
+        for record in outcome.measurements
+        if record["quantity"] == quantity and labels.items() <= record["labels"].items()
+    ]
+
+
+def value_of(outcome: Outcome, quantity: str, **labels: Any) -> Any:
+    """The value of the one record that matches."""
+    (record,) = found(outcome, quantity, **labels)
+    return record["value"]
+
+
+def chapter_from(folder: Path, name: str, results: Iterable[Result]) -> Chapter:
+    """The chapter as built from results written to a folder."""
+    return built(written(folder / "results", results), name)[name]
+
+
+def built(results: Results, *names: str) -> dict[str, Chapter]:
+    """Chapters from loaded results; a fault fails the test."""
+    chapters, faults = build_chapters([(name, page_of(name)) for name in names], results)
+    assert faults == []
+    return chapters
+
+
+def rendered(folder: Path, results: Results, *names: str) -> tuple[str, dict[str, str]]:
+    """Front page and chapter pages of some chapters; a fault fails the test."""
+    report = Report(results, built(results, *names), folder / "out", TEMPLATES, "full")
+    assert report.write() == []
+    pages = {name: (folder / "out" / "chapters" / f"{name}.md").read_text() for name in names}
+    return (folder / "out" / "writeup.md").read_text(), pages
+
+
+def answer(front: str, question: str) -> str:
+    """The bold answer to a question of the front page."""
+    section = front.split(f"### {question}\n", 1)[1].split("\n### ", 1)[0]
+    return section.split("**")[1]
+
+
+__all__ = ["answer", "built", "chapter_from", "found", "rendered", "result", "value_of"]

@@ -1,0 +1,128 @@
+"""Step times on the page: derived quantities, verdicts and every branch of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.measure.records import value
+from lmlab.report.frame import Results
+from lmlab.study.results import Result
+from tests.chapters.pages import answer, built, rendered
+from tests.report.study import result, time_record, written
+
+SETTINGS = {"num_layers": 4, "batch": 4}
+
+
+def step(
+    wall: float,
+    device: float | None,
+    *,
+    mode: str = "train_step",
+    samples: Sequence[float] | None = None,
+    warmup_samples: Sequence[float] = (),
+    **parameters: Any,
+) -> Result:
+    """A step of `wall` ms: a quarter forward, half backward, a quarter optimizer."""
+    shares = {"forward": 0.25, "backward": 0.5, "optimizer": 0.25, "total": 1.0}
+    if mode == "forward_backward":
+        shares = {"forward": 0.25, "backward": 0.5, "total": 0.75}
+    jitter = samples or [1.0, 1.001, 0.999]
+    records = [
+        time_record([wall * share * j for j in jitter], phase=phase)
+        for phase, share in shares.items()
+    ]
+    if device is not None:
+        records += [
+            time_record([device * share], clock="device", phase=phase)
+            for phase, share in shares.items()
+        ]
+    if warmup_samples:
+        record = time_record(warmup_samples, phase="total")
+        records.append({**record, "quantity": "warmup_time"})
+    records += [
+        value("tokens", 512, ""),
+        value("flops", 1e12, "FLOP", phase="forward", kind="matmul"),
+    ]
+    defaults = {"size": "small", "context": 128, "precision": "fp32", "warmup": 5, "start": "warm"}
+    return result(
+        {**defaults, "mode": mode, **parameters}, records, chapter="end_to_end", settings=SETTINGS
+    )
+
+
+def study(folder: Path, bf16: float, device: float | None, between: float = 1.0) -> Results:
+    """fp32 steps of 100 ms and bf16 steps; `between` is how far two processes lie apart."""
+    steps = []
+    for precision, wall in (("fp32", 100.0), ("bf16", bf16)):
+        busy = None if device is None else wall * device
+        steps.append(step(wall, busy, precision=precision))
+        steps.append(step(wall * between, busy, precision=precision, mode="forward_backward"))
+    cold = [300.0, *[100.0] * 9]
+    steps += [
+        step(100.0, None, start="cold", warmup=0, samples=[c / 100 for c in cold]),
+        step(100.0, None, start="cold", warmup=5, warmup_samples=cold[:5]),
+    ]
+    card = result(
+        {},
+        [
+            value("matmul_rate", 50.0, "TFLOP/s", dtype="fp32"),
+            value("stated_matmul_rate", 100.0, "TFLOP/s", dtype="fp32"),
+            value("copy_bandwidth", 1000.0, "GB/s"),
+        ],
+        chapter="machine",
+        settings={"seed": 0},
+    )
+    return written(folder, [*steps, card])
+
+
+def test_quantities_are_derived_from_what_was_measured(tmp_path: Path) -> None:
+    chapter = built(study(tmp_path, 40.0, 0.5), "end_to_end", "machine")["end_to_end"]
+    fp32 = {"precision": "fp32", "mode": "train_step", "start": "warm"}
+    assert chapter.value(quantity="per_layer", clock="wall", **fp32) == pytest.approx(75 / 4)
+    assert chapter.value(quantity="busy_share", phase="total", **fp32) == pytest.approx(0.5)
+    assert chapter.value(quantity="throughput", **fp32) == pytest.approx(5120)
+    assert chapter.value(quantity="mfu", **fp32) == pytest.approx(0.1)
+    assert chapter.value(quantity="measured_mfu", **fp32) == pytest.approx(0.2)
+    assert chapter.facts["first_step_extra"] == pytest.approx((200, 200))
+    assert chapter.facts["settles_at"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("bf16", "between", "verdict"),
+    [(40.0, 1.0, "faster"), (160.0, 1.0, "slower"), (100.1, 1.0, "same"), (80.0, 1.6, "undecided")],
+)
+def test_two_precisions_are_told_apart_only_beyond_the_variation_between_processes(
+    tmp_path: Path, bf16: float, between: float, verdict: str
+) -> None:
+    chapter = built(study(tmp_path, bf16, 0.99, between), "end_to_end", "machine")["end_to_end"]
+    (pair,) = chapter.compare["bf16"].pairs
+    assert pair.verdict == verdict
+    (pair,) = chapter.compare["bf16_device"].pairs
+    assert pair.ratio == pytest.approx(100 / bf16)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "device", "between"),
+    [(40.0, 0.5, 1.0), (40.0, 0.99, 1.0), (160.0, 0.99, 1.0), (80.0, None, 1.6)],
+    ids=["host-bound", "GPU-bound", "slower", "CPU"],
+)
+def test_every_answer_renders(
+    tmp_path: Path, bf16: float, device: float | None, between: float
+) -> None:
+    front, _ = rendered(
+        tmp_path, study(tmp_path / "r", bf16, device, between), "machine", "end_to_end"
+    )
+    pays = answer(front, "Does bf16 pay?")
+    assert pays.startswith("Yes" if bf16 == 40.0 else "No")
+    bottleneck = answer(front, "Is the host or the GPU the bottleneck?")
+    expected = {0.5: "host", 0.99: "GPU", None: "Not measured"}[device]
+    assert expected in bottleneck
+
+
+def test_a_study_without_results_says_so(tmp_path: Path) -> None:
+    front, pages = rendered(tmp_path, written(tmp_path / "r", []), "machine", "end_to_end")
+    assert answer(front, "How long is a step?") == "Not measured yet."
+    assert "Nothing of this chapter" in pages["machine"]

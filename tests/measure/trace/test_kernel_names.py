@@ -1,0 +1,67 @@
+"""Families and short names of kernels: real names of cuBLAS, CUTLASS, PyTorch, Inductor, NCCL, CPU.
+
+`kernel_names.csv` lists full names with the family and short name that they must get.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmlab.measure.trace.families import FAMILIES, RULES, family, is_optimizer, rule_of
+from lmlab.measure.trace.short_names import MAX_LENGTH, shorten
+from lmlab.study.files import ROOT
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+EXAMPLES = rows_of(Path(__file__).with_name("kernel_names.csv"))
+
+
+@pytest.mark.parametrize("row", EXAMPLES, ids=lambda row: row["short_name"])
+def test_a_name_has_the_listed_family_and_short_name(row: dict[str, str]) -> None:
+    assert (family(row["name"]), shorten(row["name"])) == (row["family"], row["short_name"])
+
+
+def test_every_rule_decides_an_example_and_gives_a_known_family() -> None:
+    used = {rule_of(row["name"]) for row in EXAMPLES}
+    assert [rule.pattern for rule in RULES if rule not in used] == []
+    assert {rule.family for rule in RULES} | {"other"} == set(FAMILIES)
+
+
+def test_kernels_published_for_other_gpus_are_all_known() -> None:
+    names = {row["kernel"] for row in rows_of(ROOT / "report" / "references" / "kernels.csv")}
+    assert names
+    assert {name for name in names if family(name) == "other"} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("optimizer", True),
+        ("optimizer step", True),
+        ("Optimizer.step#AdamW.step", True),
+        ("Optimizer.zero_grad#AdamW.zero_grad", False),
+        ("zero_grad", False),
+    ],
+)
+def test_the_optimizers_range_is_recognized_by_name(name: str, expected: bool) -> None:
+    assert is_optimizer(["step", name]) is expected
+
+
+def test_a_truncated_name_keeps_the_number_at_its_end() -> None:
+    long = "triton_per_fused__softmax__softmax_backward_data__to_copy_masked_fill_mul_view_"
+    assert shorten(f"{long}10").endswith("…_view_10")
+    assert shorten(f"{long}10") != shorten(f"{long}17")
+
+
+@given(st.text(max_size=300))
+def test_no_short_name_exceeds_the_limit(name: str) -> None:
+    assert len(shorten(name)) <= MAX_LENGTH

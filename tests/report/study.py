@@ -1,0 +1,84 @@
+"""A small study written to disk: results with chosen times, for tests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmlab.measure.records import Record, timed, value, without_value
+from lmlab.measure.statistics import Measurement
+from lmlab.report.frame import Results, load
+from lmlab.study.points import Point
+from lmlab.study.results import Result
+
+MACHINE = "test-gpu"
+
+
+def time_record(samples: Sequence[float], clock: Any = "wall", **labels: Any) -> Record:
+    """A time with these samples."""
+    measurement = Measurement(
+        samples_ms=tuple(samples), clock=clock, cache="warm", stopped=f"{len(samples)} samples"
+    )
+    return timed(measurement, **labels)
+
+
+def result(
+    parameters: Mapping[str, Any],
+    records: Iterable[Record] = (),
+    *,
+    chapter: str = "steps",
+    status: Any = "ok",
+    reason: str | None = None,
+    **more: Any,
+) -> Result:
+    """A result that passes the schema."""
+    return Result(
+        chapter=chapter,
+        parameters=parameters,
+        settings=more.pop("settings", {"num_layers": 2}),
+        status=status,
+        reason=reason,
+        measurements=tuple(records),
+        machine={"id": MACHINE, "device": "cuda", "name": "Test GPU"},
+        versions={"python": "3.12", "torch": "2.11.0", "lmlab": "0.2.0"},
+        commit={"id": "a" * 40, "dirty": False},
+        code_fingerprint="0" * 16,
+        started_at="2026-01-01T00:00:00Z",
+        elapsed_s=1.0,
+        **more,
+    )
+
+
+def written(folder: Path, results: Iterable[Result], missing: Iterable[Point] = ()) -> Results:
+    """The results written to a folder and loaded again, with points that have none."""
+    points = []
+    for each in results:
+        point = Point(each.chapter, each.parameters, each.settings)
+        each.write(point.path(folder, MACHINE))
+        points.append(point)
+    return load([*points, *missing], folder, MACHINE)
+
+
+def small_study(folder: Path) -> Results:
+    """Two sizes and two precisions; the largest ran out of memory, one point is missing."""
+    times = {
+        ("small", "fp32"): [10.0, 10.1, 9.9],
+        ("small", "bf16"): [5.0, 5.1, 4.9],
+        ("large", "fp32"): [100.0, 100.5, 99.5],
+    }
+    results = [
+        result(
+            {"size": size, "precision": precision},
+            [
+                time_record(samples, phase="total"),
+                value("peak_memory", 2**30, "B"),
+                without_value("time", "unsupported", "needs two GPUs", phase="exchange"),
+            ],
+        )
+        for (size, precision), samples in times.items()
+    ]
+    results.append(
+        result({"size": "large", "precision": "bf16"}, status="oom", reason="asked for 40 GiB")
+    )
+    return written(folder, results, [Point("steps", {"size": "huge", "precision": "fp32"}, {})])

@@ -1,0 +1,124 @@
+"""The one rule for faster, slower, same and undecided."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmlab.report.compare import (
+    FASTER,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    Compare,
+    Interval,
+    paired,
+    process_variation,
+    unpaired,
+)
+from lmlab.study.results import Result
+from tests.report.study import result, time_record, written
+
+POSITIVE = st.floats(min_value=1e-3, max_value=1e3)
+SAMPLES = st.lists(POSITIVE, min_size=2, max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "verdict"),
+    [
+        (1.5, 1.4, 1.6, FASTER),
+        (1.015, 1.01, 1.019, SAME),
+        (1.01, 1.005, 1.03, UNDECIDED),
+        (0.5, 0.4, 0.6, SLOWER),
+        (1.5, 0.9, 2.5, UNDECIDED),
+        (1.0, 0.99, 1.01, SAME),
+        (3.0, 0.0, math.inf, UNDECIDED),
+    ],
+)
+def test_the_interval_decides(ratio: float, low: float, high: float, verdict: str) -> None:
+    assert Interval(ratio=ratio, low=low, high=high).verdict == verdict
+
+
+@given(SAMPLES, SAMPLES)
+def test_swapping_sides_swaps_the_verdict(ours: list[float], theirs: list[float]) -> None:
+    swapped = {FASTER: SLOWER, SLOWER: FASTER, SAME: SAME, UNDECIDED: UNDECIDED}
+    for interval in (paired, unpaired):
+        there, back = interval(ours, theirs), interval(theirs, ours)
+        assert back.verdict == swapped[there.verdict]
+        assert there.ratio * back.ratio == pytest.approx(1)
+
+
+@given(SAMPLES, POSITIVE)
+def test_the_unit_of_time_does_not_matter(samples: list[float], unit: float) -> None:
+    other = [sample * 1.3 for sample in samples]
+    scaled = unpaired([s * unit for s in samples], [s * unit for s in other])
+    assert scaled.ratio == pytest.approx(unpaired(samples, other).ratio)
+
+
+def test_pairing_cancels_drift() -> None:
+    drift = np.linspace(1, 2, 10)
+    ours, theirs = list(10 * drift), list(11 * drift)
+    assert paired(ours, theirs).verdict == FASTER
+    assert unpaired(ours, theirs).verdict == UNDECIDED
+
+
+def test_one_sample_decides_nothing_without_replicates() -> None:
+    assert unpaired([1.0], [2.0]).verdict == UNDECIDED
+    assert unpaired([1.0], [2.0], between=0.01, df=10).verdict == FASTER
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.2])
+def test_variation_between_processes_is_estimated_from_replicates(spread: float) -> None:
+    generator = np.random.default_rng(0)
+    rows = [
+        {"point": index // 2, "value": math.exp(spread * generator.standard_normal())}
+        for index in range(4000)
+    ]
+    found, freedom = process_variation(rows, ["point"])
+    assert freedom == 2000
+    assert found == pytest.approx(spread, rel=0.05)
+
+
+def test_false_alarms_are_rare() -> None:
+    """Two runs of the same thing are called different in at most about 5 % of cases."""
+    generator = np.random.default_rng(1)
+    wrong = sum(
+        paired(*np.exp(0.05 * generator.standard_normal((2, 8)))).verdict in (FASTER, SLOWER)
+        for _ in range(1000)
+    )
+    assert wrong < 80
+
+
+OURS = Compare(variant={"variant": "ours"}, baseline={"variant": "theirs"}, on=["size"])
+
+
+def test_points_are_matched_and_summarized(tmp_path: Path) -> None:
+    def point(size: str, ours: list[float], theirs: list[float] | None) -> Result:
+        records = [time_record(ours, variant="ours")]
+        records += [time_record(theirs, variant="theirs")] if theirs else []
+        return result({"size": size}, records)
+
+    rows = written(
+        tmp_path,
+        [
+            point("a", [1.0, 1.01, 0.99], [2.0, 2.02, 1.98]),
+            point("b", [1.0, 1.5, 0.5], [1.1, 0.9, 1.0]),
+            point("c", [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]),
+            point("d", [1.0, 1.0, 1.0], None),
+        ],
+    ).rows
+    found = OURS.run(rows)
+    assert [pair.label for pair in found.faster] == ["a"]
+    assert [pair.label for pair in found.slower] == ["c"]
+    assert [pair.label for pair in found.undecided] == ["b"]
+    assert (found.best.point, found.worst.point) == ({"size": "a"}, {"size": "c"})
+    assert found.geomean == pytest.approx((2.0 * 1.0 * 0.5) ** (1 / 3))
+    assert list(found.rows()["speedup"]) == ["2.0x", "undecided", "0.50x"]
+    assert len(found.where(size=["a", "b"])) == 2
+    assert not found.where(size="z")
+    assert not OURS.run(rows.head(0))

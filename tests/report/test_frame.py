@@ -1,0 +1,137 @@
+"""One row per measured quantity; what has no value is a row that says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lmlab.measure.records import value
+from lmlab.report.frame import candidates, combine, derive, distinct, load, load_references, select
+from lmlab.study.points import Point
+from tests.report.study import MACHINE, result, small_study, time_record, written
+
+
+def test_rows_carry_parameters_settings_labels_and_statistics(tmp_path: Path) -> None:
+    results = small_study(tmp_path)
+    (row,) = select(
+        results.rows, size="small", precision="fp32", phase="total", quantity="time"
+    ).to_dict("records")
+    assert (row["value"], row["n"], row["num_layers"], row["clock"]) == (10.0, 3, 2, "wall")
+    assert row["samples"] == [10.0, 10.1, 9.9]
+    assert results.value(size="large", precision="fp32", quantity="peak_memory") == 2**30
+    assert results.value(size="huge", quantity="time") is None
+
+
+def test_points_without_a_value_are_rows_with_a_reason(tmp_path: Path) -> None:
+    results = small_study(tmp_path)
+    states = select(results.rows, phase=pd.isna, quantity=pd.isna)
+    assert list(states["status"]) == ["oom", "missing"]
+    assert results.problems == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[" * 200_000,
+        '{"schema_version": 1}',
+        '{"a": NaN}',
+        "9" * 5000,
+        "null",
+        b"\xff\xfe".decode("latin1"),
+    ],
+    ids=["empty", "nested", "schema 1", "NaN", "long integer", "null", "no JSON"],
+)
+def test_an_unusable_file_is_named_and_the_rest_is_read(tmp_path: Path, text: str) -> None:
+    good = result({"size": "small"}, [time_record([1.0], phase="total")])
+    written(tmp_path, [good])
+    points = [Point("steps", {"size": size}, {}) for size in ("small", "bad")]
+    bad = points[1].path(tmp_path, MACHINE)
+    bad.write_text(text)
+    results = load(points, tmp_path, MACHINE)
+    assert len(results.results) == 1
+    assert [str(bad) in line and "\n" not in line for line in results.problems] == [True]
+    assert list(select(results.rows, size="bad")["status"]) == ["invalid"]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        (["measurements", 0, "value"], "12"),
+        (["measurements", 0, "value"], None),
+        (["measurements", 0, "n"], 0),
+        (["measurements", 0, "status"], "fine"),
+        (["settings"], None),
+        (["elapsed_s"], 1e999),
+        (["machine", "id"], "other"),
+        (["parameters", "size"], "other"),
+    ],
+)
+def test_a_wrong_value_is_found_when_the_result_is_read(
+    tmp_path: Path, path: list[Any], wrong: Any
+) -> None:
+    written(tmp_path, [result({"size": "small"}, [time_record([1.0], phase="total")])])
+    point = Point("steps", {"size": "small"}, {})
+    file = point.path(tmp_path, MACHINE)
+    values = inner = json.loads(file.read_text())
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = wrong
+    file.write_text(json.dumps(values))
+    results = load([point], tmp_path, MACHINE)
+    if path[-1] == "value" and wrong == "12":
+        # A word is a legal value (a dtype); a table prints it as it is.
+        assert not results.problems
+    else:
+        assert str(file) in results.problems[0]
+
+
+def test_a_label_may_not_hide_a_parameter(tmp_path: Path) -> None:
+    clash = result({"size": "small"}, [value("peak", 1, "B", size="large")])
+    with pytest.raises(ValueError, match="size"):
+        written(tmp_path, [clash])
+
+
+def test_candidates_include_points_that_failed_as_a_whole(tmp_path: Path) -> None:
+    rows = small_study(tmp_path).rows
+    found = candidates(rows, precision="bf16", quantity="time", phase="total")
+    assert list(found["status"]) == ["ok", "oom"]
+
+
+def test_select_takes_values_lists_and_predicates(tmp_path: Path) -> None:
+    rows = small_study(tmp_path).rows
+    assert set(select(rows, size=["small", "huge"])["size"]) == {"small", "huge"}
+    assert set(select(rows, size=lambda size: size != "small")["size"]) == {"large", "huge"}
+    assert select(rows, no_such_field=1).empty
+
+
+def test_derived_quantities_join_the_rows(tmp_path: Path) -> None:
+    rows = small_study(tmp_path).rows
+    times = {"quantity": "time", "phase": "total"}
+    layers = derive(rows, "per_layer", times, lambda found: found.value / found.num_layers)
+    assert sorted(select(layers, quantity="per_layer")["value"]) == [2.5, 5.0, 50.0]
+    parts = {"time": times, "memory": {"quantity": "peak_memory"}}
+    both = combine(rows, "bytes_per_ms", parts, lambda part: part.memory / part.time)
+    assert sorted(select(both, quantity="bytes_per_ms")["value"]) == pytest.approx(
+        sorted(2**30 / ms for ms in (10.0, 5.0, 100.0))
+    )
+    assert len(derive(rows, "nothing", {"quantity": "absent"}, lambda found: found.value)) == len(
+        rows
+    )
+
+
+def test_distinct_keeps_the_order_of_the_study(tmp_path: Path) -> None:
+    rows = small_study(tmp_path).rows
+    assert distinct(rows, ["size"]) == [("small",), ("large",), ("huge",)]
+
+
+def test_what_a_published_source_leaves_out_is_not_stated(tmp_path: Path) -> None:
+    (tmp_path / "times.csv").write_text("source,gpu,context,ms\n001,A100,,2.5\n001,A100,128,3\n")
+    rows = load_references(tmp_path)
+    assert list(rows["context"]) == ["not stated", 128]
+    assert list(rows["value"]) == [2.5, 3]
+    assert set(rows["topic"]) == {"times"}

@@ -1,0 +1,126 @@
+"""Golden pages: the committed H200 report and a small CPU study, Markdown byte for byte.
+
+After a change that is meant to alter pages: `make example` for the first, and
+`LMLAB_UPDATE_GOLDEN=1 pytest tests/report/test_golden.py` for the second; then review the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmlab.jobs.pages import write_report
+from lmlab.report.text import slug
+from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+
+GOLDEN = ROOT / "tests" / "golden"
+H200 = Path("docs/nvidia-h200")
+WORDS = 5000
+MARKDOWN_BYTES, FIGURE_BYTES, EXPLORER_BYTES = 200_000, 300_000, 5_000_000
+BULLET_WORDS, TABLE_ROWS = 120, 10
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)]+)\)")
+
+
+def render(folder: Path, results: Path, machine: str, device: str, study: str, out: str) -> Path:
+    """The report as the workflow writes it, from a folder that sees the results."""
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    (folder / "results").symlink_to(results)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        faults = write_report(
+            {**config, "study": study},
+            machine=machine,
+            device=device,
+            results=Path("results"),
+            templates=TEMPLATES,
+            references=REFERENCES,
+            out=Path(out),
+        )
+    finally:
+        os.chdir(before)
+    assert faults == []
+    return folder / out
+
+
+def pages(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.md")}
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("h200")
+    return render(folder, ROOT / "results", "nvidia-h200", "cuda", "full", str(H200))
+
+
+def test_the_committed_report_is_what_the_results_give(h200: Path) -> None:
+    assert pages(h200) == pages(ROOT / H200)
+
+
+def test_figures_that_pages_link_to_are_drawn_and_no_others_are_committed(h200: Path) -> None:
+    drawn = {str(path.relative_to(h200)) for path in h200.rglob("*.png")}
+    committed = {str(path.relative_to(ROOT / H200)) for path in (ROOT / H200).rglob("*.png")}
+    assert drawn == committed
+
+
+def test_a_small_cpu_study(tmp_path: Path) -> None:
+    made = render(tmp_path, GOLDEN / "results", "cpu-golden", "cpu", "nano", "report")
+    if os.environ.get("LMLAB_UPDATE_GOLDEN"):
+        shutil.rmtree(GOLDEN / "report", ignore_errors=True)
+        for name, text in pages(made).items():
+            (GOLDEN / "report" / name).parent.mkdir(parents=True, exist_ok=True)
+            (GOLDEN / "report" / name).write_text(text)
+    assert pages(made) == pages(GOLDEN / "report")
+
+
+def sections(front: str) -> Iterator[str]:
+    yield from front.split("\n### ")[1:]
+
+
+def test_the_front_page_is_short() -> None:
+    front = (ROOT / H200 / "writeup.md").read_text()
+    assert len(front.split()) <= WORDS
+    bullets = [line for line in front.split("\n### ")[0].splitlines() if line.startswith("- ")]
+    assert len(bullets) == 5
+    assert sum(len(line.split()) - 1 for line in bullets) <= BULLET_WORDS
+    for section in sections(front):
+        question = section.splitlines()[0]
+        rows = [line for line in section.splitlines() if line.startswith("|")]
+        rules = [line for line in rows if set(line) <= set("|-: ")]
+        assert section.split("\n\n")[1].startswith("**"), question
+        assert len(rules) <= 1, question
+        assert len(rows) <= TABLE_ROWS + 2, question
+        assert section.count("![") <= 1, question
+
+
+def test_files_are_small_enough_to_review() -> None:
+    for path in (ROOT / H200).rglob("*"):
+        limits = {".md": MARKDOWN_BYTES, ".png": FIGURE_BYTES, ".html": EXPLORER_BYTES}
+        assert not path.is_file() or path.stat().st_size <= limits[path.suffix], path
+
+
+def test_every_link_leads_to_a_file_in_git() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    files = {ROOT / name for name in listed.stdout.decode().splitlines()}
+    folders = {parent for file in files for parent in file.parents}
+    for page in [*(ROOT / H200).rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for link in LINK.findall(page.read_text()):
+            if re.match(r"[a-z]+:", link):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            assert target in files or target in folders, f"{page}: {link}"
+            if anchor:
+                headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+                assert anchor in {slug(heading) for heading in headings}, f"{page}: {link}"

@@ -1,0 +1,148 @@
+"""Pages: what templates see, escaping, and parts that cannot be rendered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lmlab.measure.records import value
+from lmlab.report.compare import Compare
+from lmlab.report.frame import Results, derive
+from lmlab.report.page import Report, answers_in, build_chapters, environment_for
+from lmlab.report.table import Table, time
+from tests.report.study import result, small_study, time_record, written
+from tests.report.test_figure import STEPS
+
+TEMPLATES = {
+    "front.md.j2": "# {{ results.name }}\n\n"
+    "{% for s in sections.values() %}\n{{ s }}\n{% endfor %}\n",
+    "index.md.j2": "{% for slug, answer in answers.items() %}\n"
+    "- {{ slug }}: {{ answer.sentence }}\n{% endfor %}\n{{ summary() }}\n",
+    "steps.md.j2": "# {{ chapter.title }}\n\n{{ chapter.table('steps') }}\n\n"
+    "{{ figure('steps') }}\n\n{{ provenance() }}\n",
+    "front/steps.md.j2": "### Is it fast?\n\n**{{ chapter.facts.answer }} It is.**\n"
+    "{{ figure('steps') }}\n",
+}
+
+
+TABLE = Table(title="T", rows=["size", "precision"], columns={"ms": time(phase="total")})
+
+
+def page(**more: Any) -> ModuleType:
+    declared = {
+        "TITLE": "Steps",
+        "TABLES": {
+            "steps": Table(
+                title="T", rows=["size", "precision"], columns={"ms": time(phase="total")}
+            )
+        },
+        "FIGURES": {"steps": STEPS},
+        "COMPARISONS": {
+            "bf16": Compare(
+                variant={"precision": "bf16"}, baseline={"precision": "fp32"}, on=["size"]
+            )
+        },
+        "facts": lambda chapter: {"answer": "Yes."},
+    }
+    return cast(ModuleType, SimpleNamespace(**{**declared, **more}))
+
+
+def report(folder: Path, results: Results, module: ModuleType) -> tuple[Report, list[str]]:
+    for name, text in TEMPLATES.items():
+        path = folder / "templates" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    chapters, faults = build_chapters([("steps", module)], results)
+    return Report(results, chapters, folder / "out", folder / "templates", "full"), faults
+
+
+def test_front_page_chapter_index_and_figures(tmp_path: Path) -> None:
+    made, faults = report(tmp_path, small_study(tmp_path / "results"), page())
+    assert faults + made.write() == []
+    out = tmp_path / "out"
+    front = (out / "writeup.md").read_text()
+    assert "### Is it fast?" in front
+    assert "figures/steps/steps.png" in front
+    assert "../figures/steps/steps.png" in (out / "chapters" / "steps.md").read_text()
+    assert (out / "figures" / "steps" / "steps.png").exists()
+    assert "is-it-fast: Yes." in (out / "index.md").read_text()
+
+
+def test_pages_are_reproducible(tmp_path: Path) -> None:
+    results = small_study(tmp_path / "results")
+    texts = []
+    for _ in range(2):
+        made, _ = report(tmp_path, results, page())
+        made.write()
+        texts.append([path.read_bytes() for path in sorted((tmp_path / "out").rglob("*.md"))])
+    assert texts[0] == texts[1]
+
+
+def raising(*arguments: Any) -> Any:
+    raise KeyError("no such column")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"facts": raising}, {"derive": raising}, {"TABLES": {}}, {"FIGURES": {}}],
+    ids=["facts", "derive", "table", "figure"],
+)
+def test_a_part_that_fails_costs_that_part(tmp_path: Path, broken: dict[str, Any]) -> None:
+    made, faults = report(tmp_path, small_study(tmp_path / "results"), page(**broken))
+    faults += made.write()
+    assert faults
+    assert all("\n" not in line for line in faults)
+    assert "# Test GPU" in (tmp_path / "out" / "writeup.md").read_text()
+
+
+def test_derived_rows_replace_the_chapters_own(tmp_path: Path) -> None:
+    def halved(rows: Any, results: Results) -> Any:
+        return derive(rows, "half", {"quantity": "time"}, lambda found: found.value / 2)
+
+    chapters, faults = build_chapters(
+        [("steps", page(derive=halved))], small_study(tmp_path / "results")
+    )
+    assert not faults
+    assert chapters["steps"].value(quantity="half", size="small", precision="fp32") == 5.0
+    assert chapters["steps"].compare["bf16"].best.point == {"size": "small"}
+
+
+def test_text_from_results_is_escaped(tmp_path: Path) -> None:
+    hostile = "<b>|*{{ 7 * 7 }}*|</b>\n# heading"
+    results = written(
+        tmp_path / "results",
+        [
+            result(
+                {"size": "a", "precision": "x"},
+                [time_record([1.0], phase="total"), value("name", hostile, "")],
+            ),
+            result(
+                {"size": "b", "precision": "x"}, status="failed", reason=hostile.replace("\n", " ")
+            ),
+        ],
+    )
+    made, _ = report(tmp_path, results, page(facts=lambda chapter: {"answer": hostile}))
+    assert made.write() == []
+    for file in (tmp_path / "out").rglob("*.md"):
+        text = file.read_text()
+        assert "<b>" not in text
+        assert "49" not in text
+        assert "\n# heading" not in text
+
+
+def test_a_sentence_that_ends_in_a_tag_keeps_its_line(tmp_path: Path) -> None:
+    (tmp_path / "t.j2").write_text(
+        "{% if yes %}\nOne.{% if yes %} Two.{% endif %}\n\nThree.\n{% endif %}\n"
+    )
+    assert (
+        environment_for(tmp_path).get_template("t.j2").render(yes=True) == "One. Two.\n\nThree.\n"
+    )
+
+
+def test_answers_are_the_first_sentences_in_bold() -> None:
+    text = "### Does it pay?\n\n**Yes, by 2.3x. Not\neverywhere.**\n\n### Why?\n\n**Because.**\n"
+    answers = {slug: answer["sentence"] for slug, answer in answers_in(text).items()}
+    assert answers == {"does-it-pay": "Yes, by 2.3x.", "why": "Because."}

@@ -1,0 +1,109 @@
+"""Tables from declarations: cells, reasons, marks and captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from lmlab.report.table import Table, memory, time
+from lmlab.report.text import FORMATS, escape, join, number, percent, slug, times
+from tests.report.study import result, small_study, time_record, written
+
+STEP = time(phase="total")
+
+
+def cells(markdown: str) -> list[list[str]]:
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_rows_columns_and_reasons(tmp_path: Path) -> None:
+    table = Table(
+        title="Steps",
+        rows=["size", "precision"],
+        columns={"step (ms)": STEP, "peak (GiB)": memory()},
+    )
+    text = table.render(small_study(tmp_path).rows)
+    header, rule, *lines = cells(text)
+    assert header == ["size", "precision", "step (ms)", "peak (GiB)"]
+    assert rule == ["---", "---", "--:", "--:"]
+    assert lines == [
+        ["small", "fp32", "10.0", "1.00"],
+        ["small", "bf16", "5.00", "1.00"],
+        ["large", "fp32", "100", "1.00"],
+        ["large", "bf16", "OOM", "OOM"],
+        ["huge", "fp32", "not measured", "not measured"],
+    ]
+    assert "asked for 40 GiB" in text
+    assert "median of 3" in text
+
+
+def test_across_and_facet(tmp_path: Path) -> None:
+    rows = small_study(tmp_path).rows
+    across = Table(title="T", rows=["size"], across="precision", columns={"{precision}": STEP})
+    assert cells(across.render(rows))[0] == ["size", "fp32", "bf16"]
+    facet = Table(title="T {precision}", rows=["size"], facet="precision", columns={"ms": STEP})
+    text = facet.render(rows)
+    assert "T fp32" in text
+    assert "T bf16" in text
+
+
+def test_noisy_and_capped_values_are_marked(tmp_path: Path) -> None:
+    noisy = result({"size": "a"}, [time_record([1.0, 2.0, 3.0], phase="total")])
+    capped = result({"size": "b"}, [time_record([1.0], phase="total")], flags=("power_capped",))
+    rows = written(tmp_path, [noisy, capped]).rows
+    text = Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows)
+    assert [line[1] for line in cells(text)[2:]] == ["2.00~", "1.00†"]
+
+
+def test_an_ambiguous_cell_is_an_error_and_nothing_is_empty(tmp_path: Path) -> None:
+    rows = small_study(tmp_path).rows
+    with pytest.raises(ValueError, match="rows match"):
+        Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows)
+    assert Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows.head(0)) == ""
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_harmless_in_markdown(text: str) -> None:
+    """Escaped text comes out of a Markdown renderer as it went in, without tags or cells."""
+    line = " ".join(text.split())
+    html = (
+        MarkdownIt("gfm-like", {"linkify": False})
+        .enable("table")
+        .render(f"| a | b |\n| --- | --- |\n| x {escape(line)} y | end |\n")
+    )
+    assert html.count("<td") == 2
+    assert "<script" not in html.lower()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0123456, "0.0123"),
+        (12.345, "12.3"),
+        (1234.5, "1,234"),
+        (9.996, "10.0"),
+        (0.0, "0"),
+        (7, "7"),
+    ],
+)
+def test_three_significant_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@given(st.floats(min_value=1e-6, max_value=1e12))
+def test_rounding_keeps_three_digits(value: float) -> None:
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=6e-3)
+
+
+def test_small_formats() -> None:
+    assert [percent(share) for share in (0.0, 0.012, 0.5)] == ["0 %", "1.2 %", "50 %"]
+    assert [times(ratio) for ratio in (0.5, 2.34, 14.9)] == ["0.50x", "2.3x", "14.9x"]
+    assert join(["a", "b", "c"]) == "a, b and c"
+    assert slug("Does bf16 pay?") == "does-bf16-pay"
+    assert FORMATS["GiB"](2**31) == "2.00"
+    assert number(7) == "7"

@@ -1,0 +1,35 @@
+"""Write the interactive page: one HTML file with all results of one machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from lmlab.jobs.pages import write_explorer
+
+
+def main() -> int:
+    """Arguments in, one call, files out; what a user can get wrong is one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=json.loads, required=True, help="config.yaml as JSON")
+    parser.add_argument("--machine", required=True, help="folder of results/ to read")
+    parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--templates", type=Path, required=True)
+    parser.add_argument("--references", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the HTML file")
+    arguments = vars(parser.parse_args())
+    try:
+        faults = write_explorer(arguments.pop("config"), **arguments)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for fault in faults:
+        print(f"not rendered: {fault}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
