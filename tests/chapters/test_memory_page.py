@@ -14,7 +14,7 @@ from lmlab.chapters.memory.measure.checkpointing import Variant, labels_of, vari
 from lmlab.chapters.memory.measure.records import predicted_records
 from lmlab.measure.records import Record, value, without_value
 from lmlab.model.checkpointing import parse_strategy
-from lmlab.model.peak import Parts
+from lmlab.model.peak import Parts, Stage
 from lmlab.report.frame import MISSING, Results, rows_of, select, table_of
 from lmlab.report.page import Chapter, Report, answers_in, build_chapter
 from lmlab.study.files import ROOT
