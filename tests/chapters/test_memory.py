@@ -21,7 +21,7 @@ from lmlab.chapters.memory.measure import checkpointing, timeline
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Step
 from lmlab.measure.memory.recorder import Recording
-from lmlab.model.peak import Moment, Parts
+from lmlab.model.peak import Parts, Stage
 from lmlab.study.results import SIZE_LIMIT_BYTES
 from tests.jobs.points import memory_point
 
@@ -200,8 +200,8 @@ def test_a_mode_that_cannot_fit_is_not_tried_where_the_study_says_so(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 2**30)
     gpu = torch.device("cuda")
 
-    def predicted(gib: int) -> Moment:
-        return Moment(phase="forward", name="loss", parts=Parts(activations=gib * 2**30))
+    def predicted(gib: int) -> Stage:
+        return Stage(phase="forward", name="loss", parts=Parts(activations=gib * 2**30))
 
     assert timeline.too_large(predicted(12), gpu) is None
     assert timeline.too_large(predicted(13), gpu) == "needs about 13.0 GiB, 12.0 GiB free"

@@ -13,8 +13,8 @@ from lmlab.chapters.memory import page
 from lmlab.chapters.memory.measure.checkpointing import Variant, labels_of, variant_records
 from lmlab.chapters.memory.measure.records import predicted_records
 from lmlab.measure.records import Record, value, without_value
-from lmlab.model.checkpointing import strategy_named
-from lmlab.model.peak import Moment, Parts
+from lmlab.model.checkpointing import parse_strategy
+from lmlab.model.peak import Parts, Stage
 from lmlab.report.frame import MISSING, Results, rows_of, select, table_of
 from lmlab.report.page import Chapter, Report, answers_in, build_chapter
 from lmlab.study.files import ROOT
@@ -70,12 +70,12 @@ def step(live: Mapping[str, float], phase: str = "backward", **parameters: Any) 
 
 def checkpointing(**times: float | None) -> Result:
     """Strategies with their times; None did not fit. Peaks grow with the length of a segment."""
-    predicted = Moment(
+    predicted = Stage(
         phase="backward", name="softmax", parts=Parts(gradients=9, parameters=10, activations=1)
     )
     records: list[Record] = []
     for name, ms in ((key.replace("_", "-"), ms) for key, ms in times.items()):
-        strategy = strategy_named(name)
+        strategy = parse_strategy(name)
         variant = Variant(name=name, strategy=strategy, status="oom", reason="no")
         if ms is not None:
             peak = (9 if name == "none" else 2 + strategy.blocks) * GIB

@@ -20,7 +20,7 @@ from lmlab.chapters.fsdp import variants as fsdp_arms
 from lmlab.chapters.sharded_optimizer import measure as sharded_optimizer
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.rank_work import RankWork, candidates
-from lmlab.parallel.after_backward import FlatDDP
+from lmlab.parallel.ddp_flat import FlatDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
 from lmlab.study.results import SIZE_LIMIT_BYTES

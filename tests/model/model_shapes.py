@@ -17,12 +17,13 @@ shapes = st.builds(
 )
 
 
-def studied_size(d_model: int, d_ff: int, num_layers: int, num_heads: int) -> ModelShape:
-    """A size of the study at its shortest context."""
+def shape_of(
+    batch: int, context: int, d_model: int, d_ff: int, num_layers: int, num_heads: int, vocab: int
+) -> ModelShape:
     return ModelShape(
-        vocab_size=10_000,
-        context=128,
-        batch=4,
+        vocab_size=vocab,
+        context=context,
+        batch=batch,
         d_model=d_model,
         d_ff=d_ff,
         num_layers=num_layers,
@@ -30,11 +31,12 @@ def studied_size(d_model: int, d_ff: int, num_layers: int, num_heads: int) -> Mo
     )
 
 
-SMALL = studied_size(768, 3072, 12, 12)
+SMALL = shape_of(4, 128, 768, 3072, 12, 12, 10_000)
+"""The small model of the study at its shortest context."""
 
 
 def build(shape: ModelShape, device: str = "meta") -> TransformerLM:
-    """The model of a shape; on "meta" it has sizes and no numbers."""
+    """The model of a shape; on "meta" it has no values."""
     return TransformerLM(
         shape.vocab_size,
         shape.context,

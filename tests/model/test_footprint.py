@@ -1,6 +1,7 @@
-"""Predicted bytes are those that autograd saves and that are alive at the peak."""
+"""Predicted bytes are those that autograd saves and that exist at the peak."""
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,34 +11,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lmlab.model.activations import saved_activations
 from lmlab.model.adamw import AdamW
-from lmlab.model.footprint import memory, saved_activations
+from lmlab.model.footprint import memory
 from lmlab.model.loss import cross_entropy
+from lmlab.model.peak import predicted_peak
 from lmlab.model.shape import ModelShape
 from lmlab.model.transformer import TransformerLM
-from tests.model.model_shapes import SMALL, build, shapes
-
-
-def shape_of(
-    batch: int, context: int, d_model: int, d_ff: int, num_layers: int, num_heads: int, vocab: int
-) -> ModelShape:
-    return ModelShape(
-        vocab_size=vocab,
-        context=context,
-        batch=batch,
-        d_model=d_model,
-        d_ff=d_ff,
-        num_layers=num_layers,
-        num_heads=num_heads,
-    )
-
+from tests.model.model_shapes import SMALL, build, shape_of, shapes
 
 SHAPES = {
-    "feed-forward is widest": shape_of(4, 32, 64, 256, 2, 4, 100),
-    "logits are widest": shape_of(2, 64, 32, 96, 3, 2, 500),
-    "scores are widest": shape_of(4, 128, 32, 64, 2, 4, 64),
-    "parameters are most": shape_of(1, 8, 64, 256, 2, 4, 50),
+    "wide_feed_forward": shape_of(2, 32, 64, 256, 2, 4, 100),
+    "wide_logits": shape_of(2, 64, 32, 96, 3, 2, 500),
+    "wide_scores": shape_of(2, 128, 32, 64, 2, 4, 64),
+    "many_parameters": shape_of(1, 8, 64, 256, 2, 4, 50),
 }
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
 
 def batch_for(shape: ModelShape) -> tuple[Tensor, Tensor]:
@@ -47,16 +36,13 @@ def batch_for(shape: ModelShape) -> tuple[Tensor, Tensor]:
 
 def forward(model: TransformerLM, tokens: Tensor, precision: str) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-        return model(tokens)
-
-
-def forward_and_loss(model: TransformerLM, batch: tuple[Tensor, Tensor], precision: str) -> Tensor:
-    return cross_entropy(forward(model, batch[0], precision), batch[1])
+        logits: Tensor = model(tokens)
+    return logits
 
 
 def bytes_saved_by_autograd(shape: ModelShape, precision: str) -> int:
-    """Bytes of all storages that a forward pass leaves for backward, the model's own excepted."""
-    model, batch = build(shape, device="cpu"), batch_for(shape)
+    """Bytes that a forward pass saves for backward, without the model's own tensors."""
+    model, (tokens, targets) = build(shape, device="cpu"), batch_for(shape)
     owned = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
     saved: dict[int, Tensor] = {}
 
@@ -65,8 +51,8 @@ def bytes_saved_by_autograd(shape: ModelShape, precision: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        # The graph must outlive the count, or addresses would be used twice.
-        loss = forward_and_loss(model, batch, precision)
+        # The graph must outlive the count, or addresses would be reused.
+        loss = cross_entropy(forward(model, tokens, precision), targets)
     total = sum(t.untyped_storage().nbytes() for key, t in saved.items() if key not in owned)
     loss.backward()
     return total
@@ -77,13 +63,12 @@ def bytes_saved_by_autograd(shape: ModelShape, precision: str) -> int:
 @given(shape=shapes)
 def test_saved_bytes_are_those_that_autograd_saves(precision: Any, shape: ModelShape) -> None:
     predicted = memory(shape, precision, "forward_backward", device="cpu")
-
-    held = predicted.activations + predicted.autocast_weights + predicted.inputs
-    assert held == bytes_saved_by_autograd(shape, precision)
+    saved = predicted.activations + predicted.autocast_weights + predicted.inputs
+    assert saved == bytes_saved_by_autograd(shape, precision)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive, and the most there ever were."""
+    """Counts the bytes of live tensors, and the most there were; not a backend's scratch memory."""
 
     def __init__(self, *existing: Tensor) -> None:
         super().__init__()
@@ -115,23 +100,23 @@ class LiveBytes(TorchDispatchMode):
 
 
 def measured_peak(shape: ModelShape, precision: str, mode: str) -> int:
-    """Most bytes alive during the second step, when the optimizer's state exists already."""
-    model, batch = build(shape, device="cpu"), batch_for(shape)
+    """Most bytes alive during the second step, when the optimizer state already exists."""
+    model, (tokens, targets) = build(shape, device="cpu"), batch_for(shape)
     optimizer = AdamW(model.parameters())
 
     def step() -> None:
         if mode == "forward":
             with torch.no_grad():
-                forward(model, batch[0], precision)
+                forward(model, tokens, precision)
             return
-        forward_and_loss(model, batch, precision).backward()
+        cross_entropy(forward(model, tokens, precision), targets).backward()
         if mode == "train_step":
             optimizer.step()
 
     step()
     optimizer.zero_grad(set_to_none=True)
     state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
-    inputs = batch if mode != "forward" else batch[:1]
+    inputs = [tokens] if mode == "forward" else [tokens, targets]
     with LiveBytes(*model.parameters(), *model.buffers(), *state, *inputs) as live:
         step()
     return live.peak
@@ -139,11 +124,15 @@ def measured_peak(shape: ModelShape, precision: str, mode: str) -> int:
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_the_peak_is_the_one_measured(shape: ModelShape, precision: Any, mode: Any) -> None:
-    predicted = memory(shape, precision, mode, device="cpu").peak
-
-    assert predicted == pytest.approx(measured_peak(shape, precision, mode), rel=0.02)
+@every_shape
+def test_the_peak_is_the_measured_one(shape: ModelShape, precision: Any, mode: Any) -> None:
+    stage = predicted_peak(shape, precision, mode, device="cpu")
+    assert memory(shape, precision, mode, device="cpu").peak == stage.parts.total
+    expected = stage.parts.total
+    if (precision, stage.name) == ("bf16", "loss"):
+        # A CPU casts the logits into a copy inside a kernel, where it cannot be observed.
+        expected -= 2 * shape.tokens * shape.vocab_size
+    assert expected == pytest.approx(measured_peak(shape, precision, mode), rel=0.02)
 
 
 @pytest.mark.gpu
@@ -154,56 +143,65 @@ def test_the_peak_on_a_gpu_is_within_a_tenth(precision: Any) -> None:
     model = build(shape, device="cuda")
     tokens = torch.randint(10_000, (4, 512), device="cuda")
     torch.cuda.reset_peak_memory_stats()
-
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
         loss = cross_entropy(model(tokens), tokens.clone())
     loss.backward()
-
     predicted = memory(shape, precision, "forward_backward").peak
     assert predicted == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
 
 
-def test_state_between_steps_of_the_small_model_by_hand() -> None:
+def test_the_small_model_by_hand() -> None:
     parts = memory(SMALL, "fp32", "train_step")
-
     assert parts.parameters == parts.gradients == 4 * 128_625_408
     assert parts.optimizer_state == 8 * 128_625_408
     assert parts.buffers == 2 * 4 * 128 * 64
     assert parts.inputs == 2 * 8 * 512
     assert parts.autocast_weights == 0
+    inference = memory(SMALL, "bf16", "forward")
+    assert (inference.gradients, inference.optimizer_state, inference.activations) == (0, 0, 0)
+    assert inference.autocast_weights == 2 * (128_625_408 - 7_680_000 - 19_200)
 
 
-def test_inference_keeps_nothing_for_backward() -> None:
-    parts = memory(SMALL, "bf16", "forward")
-
-    assert (parts.gradients, parts.optimizer_state, parts.activations) == (0, 0, 0)
-    assert parts.autocast_weights == 2 * (128_625_408 - 7_680_000 - 19_200)
-    assert parts.peak < memory(SMALL, "bf16", "forward_backward").peak
-
-
-def test_on_a_gpu_autocast_keeps_softmax_in_fp32_and_a_copy_besides() -> None:
-    gpu = saved_activations(SMALL, "bf16", device="cuda")
-    cpu = saved_activations(SMALL, "bf16", device="cpu")
-
-    assert gpu - cpu == 4 * SMALL.num_layers * SMALL.scores
+def test_on_a_gpu_autocast_saves_the_softmax_in_fp32_and_a_copy() -> None:
+    on_gpu = saved_activations(SMALL, "bf16", device="cuda")
+    assert on_gpu - saved_activations(SMALL, "bf16", device="cpu") == 4 * 12 * SMALL.scores
 
 
 @pytest.mark.parametrize(("one", "other"), [("fp32", "tf32"), ("bf16", "fp16")])
-def test_precisions_of_equal_width_occupy_the_same(one: Any, other: Any) -> None:
+def test_precisions_of_equal_width_take_the_same_memory(one: Any, other: Any) -> None:
     assert memory(SMALL, one, "train_step") == memory(SMALL, other, "train_step")
 
 
-@pytest.mark.parametrize(
-    ("precision", "mode", "device", "message"),
-    [
-        ("fp8", "forward", "cuda", "precision: 'fp8' is not known; allowed are fp32, tf32"),
-        ("fp32", "train", "cuda", "mode: 'train' is not known"),
-        ("fp32", "forward", "tpu", "device: 'tpu' is not known; allowed are cuda, cpu"),
-    ],
-    ids=["precision", "mode", "device"],
-)
-def test_unknown_names_are_refused_in_one_line(
-    precision: Any, mode: Any, device: Any, message: str
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@given(shape=shapes)
+def test_each_mode_takes_at_least_as_much_as_the_one_it_extends(
+    precision: Any, shape: ModelShape
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        memory(SMALL, precision, mode, device=device)
+    modes: list[Any] = ["forward_graph", "forward_backward", "train_step"]
+    peaks = [predicted_peak(shape, precision, mode).parts.total for mode in modes]
+    assert peaks == sorted(peaks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "phase", "name"),
+    [
+        ({}, "forward_graph", "forward", "loss"),
+        ({"context": 4096, "vocab_size": 100}, "forward_graph", "forward", "softmax"),
+        ({"context": 8, "batch": 1}, "train_step", "optimizer", "update of the largest parameter"),
+    ],
+    ids=["short", "long", "few_tokens"],
+)
+def test_where_the_peak_is(changes: dict[str, int], mode: Any, phase: str, name: str) -> None:
+    stage = predicted_peak(replace(SMALL, **changes), "bf16", mode)
+    assert (stage.phase, stage.name) == (phase, name)
+    assert stage.parts.gradients == (stage.parts.parameters if phase == "optimizer" else 0)
+    assert (stage.parts.weight_copies > 0) == (phase == "forward")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("precision", "fp8"), ("mode", "x"), ("device", "tpu")]
+)
+def test_unknown_names_are_rejected(name: str, value: str) -> None:
+    arguments: Any = {"precision": "fp32", "mode": "forward", "device": "cuda", name: value}
+    with pytest.raises(ValueError, match=f"^{name} must be one of .*, got '{value}'$"):
+        memory(SMALL, **arguments)

@@ -1,4 +1,4 @@
-"""A model named by import path is a class, or one line says why not."""
+"""A model is loaded by import path, or one line says why not."""
 
 from pathlib import Path
 
@@ -8,38 +8,28 @@ from lmlab.model import loading
 from lmlab.model.transformer import TransformerLM
 
 
-def test_the_default_is_the_model_of_this_package() -> None:
-    assert loading.load_class(loading.DEFAULT) is TransformerLM
-
-
-def test_a_users_own_class_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def user_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_model.py").write_text("class Mine:\n    pass\n")
+    (tmp_path / "broken_model.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
 
+
+def test_the_default_and_a_users_class_are_found() -> None:
+    assert loading.load_class(loading.DEFAULT) is TransformerLM
     assert loading.load_class("own_model:Mine").__name__ == "Mine"
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "culprit"),
     [
-        pytest.param("own_model.Mine", "allowed is 'package.module:name'", id="no colon"),
-        pytest.param("no_such_module_x:M", "No module named 'no_such_module_x'", id="no module"),
-        pytest.param("math:NoSuch", "math has no attribute 'NoSuch'", id="no attribute"),
-        pytest.param("math:sqrt", "'math:sqrt' is not a class", id="not a class"),
+        ("own_model.Mine", "own_model.Mine"),
+        ("no_such_module_x:M", "no_such_module_x"),
+        ("math:NoSuch", "NoSuch"),
+        ("math:sqrt", "math:sqrt"),
+        ("broken_model:Mine", "no_such_dependency"),
     ],
 )
-def test_a_wrong_path_is_one_line(path: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+def test_a_wrong_path_is_one_line(path: str, culprit: str) -> None:
+    with pytest.raises(ValueError, match=rf"^[^\n]*{culprit}[^\n]*$"):
         loading.load_class(path)
-
-    assert "\n" not in str(caught.value)
-
-
-def test_a_broken_import_inside_the_users_module_names_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_model.py").write_text("import no_such_dependency\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    with pytest.raises(ValueError, match="No module named 'no_such_dependency'"):
-        loading.load_class("broken_model:Mine")

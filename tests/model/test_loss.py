@@ -29,80 +29,39 @@ def test_value_and_gradient_agree_with_torch(
     logits = scale * torch.randn(*leading, vocabulary, generator=generator, dtype=torch.float64)
     targets = torch.randint(vocabulary, leading, generator=generator)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-
-    loss = cross_entropy(ours, targets)
-    loss.backward()
-    expected = reference(theirs, targets)
-    expected.backward()
-
+    loss, expected = cross_entropy(ours, targets), reference(theirs, targets)
+    (3.0 * loss).backward()
+    (3.0 * expected).backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(ours.grad, theirs.grad)
+    assert torch.equal(ours.detach(), logits)
 
 
-@pytest.mark.parametrize("height", [1e4, -1e4, 1e30], ids=["large", "very negative", "huge"])
+@pytest.mark.parametrize("height", [1e4, -1e4, 1e30])
 def test_large_logits_neither_overflow_nor_lose_digits(height: float) -> None:
     logits = torch.full((1, 4), height, requires_grad=True)
-
     loss = cross_entropy(logits, torch.tensor([2]))
     loss.backward()
-
     # Four equal logits: log 4 and softmax 1/4, whatever their height.
     assert loss.item() == pytest.approx(math.log(4.0))
     assert logits.grad is not None
     assert logits.grad.tolist() == [[0.25, 0.25, -0.75, 0.25]]
 
 
-def test_loss_does_not_change_when_all_logits_are_raised() -> None:
-    logits = torch.randn(3, 7, dtype=torch.float64)
-    targets = torch.tensor([0, 3, 6])
-
-    raised = cross_entropy(logits + 100.0, targets)
-
-    torch.testing.assert_close(raised, cross_entropy(logits, targets))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_logits_are_summed_in_fp32(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    logits = (5 * torch.randn(64, 1000)).to(dtype)
+    logits = (5 * torch.randn(64, 1000)).to(dtype).requires_grad_()
     targets = torch.randint(1000, (64,))
-
     with torch.autocast("cpu", dtype=dtype):
         loss = cross_entropy(logits, targets)
-
-    assert loss.dtype == torch.float32
-    # The rounding of the logits has happened before; no further digit may be lost.
+    # The logits were rounded before; no further digit may be lost.
     torch.testing.assert_close(loss, reference(logits.double(), targets).float())
-
-
-def test_the_gradient_of_16_bit_logits_is_16_bit() -> None:
-    logits = torch.randn(3, 5, dtype=torch.bfloat16, requires_grad=True)
-
-    cross_entropy(logits, torch.tensor([0, 1, 2])).backward()
-
+    loss.backward()
     assert logits.grad is not None
-    assert logits.grad.dtype == torch.bfloat16
+    assert logits.grad.dtype == dtype
 
 
-def test_the_gradient_scales_with_that_of_the_loss() -> None:
-    logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    targets = torch.tensor([0, 1, 2])
-
-    (once,) = torch.autograd.grad(cross_entropy(logits, targets), logits)
-    (thrice,) = torch.autograd.grad(3.0 * cross_entropy(logits, targets), logits)
-
-    torch.testing.assert_close(thrice, 3.0 * once)
-
-
-def test_the_logits_are_left_as_they_were() -> None:
-    logits = torch.randn(3, 5, requires_grad=True)
-    before = logits.detach().clone()
-
-    cross_entropy(logits, torch.tensor([0, 1, 2])).backward()
-
-    assert torch.equal(logits.detach(), before)
-
-
-def test_targets_of_another_shape_are_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) do not match .*\(6, 5\)"):
+def test_targets_of_another_shape_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"^targets must have shape \(6,\) .* got \(2, 3\)$"):
         cross_entropy(torch.randn(6, 5), torch.zeros(2, 3, dtype=torch.long))

@@ -1,11 +1,15 @@
-"""Rank processes for tests: started once, then handed one function after the other.
+"""Rank processes for tests, started once and used for many programs.
 
-Starting a process and importing torch takes seconds, a test program tens of milliseconds. So three
-processes stay for the whole session. For each program as many of them as it wants form a fresh
-group, which is gone when the program ends. A program that fails on one rank leaves others
-waiting for it; they are ended after a short while, and the next program gets new processes.
+Starting a process and importing torch takes seconds, a test program milliseconds. So three
+processes run for the whole session, and a process group is reused until a program needs another
+world size or backend. If a program fails on one rank, the others may wait for it forever; all
+processes are then killed, and the next program gets new ones.
 """
 
+import functools
+import importlib
+import inspect
+import itertools
 import multiprocessing
 import pickle
 import tempfile
@@ -15,29 +19,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 LARGEST_WORLD = 3
-COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-PROGRAM_TIMEOUT_S = 120.0
+COLLECTIVE_TIMEOUT = timedelta(seconds=240)
+PROGRAM_TIMEOUT_S = 300.0
 GRACE_S = 2.0
-"""How long other ranks have to fail as well, and say why, once one has."""
+"""How long the other ranks have to report their errors once one has failed."""
 
 
 class RankFailure(AssertionError):
-    """A program that raised, or a rank that ended, with rank and traceback."""
+    """A program raised or a rank died, with tracebacks by rank."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and which rank of which group is to run it."""
+    """A program, and the group and rank to run it as."""
 
     function: Callable[..., Any]
-    keywords: dict[str, Any]
+    kwargs: dict[str, Any]
     backend: str
     store: str
     rank: int
@@ -45,23 +49,30 @@ class Job:
 
 
 def serve(connection: Connection) -> None:
-    """Life of a rank process: take a program, join its group, answer with what it returns."""
+    """Main loop of a rank process: receive a program, run it, send its result."""
     torch.set_num_threads(1)
+    store: str | None = None
     while True:
         try:
-            job = connection.recv_bytes()
+            received = connection.recv_bytes()
         except EOFError:  # the session has ended
             return
         try:
-            answer = (True, run_in_group(pickle.loads(job)))
+            job: Job = pickle.loads(received)
+            if job.store != store:
+                join_group(job)
+                store = job.store
+            torch.manual_seed(0)
+            answer = (True, job.function(**job.kwargs))
         except BaseException:
             answer = (False, traceback.format_exc())
         connection.send_bytes(pickle.dumps(answer))
 
 
-def run_in_group(job: Job) -> Any:
-    """Call a function as one rank of a group."""
-    torch.manual_seed(0)
+def join_group(job: Job) -> None:
+    """Replace this process's group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
     if job.backend == "nccl":
         torch.cuda.set_device(job.rank)
     dist.init_process_group(
@@ -71,42 +82,33 @@ def run_in_group(job: Job) -> Any:
         world_size=job.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    try:
-        # A rank that leaves while another is still connecting makes that one fail.
-        dist.barrier()
-        returned = job.function(**job.keywords)
-        dist.barrier()
-        return returned
-    finally:
-        dist.destroy_process_group()
+    dist.barrier()
 
 
 class RankPool:
-    """The processes, and what they are told."""
+    """Runs functions as ranks."""
 
     def __init__(self) -> None:
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
+        self._folder = tempfile.TemporaryDirectory()
+        self._stores = (f"{self._folder.name}/{number}" for number in itertools.count())
+        self._group: tuple[int, str] | None = None
+        self._store = ""
 
     def run(
-        self,
-        function: Callable[..., Any],
-        world_size: int,
-        *,
-        backend: str = "gloo",
-        **keywords: Any,
+        self, function: Callable[..., Any], world_size: int, *, backend: str = "gloo", **kwargs: Any
     ) -> list[Any]:
         """What a module-level function returns on each rank; RankFailure if it raises on one."""
-        self.start()
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            for rank in range(world_size):
-                job = Job(function, keywords, backend, store, rank, world_size)
-                self._connections[rank].send_bytes(pickle.dumps(job))
-            return self._collect(world_size)
+        self._start()
+        if self._group != (world_size, backend):
+            self._group, self._store = (world_size, backend), next(self._stores)
+        for rank in range(world_size):
+            job = Job(function, kwargs, backend, self._store, rank, world_size)
+            self._connections[rank].send_bytes(pickle.dumps(job))
+        return self._collect(world_size)
 
-    def start(self) -> None:
-        """Have processes that wait for a program, if there are none."""
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         for _ in range(LARGEST_WORLD - len(self._processes)):
             ours, theirs = context.Pipe()
@@ -117,43 +119,58 @@ class RankPool:
             self._connections.append(ours)
 
     def _collect(self, world_size: int) -> list[Any]:
-        """Answers of all ranks, in order."""
+        """Results of all ranks, in order."""
         rank_of = {self._connections[rank]: rank for rank in range(world_size)}
         returned: dict[int, Any] = {}
         failures: dict[int, str] = {}
         deadline = time.monotonic() + PROGRAM_TIMEOUT_S
-        while len(returned) + len(failures) < world_size and time.monotonic() < deadline:
-            open_connections = [c for c, r in rank_of.items() if r not in returned | failures]
-            for connection in wait(open_connections, timeout=deadline - time.monotonic()):
-                rank = rank_of[connection]
-                succeeded, value = self._receive(connection)
-                (returned if succeeded else failures)[rank] = value
+        while rank_of and time.monotonic() < deadline:
+            for connection in wait(list(rank_of), timeout=deadline - time.monotonic()):
+                try:
+                    succeeded, value = pickle.loads(connection.recv_bytes())
+                except EOFError:
+                    succeeded, value = False, "the process died"
+                (returned if succeeded else failures)[rank_of.pop(connection)] = value
                 if not succeeded:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         if len(returned) < world_size:
             self.stop()
-            raise RankFailure(self._explain(failures, returned, world_size))
+            errors = [f"rank {rank} failed:\n{text}" for rank, text in sorted(failures.items())]
+            raise RankFailure("\n".join([*errors, f"no answer from ranks {[*rank_of.values()]}"]))
         return [returned[rank] for rank in range(world_size)]
 
-    @staticmethod
-    def _receive(connection: Connection) -> tuple[bool, Any]:
-        try:
-            succeeded, value = pickle.loads(connection.recv_bytes())
-        except EOFError:
-            return False, "the process ended"
-        return succeeded, value
-
-    @staticmethod
-    def _explain(failures: dict[int, str], returned: dict[int, Any], world_size: int) -> str:
-        silent = [r for r in range(world_size) if r not in failures and r not in returned]
-        lines = [f"rank {rank} failed:\n{text}" for rank, text in sorted(failures.items())]
-        return "\n".join([*lines, *([f"no answer from ranks {silent}"] if silent else [])])
-
     def stop(self) -> None:
-        """End the processes; the next program starts new ones."""
+        """Kill the processes; the next program starts new ones."""
         for process, connection in zip(self._processes, self._connections, strict=True):
             connection.close()
             process.kill()
             process.join()
         self._processes.clear()
         self._connections.clear()
+        self._group = None
+
+
+def on_ranks(*world_sizes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test function on every rank of a group, once per world size."""
+
+    def decorate(program: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(program)
+        def test(ranks: RankPool, world_size: int, **kwargs: Any) -> None:
+            ranks.run(
+                run_program, world_size, test=(program.__module__, program.__name__), **kwargs
+            )
+
+        names = ("ranks", "world_size")
+        added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        parameters = [*inspect.signature(program).parameters.values(), *added]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        ids = [f"{world_size}_ranks" for world_size in world_sizes]
+        return pytest.mark.parametrize("world_size", world_sizes, ids=ids)(test)
+
+    return decorate
+
+
+def run_program(test: tuple[str, str], **kwargs: Any) -> None:
+    """Call the function that `on_ranks` has decorated, in a rank process."""
+    module, name = test
+    getattr(importlib.import_module(module), name).__wrapped__(**kwargs)

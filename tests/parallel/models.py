@@ -1,10 +1,11 @@
-"""Small models, one for each thing that data parallelism can get wrong, and batches for them."""
+"""Small models, one for each thing that distributed training can get wrong."""
 
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmlab.model.transformer import TransformerLM
 
@@ -13,7 +14,7 @@ LENGTH = 5
 
 
 class TorchLayers(nn.Module):
-    """Torch's own layers, with biases, a buffer, and sizes that two and three do not divide."""
+    """Torch's layers, with biases, a buffer, and sizes that 2 and 3 do not divide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class TorchLayers(nn.Module):
 
 
 class Tied(nn.Module):
-    """The embedding is the head: one parameter with two homes and two uses."""
+    """The embedding is the head: one parameter at two locations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Tied(nn.Module):
 
 
 class Frozen(TorchLayers):
-    """A layer in the middle that is not trained, and a bias."""
+    """A weight and a bias that are not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,8 +54,8 @@ class Frozen(TorchLayers):
         self.head.bias.requires_grad_(False)
 
 
-class MixedTypes(nn.Module):
-    """Parameters of two types, interleaved."""
+class MixedDtypes(nn.Module):
+    """Parameters of two dtypes, interleaved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,16 +70,16 @@ class MixedTypes(nn.Module):
         return output
 
 
-class WithIdleLayer(TorchLayers):
+class WithUnusedLayer(TorchLayers):
     """A layer that no forward uses."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.idle = nn.Linear(3, 3)
+        self.unused = nn.Linear(3, 3)
 
 
 class Block(nn.Module):
-    """Three matrices, of rows that neither two nor three divide, with a norm and biases between."""
+    """Three matrices with rows that neither 2 nor 3 divides, a norm and biases."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -92,36 +93,47 @@ class Block(nn.Module):
         return output
 
 
-class InBlocks(nn.Module):
-    """Repeated blocks in a list, between an embedding and a head: the shape of most models."""
+Run = Callable[[nn.ModuleList, Tensor], Tensor]
 
-    def __init__(self) -> None:
+
+def in_order(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def recomputed(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    return x
+
+
+def recomputed_reentrantly(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=True)
+    return x
+
+
+class Blocks(nn.Module):
+    """A list of blocks between an embedding and a head."""
+
+    def __init__(self, run: Run = in_order, block: Callable[[int], nn.Module] = Block) -> None:
         super().__init__()
+        self.run = run
         self.embedding = nn.Embedding(VOCABULARY, 7)
-        self.blocks = nn.ModuleList(Block(7) for _ in range(3))
+        self.blocks = nn.ModuleList(block(7) for _ in range(3))
         self.head = nn.Linear(7, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        output: Tensor = self.head(self.through(self.embedding(tokens)))
+        output: Tensor = self.head(self.run(self.blocks, self.embedding(tokens)))
         return output
 
-    def through(self, x: Tensor) -> Tensor:
-        """All blocks, one after the other."""
-        for block in self.blocks:
-            x = block(x)
-        return x
 
+class ExactLinear(nn.Module):
+    """A linear map whose sums do not depend on the batch.
 
-def all_together(module: nn.Module) -> list[nn.Module]:
-    """Blocks for FSDP: the model is one, so that all of its matrices share messages."""
-    return [module]
-
-
-class OneSampleAtATime(nn.Module):
-    """A linear map of anyone's making, summed in an order that does not depend on the batch.
-
-    Each sample's products are made one by one, so that with one sample a rank the sum over a global
-    batch of two has the same two terms, rounded in the same way, wherever it is taken.
+    With one sample per rank, the gradient of a batch of two is the sum of the same two terms, with
+    the same rounding, on two ranks and in one process.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -133,50 +145,38 @@ class OneSampleAtATime(nn.Module):
 
 
 class Exact(nn.Module):
-    """A network whose gradients on two samples are the same bits however they are split."""
+    """A network whose gradients on two samples are bitwise equal however they are split."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 6)
-        self.inner = OneSampleAtATime(6, 5)
-        self.head = OneSampleAtATime(5, 3)
+        self.inner = ExactLinear(6, 5)
+        self.head = ExactLinear(5, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = F.relu(self.inner(self.embedding(tokens[:, 0])))
-        output: Tensor = self.head(hidden)
+        output: Tensor = self.head(F.relu(self.inner(self.embedding(tokens[:, 0]))))
         return output
 
 
 def transformer() -> TransformerLM:
-    """The model that the study measures, small."""
-    return TransformerLM(
-        VOCABULARY, LENGTH, d_model=10, num_layers=1, num_heads=1, d_ff=15, attention="naive"
-    )
+    """The model of the study, small."""
+    return TransformerLM(VOCABULARY, LENGTH, d_model=10, num_layers=1, num_heads=1, d_ff=15)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "transformer": transformer,
-    "torch's layers": TorchLayers,
-    "tied weights": Tied,
-    "frozen parameters": Frozen,
-    "two types": MixedTypes,
-    "idle layer": WithIdleLayer,
-    "blocks": InBlocks,
+    "layers": TorchLayers,
+    "tied": Tied,
+    "frozen": Frozen,
+    "mixed_dtypes": MixedDtypes,
+    "unused_layer": WithUnusedLayer,
+    "blocks": Blocks,
+    "recomputed": lambda: Blocks(recomputed),
+    "recomputed_reentrantly": lambda: Blocks(recomputed_reentrantly),
 }
 
 
-def build(name: str, seed: int) -> nn.Module:
+def build(name: str, seed: int = 0) -> nn.Module:
     """A model with the weights of a seed."""
     torch.manual_seed(seed)
-    return MODELS[name]() if name in MODELS else Exact()
-
-
-def global_batch(seed: int, step: int, samples: int) -> Tensor:
-    """Token ids of all ranks together."""
-    generator = torch.Generator().manual_seed(1000 * seed + step)
-    return torch.randint(VOCABULARY, (samples, LENGTH), generator=generator)
-
-
-def loss_of(output: Tensor) -> Tensor:
-    """A mean over samples of something that is not linear in the output."""
-    return (output.double() + 1.0).square().mean().to(output.dtype)
+    return Exact() if name == "exact" else MODELS[name]()

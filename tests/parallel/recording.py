@@ -1,4 +1,4 @@
-"""What ranks send each other: torch's collectives, noted as they are started."""
+"""Records the collectives that torch starts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,31 +22,31 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Message:
-    """One collective: its kind, and the tensor whose bytes count (the larger of two)."""
+    """One collective, with the size of the larger of its tensors."""
 
     kind: str
     numel: int
     dtype: torch.dtype
-    asynchronous: bool
+    is_async: bool
 
 
 @contextmanager
 def recorded_messages() -> Iterator[list[Any]]:
-    """A list that fills with a Message for each collective; tests may add marks of their own."""
+    """A list that receives a Message per collective; tests may append entries of their own."""
     log: list[Any] = []
     with mock.patch.multiple(
-        dist, **{name: _noting(name, log) for name in KINDS if hasattr(dist, name)}
+        dist, **{name: _recording(name, log) for name in KINDS if hasattr(dist, name)}
     ):
         yield log
 
 
-def _noting(name: str, log: list[Any]) -> Any:
+def _recording(name: str, log: list[Any]) -> Any:
     original = getattr(dist, name)
 
     def collective(*tensors: Tensor, **options: Any) -> Any:
         largest = max(tensors, key=lambda tensor: tensor.numel())
-        asynchronous = bool(options.get("async_op"))
-        log.append(Message(KINDS[name], largest.numel(), largest.dtype, asynchronous))
+        is_async = bool(options.get("async_op"))
+        log.append(Message(KINDS[name], largest.numel(), largest.dtype, is_async))
         return original(*tensors, **options)
 
     return collective

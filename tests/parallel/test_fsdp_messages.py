@@ -1,146 +1,270 @@
-"""What FSDP sends in a step, and how far ahead."""
+"""Which matrices FSDP communicates together, what it sends in a step, and what is in memory."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint_sequential
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP
-from tests.parallel.launcher import RankPool
+from lmlab.parallel.fsdp_blocks import no_blocks
+from tests.parallel.launcher import on_ranks
 from tests.parallel.models import build
 from tests.parallel.recording import Message, recorded_messages
-from tests.parallel.training import backward, batch_of, own_part
-
-every_world = pytest.mark.parametrize("world_size", [2, 3], ids=lambda n: f"{n} ranks")
+from tests.parallel.training import backward, batch_of, clear_gradients, own_part
 
 
-def messages_of_steps(model: str, steps: int) -> tuple[list[Message], int, int]:
-    ours = FSDP(build(model, seed=0))
+def pair() -> nn.Sequential:
+    """Two matrices that are not in a list."""
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+
+class TwoMatrices(nn.Module):
+    """One layer with two matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = (nn.Parameter(torch.randn(3, 3)) for _ in range(2))
+
+
+class Experts(nn.Module):
+    """Matrices and a list of modules: blocks within a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.out = nn.Linear(3, 2), nn.Linear(3, 3)
+        self.experts = two_pairs()
+
+
+def two_pairs() -> nn.ModuleList:
+    return nn.ModuleList(pair() for _ in range(2))
+
+
+def shared_layer() -> nn.ModuleList:
+    blocks = two_pairs()
+    blocks[1][0] = blocks[0][0]
+    return blocks
+
+
+def tied_weight() -> nn.ModuleList:
+    blocks = nn.ModuleList(nn.Sequential(*pair(), nn.Linear(3, 3)) for _ in range(2))
+    blocks[1][0].weight = blocks[0][0].weight
+    return blocks
+
+
+def partly_frozen() -> nn.ModuleList:
+    block = nn.Sequential(*pair(), *pair())
+    block[0].requires_grad_(False)
+    block[2].requires_grad_(False)
+    return nn.ModuleList([block])
+
+
+# For each model its groups: the name and the layers of each.
+MODULES: list[tuple[Callable[[], nn.Module], str]] = [
+    (pair, "0.weight: 0 | 1.weight: 1"),
+    (two_pairs, "0: 0.0 0.1 | 1: 1.0 1.1"),
+    (lambda: nn.ModuleList(pair()), "0.weight: 0 | 1.weight: 1"),
+    (
+        lambda: nn.ModuleList([Experts()]),
+        "0: 0.router 0.out | 0.experts.0: 0.experts.0.0 0.experts.0.1"
+        " | 0.experts.1: 0.experts.1.0 0.experts.1.1",
+    ),
+    (
+        lambda: nn.ModuleList([nn.ModuleDict({"a": pair(), "b": pair()})]),
+        "0.a: 0.a.0 0.a.1 | 0.b: 0.b.0 0.b.1",
+    ),
+    (shared_layer, "0.0.weight: 0.0 | 0.1.weight: 0.1 | 1.1.weight: 1.1"),
+    (tied_weight, "0.0.weight: 0.0 | 0: 0.1 0.2 | 1: 1.1 1.2"),
+    (partly_frozen, "0 from 0.0.weight: 0.0 0.2 | 0 from 0.1.weight: 0.1 0.3"),
+    (
+        lambda: nn.ModuleList([nn.Sequential(*pair(), *pair().double())]),
+        "0 from 0.0.weight: 0.0 0.1 | 0 from 0.2.weight: 0.2 0.3",
+    ),
+    (lambda: nn.ModuleList([TwoMatrices()]), "0: 0 0.other"),
+]
+
+
+def groups_of(module: nn.Module, **options: Any) -> str:
+    layers_of = {
+        group.name: " ".join(param.name.removesuffix(".weight") for param in group.params)
+        for group in FSDP(module, **options).groups
+    }
+    return " | ".join(f"{name}: {layers}" for name, layers in layers_of.items())
+
+
+@on_ranks(2)
+def test_the_matrices_in_one_member_of_a_list_form_a_group() -> None:
+    for make, expected in MODULES:
+        assert groups_of(make()) == expected
+    alone = " | ".join(f"{name}.weight: {name}" for name in ("0.0", "0.1", "1.0", "1.1"))
+    assert groups_of(two_pairs(), blocks=no_blocks) == alone
+    assert groups_of(two_pairs(), blocks=lambda model: [model]) == "model: 0.0 0.1 1.0 1.1"
+
+
+class Chain(nn.Module):
+    """Blocks of two layers, possibly recomputed, whose sizes differ: a message identifies one."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.Linear(2 * width, width + 1))
+            for width in range(4, 8)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x
+
+
+def log_of_second_step(prefetch: int, checkpointed: bool = False) -> list[str]:
+    """Messages of each block, and when blocks compute."""
+    chain = Chain(checkpointed)
+    wrapped = FSDP(chain, prefetch=prefetch)
+    sizes = [sum(param.padded.numel() for param in group.params) for group in wrapped.groups]
     with recorded_messages() as log:
-        for step in range(steps):
-            backward(ours, own_part(batch_of(0, step)))
-    replicated = sum(p.numel() + 1 for bucket in ours._rest for p in bucket.parameters)
-    return log, len(ours.bundles), replicated
-
-
-@every_world
-@pytest.mark.parametrize(
-    ("model", "bundles"), [("transformer", 3), ("torch's layers", 3), ("blocks", 5)]
-)
-def test_a_step_gathers_each_block_twice_and_scatters_its_gradients_once(
-    ranks: RankPool, model: str, bundles: int, world_size: int
-) -> None:
-    log, found, replicated = ranks.run(messages_of_steps, world_size, model=model, steps=3)[0]
-    assert found == bundles
-    count = Counter(message.kind for message in log)
-    kept = 2  # what ends forward begins backward; the first step does not know what that will be
-    gathers = 2 * 3 * bundles - kept
-    assert count == {"all-gather": gathers, "reduce-scatter": 3 * bundles, "all-reduce": 3}
-    assert {m.numel for m in log if m.kind == "all-reduce"} == {replicated}
-    assert all(message.asynchronous for message in log)
-
-
-def bytes_of_a_step() -> tuple[int, int]:
-    module = nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(3)])
-    ours = FSDP(module)
-    with recorded_messages() as log:
-        ours(torch.randn(2, 6)).sum().backward()
-        ours.finish_gradient_synchronization()
-    gathered = sum(m.numel for m in log if m.kind == "all-gather")
-    return gathered, sum(m.numel for m in log if m.kind == "reduce-scatter")
-
-
-def test_nothing_is_padded_where_ranks_divide_the_rows(ranks: RankPool) -> None:
-    assert ranks.run(bytes_of_a_step, 3)[0] == (2 * 3 * 36, 3 * 36)
-
-
-def tied_and_idle() -> tuple[Counter[str], Counter[str]]:
-    counts = []
-    for model in ("tied weights", "idle layer"):
-        log, _, _ = messages_of_steps(model, steps=1)
-        counts.append(Counter(message.kind for message in log))
-    return counts[0], counts[1]
-
-
-def test_a_tied_weight_is_gathered_at_each_use_and_scattered_once_an_idle_one_never(
-    ranks: RankPool,
-) -> None:
-    tied, idle = ranks.run(tied_and_idle, 2)[0]
-    assert tied == {"all-gather": 2 * 3, "reduce-scatter": 2, "all-reduce": 1}
-    assert idle == {"all-gather": 2 * 3, "reduce-scatter": 3, "all-reduce": 1}
-
-
-def evaluate() -> Counter[str]:
-    ours = FSDP(build("torch's layers", seed=0))
-    with recorded_messages() as log, torch.no_grad():
-        ours(own_part(batch_of(0, 0)))
-    assert not any(bundle.gathered for bundle in ours.bundles)
-    return Counter(message.kind for message in log)
-
-
-def test_a_forward_without_gradients_gathers_once(ranks: RankPool) -> None:
-    assert ranks.run(evaluate, 2)[0] == {"all-gather": 3}
-
-
-def layers(number: int, width: int) -> nn.Sequential:
-    """Layers that differ in size, so that a message tells whose it is."""
-    return nn.Sequential(*[nn.Linear(width + i, width + i + 1, bias=False) for i in range(number)])
-
-
-def log_with_layers(prefetch: int, steps: int, checkpointed: bool = False) -> list[str]:
-    """The last step: whose weight is sent for, between the moments at which layers compute."""
-    module = layers(4, width=4)
-    ours = FSDP(module, prefetch=prefetch)
-    owner = {unit.whole.numel(): f"{number}" for number, unit in enumerate(ours.units)}
-    with recorded_messages() as log:
-        for number, layer in enumerate(module):
-            layer.register_forward_pre_hook(lambda _m, _i, n=number: log.append(f"layer {n}"))
-        for _ in range(steps):
+        for number, block in enumerate(chain.blocks):
+            block[0].register_forward_pre_hook(lambda _m, _i, n=number: log.append(f"block {n}"))
+        for _ in range(2):
             log.clear()
-            x = torch.randn(2, 4, requires_grad=True)
-            if checkpointed:
-                ours._traffic.begin_forward()
-                output = checkpoint_sequential(module, 2, x, use_reentrant=False)
-            else:
-                output = ours(x)
+            output = wrapped(torch.randn(2, 4, requires_grad=True))
             log.append("backward")
             output.sum().backward()
-            ours.finish_gradient_synchronization()
-    symbols = {"all-gather": "gather", "reduce-scatter": "scatter"}
-    return [m if isinstance(m, str) else f"{symbols[m.kind]} {owner[m.numel]}" for m in log]
-
-
-def test_without_prefetch_a_weight_is_sent_for_when_its_layer_needs_it(ranks: RankPool) -> None:
-    assert ranks.run(log_with_layers, 2, prefetch=0, steps=2)[0] == [
-        *["gather 0", "layer 0", "gather 1", "layer 1"],
-        *["gather 2", "layer 2", "gather 3", "layer 3"],
-        "backward",
-        *["scatter 3", "gather 2", "scatter 2"],  # what ended forward is still there
-        *["gather 1", "scatter 1", "gather 0", "scatter 0"],
+            log.append("finish")
+            wrapped.finish_gradient_synchronization()
+    short = {"all-gather": "gather", "reduce-scatter": "reduce"}
+    return [
+        f"{short[entry.kind]} {sizes.index(entry.numel)}" if isinstance(entry, Message) else entry
+        for entry in log
+        if not isinstance(entry, Message) or entry.kind in short
     ]
 
 
-def test_the_next_weights_are_sent_for_before_a_layer_computes(ranks: RankPool) -> None:
-    assert ranks.run(log_with_layers, 2, prefetch=1, steps=2)[0] == [
-        *["gather 0", "gather 1", "layer 0", "gather 2", "layer 1"],
-        *["gather 3", "layer 2", "layer 3"],
-        "backward",
-        *["gather 2", "scatter 3", "gather 1", "scatter 2"],
-        *["gather 0", "scatter 1", "scatter 0"],
-    ]
+PREFETCHING = """
+gather 0, gather 1, block 0, gather 2, block 1, gather 3, block 2, block 3, backward,
+gather 2, reduce 3, gather 1, reduce 2, gather 0, reduce 1, reduce 0, finish"""
+ON_DEMAND = """
+gather 0, block 0, gather 1, block 1, gather 2, block 2, gather 3, block 3, backward,
+reduce 3, gather 2, reduce 2, gather 1, reduce 1, gather 0, reduce 0, finish"""
 
 
-def test_a_recomputed_block_is_gathered_once_for_both_its_computations(ranks: RankPool) -> None:
-    log = ranks.run(log_with_layers, 2, prefetch=1, steps=2, checkpointed=True)[0]
+@pytest.mark.parametrize(("prefetch", "expected"), [(1, PREFETCHING), (0, ON_DEMAND)])
+@on_ranks(3)
+def test_the_next_block_is_gathered_before_a_block_computes(prefetch: int, expected: str) -> None:
+    assert ", ".join(log_of_second_step(prefetch)) == expected.strip().replace("\n", " ")
+
+
+@on_ranks(2)
+def test_a_recomputed_block_is_gathered_once_in_backward() -> None:
+    log = log_of_second_step(prefetch=1, checkpointed=True)
     after = log[log.index("backward") :]
-    assert Counter(entry for entry in after if entry.startswith("gather")) == {
-        f"gather {number}": 1 for number in range(3)
-    }
-    assert [entry for entry in after if entry.startswith("scatter")] == [
-        "scatter 3",
-        "scatter 2",
-        "scatter 1",
-        "scatter 0",
-    ]
+    gathers = Counter(entry for entry in after if entry.startswith("gather"))
+    assert gathers == {f"gather {number}": 1 for number in range(3)}
+    reductions = [entry for entry in after if entry.startswith("reduce")]
+    assert reductions == [f"reduce {number}" for number in (3, 2, 1, 0)]
+
+
+@pytest.mark.parametrize(("model", "groups"), [("transformer", 3), ("layers", 3), ("blocks", 5)])
+@on_ranks(2, 3)
+def test_a_step_gathers_each_group_twice_and_reduces_it_once(model: str, groups: int) -> None:
+    wrapped = FSDP(build(model))
+    with recorded_messages() as log:
+        for step in range(3):
+            backward(wrapped, own_part(batch_of(step)))
+    assert len(wrapped.groups) == groups
+    assert all(message.is_async for message in log)
+    # From the second step on, the group that ends forward stays gathered for backward.
+    expected = {"all-gather": 2 * 3 * groups - 2, "reduce-scatter": 3 * groups, "all-reduce": 3}
+    assert Counter(message.kind for message in log) == expected
+    replicated = sum(p.numel() + 1 for b in wrapped.replicated_buckets for p in b.parameters)
+    assert {m.numel for m in log if m.kind == "all-reduce"} == {replicated}
+
+
+@pytest.mark.parametrize(("model", "reductions"), [("tied", 2), ("unused_layer", 3)])
+@on_ranks(2)
+def test_a_tied_weight_is_gathered_at_each_use_and_an_unused_one_never(
+    model: str, reductions: int
+) -> None:
+    wrapped = FSDP(build(model))
+    with recorded_messages() as log:
+        backward(wrapped, own_part(batch_of(0)))
+    expected = {"all-gather": 2 * 3, "reduce-scatter": reductions, "all-reduce": 1}
+    assert Counter(message.kind for message in log) == expected
+
+
+@on_ranks(3)
+def test_traffic_of_a_step_and_of_an_evaluation() -> None:
+    wrapped = FSDP(nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(3)]))
+    with recorded_messages() as log:
+        backward(wrapped, torch.randn(2, 6))
+    expected = Counter({("all-gather", 36): 2 * 3, ("reduce-scatter", 36): 3})
+    assert Counter((message.kind, message.numel) for message in log) == expected
+    with recorded_messages() as log, torch.no_grad():
+        wrapped(torch.randn(2, 6))
+    assert [message.kind for message in log] == ["all-gather"] * 3
+
+
+def full_weights_in_memory(
+    compute_dtype: torch.dtype | None, checkpointed: bool, frozen: bool
+) -> dict[str, int]:
+    """Groups with memory for full weights or gradients, at most, during and after forward."""
+    chain = Chain(checkpointed)
+    if frozen:
+        chain.requires_grad_(False)
+        chain.blocks[0].requires_grad_(True)  # so that backward goes through all blocks
+    wrapped = FSDP(chain, compute_dtype)
+    found: dict[str, int] = {}
+    phase = "forward"
+
+    def sample(*_: Any) -> None:
+        allocated = sum(any(p.allocated for p in group.params) for group in wrapped.groups)
+        gradients = sum(bool(group.with_gradient) for group in wrapped.groups)
+        for key, number in ((phase, allocated), (f"gradients in {phase}", gradients)):
+            found[key] = max(found.get(key, 0), number)
+
+    for layer in chain.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(sample, prepend=True)
+    weights = {param.padded.untyped_storage()._cdata for param in wrapped.sharded_params}
+    shapes = {param.shape for param in wrapped.sharded_params}
+
+    def is_gathered_weight(tensor: Tensor) -> Tensor:
+        if {tensor.shape, tensor.mT.shape if tensor.ndim == 2 else tensor.shape} & shapes:
+            assert tensor.untyped_storage()._cdata in weights, "autograd saved a copy of a weight"
+        return tensor
+
+    for _ in range(2):  # the second step knows the order
+        clear_gradients(wrapped)
+        found.clear()
+        phase = "forward"
+        with torch.autograd.graph.saved_tensors_hooks(is_gathered_weight, lambda tensor: tensor):
+            output = wrapped(torch.randn(3, 4, requires_grad=True))
+        found["after forward"] = sum(group.gathered for group in wrapped.groups)
+        phase = "backward"
+        output.register_hook(sample)
+        for param in wrapped.sharded_params:
+            if param.full.requires_grad:
+                param.full.register_hook(sample)
+        output.sum().backward()
+        wrapped.finish_gradient_synchronization()
+        found["after backward"] = sum(group.gathered for group in wrapped.groups)
+    return found
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["saved", "recomputed"])
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@on_ranks(2)
+def test_full_weights_are_in_memory_a_few_groups_at_a_time(
+    compute_dtype: torch.dtype | None, checkpointed: bool, frozen: bool
+) -> None:
+    found = full_weights_in_memory(compute_dtype, checkpointed, frozen)
+    assert found["forward"] <= 2  # in use, prefetched
+    assert found["after forward"] == 1  # the last one, with which backward begins
+    assert found["backward"] <= 3  # in use, prefetched, about to be freed
+    assert found["gradients in backward"] <= 1
+    assert found["after backward"] == 0

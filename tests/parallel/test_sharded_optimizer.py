@@ -1,253 +1,226 @@
-"""An optimizer in shards steps as the whole one does, and keeps a part of its state."""
+"""A sharded optimizer steps like the unsharded one and keeps a part of its state."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from lmlab.model.adamw import AdamW
-from lmlab.parallel import FlatDDP, ShardedOptimizer
-from tests.parallel.launcher import RankPool
+from lmlab.parallel import ShardedOptimizer
+from tests.parallel.launcher import RankPool, on_ranks
 from tests.parallel.models import MODELS, build
 from tests.parallel.recording import recorded_messages
-from tests.parallel.training import STEPS, assert_near, backward, batch_of, own_part, parameters
-
-every_world = pytest.mark.parametrize("world_size", [2, 3], ids=lambda n: f"{n} ranks")
+from tests.parallel.training import (
+    SGD_SETTINGS,
+    STEPS,
+    assert_near,
+    backward,
+    batch_of,
+    parameters,
+    train_both,
+    wrapped_and_alone,
+)
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
-    "our AdamW": (AdamW, {"lr": 0.01, "weight_decay": 0.1}),
-    "SGD with momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
-    "Adam with foreach": (torch.optim.Adam, {"lr": 0.01, "foreach": True, "amsgrad": True}),
+    "own_AdamW": (AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "SGD": (SGD, {"lr": 0.05, "momentum": 0.9}),
+    "Adam_foreach": (torch.optim.Adam, {"lr": 0.01, "foreach": True, "amsgrad": True}),
     "RMSprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
     "Adafactor": (torch.optim.Adafactor, {"lr": 0.01}),
 }
 
 
-def step_beside(model: str, optimizer: str, theirs_too: bool, seed: int) -> None:
-    """The same gradients for all: what differs can only be the optimizer."""
-    optimizer_cls, settings = OPTIMIZERS[optimizer]
-    ours, whole, torchs = (build(model, seed) for _ in range(3))
-    trained = [
-        (ours, ShardedOptimizer(ours.parameters(), optimizer_cls, **settings)),
-        (whole, optimizer_cls(whole.parameters(), **settings)),
-    ]
-    if theirs_too:
-        # Imported here, so that only rank processes pay the seconds that it takes.
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        trainable = [p for p in torchs.parameters() if p.requires_grad]
-        trained.append((torchs, ZeroRedundancyOptimizer(trainable, optimizer_cls, **settings)))
-    for step in range(STEPS):
-        for module, optimizer_object in trained:
-            optimizer_object.zero_grad()
-            backward(module, batch_of(seed, step))
-            optimizer_object.step()
-    assert_near(parameters(ours), parameters(whole), 0.0)
-    if theirs_too:
-        assert_near(parameters(ours), parameters(torchs), 0.0)
-
-
-@every_world
-@pytest.mark.parametrize("model", MODELS)
-def test_ten_steps_give_the_bits_of_the_whole_optimizer_and_of_torch(
-    ranks: RankPool, model: str, world_size: int
+def step_both(
+    sharded: tuple[nn.Module, Optimizer], whole: tuple[nn.Module, Optimizer], steps: int = STEPS
 ) -> None:
-    theirs_too = model != "two types"  # torch's takes one type only
-    for seed in (0, 1):
-        ranks.run(
-            step_beside,
-            world_size,
-            model=model,
-            optimizer="AdamW",
-            theirs_too=theirs_too,
-            seed=seed,
-        )
+    """Give both the same gradients; the parameters must stay bitwise equal."""
+    for step in range(steps):
+        for module, optimizer in (sharded, whole):
+            optimizer.zero_grad()
+            backward(module, batch_of(step))
+            optimizer.step()
+    assert_near(parameters(sharded[0]), parameters(whole[0]), 0.0)
+
+
+def compare(model: str, optimizer: str) -> None:
+    optimizer_cls, settings = OPTIMIZERS[optimizer]
+    ours, theirs = build(model), build(model)
+    sharded = ShardedOptimizer(ours.parameters(), optimizer_cls, **settings)
+    step_both((ours, sharded), (theirs, optimizer_cls(theirs.parameters(), **settings)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@on_ranks(2, 3)
+def test_steps_are_bitwise_those_of_the_whole_optimizer(model: str) -> None:
+    compare(model, "AdamW")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_any_optimizer(ranks: RankPool, optimizer: str) -> None:
-    for model in ("torch's layers", "two types"):
-        ranks.run(step_beside, 3, model=model, optimizer=optimizer, theirs_too=False, seed=0)
+@on_ranks(3)
+def test_any_optimizer_works(optimizer: str) -> None:
+    compare("mixed_dtypes", optimizer)
+    weight = nn.Parameter(torch.ones(2))  # two of three ranks own nothing
+    optimizer_cls, settings = OPTIMIZERS[optimizer]
+    sharded = ShardedOptimizer([weight], optimizer_cls, **settings)
+    weight.square().sum().backward()
+    sharded.step()
+    assert (weight != 1).all()
 
 
-def train_with_data_parallelism(seed: int) -> None:
-    module, alone = build("transformer", seed), build("transformer", seed)
-    ours = FlatDDP(module)
-    sharded = ShardedOptimizer(ours.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    whole = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        sharded.zero_grad()
-        whole.zero_grad()
-        backward(ours, own_part(batch_of(seed, step)))
-        backward(alone, batch_of(seed, step))
-        sharded.step()
-        whole.step()
-    assert_near(parameters(module), parameters(alone), 1e-6)
+@on_ranks(2, 3)
+def test_with_data_parallelism_training_follows_one_process() -> None:
+    wrapped, alone = wrapped_and_alone("flat", "transformer")
+    sharded = ShardedOptimizer(wrapped.parameters(), SGD, **SGD_SETTINGS)
+    train_both(wrapped, alone, map(batch_of, range(STEPS)), optimizer=sharded)
 
 
-@every_world
-def test_with_data_parallelism_ten_steps_follow_one_process(
-    ranks: RankPool, world_size: int
-) -> None:
-    for seed in range(3):
-        ranks.run(train_with_data_parallelism, world_size, seed=seed)
-
-
-def messages_of_a_step(model: str) -> list[tuple[str, torch.dtype, int]]:
-    module = build(model, 0)
-    optimizer = ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
-    backward(module, batch_of(0, 0))
+@pytest.mark.parametrize(("model", "dtypes"), [("transformer", 1), ("mixed_dtypes", 2)])
+@on_ranks(3)
+def test_a_step_broadcasts_each_parameter_once_in_few_messages(model: str, dtypes: int) -> None:
+    module = build(model)
+    optimizer = ShardedOptimizer(module.parameters(), SGD, lr=0.1)
+    backward(module, batch_of(0))
     with recorded_messages() as log:
         optimizer.step()
-    return [(message.kind, message.dtype, message.numel) for message in log]
+    assert 3 <= len(log) <= 3 * dtypes
+    assert {message.kind for message in log} == {"broadcast"}
+    assert sum(message.numel for message in log) == sum(p.numel() for p in module.parameters())
 
 
-@every_world
-def test_updates_come_back_in_one_message_an_owner_and_type(
-    ranks: RankPool, world_size: int
-) -> None:
-    for model, types in (("transformer", 1), ("two types", 2)):
-        sent = ranks.run(messages_of_a_step, world_size, model=model)[0]
-        assert world_size <= len(sent) <= world_size * types
-        assert {kind for kind, _, _ in sent} == {"broadcast"}
-        numbers = sum(p.numel() for p in build(model, 0).parameters())
-        assert sum(numel for _, _, numel in sent) == numbers
-
-
-class Uneven(nn.Module):
-    """First dimensions that two and three do not divide; a scalar; a matrix that is transposed."""
+class OddShapes(nn.Module):
+    """A scalar, a transposed matrix, and fewer large parameters than ranks."""
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        shapes = [(7, 3), (5,), (1, 1), (11, 2), ()]
-        self.weights = nn.ParameterList(torch.randn(s, generator=generator) for s in shapes)
-        self.transposed = nn.Parameter(torch.randn(4, 5, generator=generator).t())
+        torch.manual_seed(0)
+        self.weights = nn.ParameterList(torch.randn(s) for s in [(7, 3), (5,), (1, 1), (11, 2), ()])
+        self.transposed = nn.Parameter(torch.randn(4, 5).t())
 
-    def forward(self) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         return torch.stack([p.square().sum() for p in self.parameters()]).sum()
 
 
-def step_uneven() -> None:
-    ours, whole = Uneven(), Uneven()
+@on_ranks(3)
+def test_parameters_of_any_shape() -> None:
+    ours, theirs = OddShapes(), OddShapes()
     sharded = ShardedOptimizer(ours.parameters(), torch.optim.AdamW, lr=0.1)
-    plain = torch.optim.AdamW(whole.parameters(), lr=0.1)
-    for module, optimizer in ((ours, sharded), (whole, plain)) * 3:
-        optimizer.zero_grad()
-        module().backward()
-        optimizer.step()
-    assert_near(parameters(ours), parameters(whole), 0.0)
+    step_both((ours, sharded), (theirs, torch.optim.AdamW(theirs.parameters(), lr=0.1)))
 
 
-@every_world
-def test_parameters_of_any_shape(ranks: RankPool, world_size: int) -> None:
-    ranks.run(step_uneven, world_size)
-
-
-def step_one_parameter(optimizer: str) -> list[float]:
-    optimizer_cls, settings = OPTIMIZERS[optimizer]
-    weight = nn.Parameter(torch.ones(2))
-    sharded = ShardedOptimizer([weight], optimizer_cls, **settings)
-    for _ in range(2):
-        sharded.zero_grad()
-        weight.square().sum().backward()
-        sharded.step()
-    return weight.tolist()
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_rank_may_own_nothing(ranks: RankPool, optimizer: str) -> None:
-    first, second, third = ranks.run(step_one_parameter, 3, optimizer=optimizer)
-    assert first == second == third
-    assert first != [1.0, 1.0]
-
-
-def groups_of(module: nn.Module) -> list[dict[str, Any]]:
+def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     return [
         {"params": module.embedding.parameters(), "lr": 0.1, "weight_decay": 0.0},
         {"params": list(module.inner.parameters())},
     ]
 
 
-def step_with_groups_and_schedule() -> None:
-    ours, whole = build("torch's layers", 0), build("torch's layers", 0)
+@on_ranks(2, 3)
+def test_parameter_groups_and_schedulers() -> None:
+    ours, theirs = build("layers"), build("layers")
     settings: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.2}
-    sharded = ShardedOptimizer(groups_of(ours), torch.optim.AdamW, **settings)
-    plain = torch.optim.AdamW(groups_of(whole), **settings)
-    trained: list[tuple[nn.Module, Optimizer]] = [(ours, sharded), (whole, plain)]
-    schedules = [torch.optim.lr_scheduler.StepLR(o, step_size=2, gamma=0.5) for _, o in trained]
-    for step in range(6):
-        if step == 3:
-            sharded.add_param_group({"params": ours.head.weight, "lr": 0.05})
-            plain.add_param_group({"params": whole.head.weight, "lr": 0.05})
-            for schedule in schedules:  # a scheduler does not know of groups that come later
-                schedule.base_lrs.append(0.05)
-        for (module, optimizer), schedule in zip(trained, schedules, strict=True):
-            optimizer.zero_grad()
-            backward(module, batch_of(0, step))
-            optimizer.step()
-            schedule.step()
-        assert [g["lr"] for g in sharded.param_groups] == [g["lr"] for g in plain.param_groups]
-    assert_near(parameters(ours), parameters(whole), 0.0)
-    assert sharded.param_groups[2].keys() == plain.param_groups[2].keys()
+    sharded = ShardedOptimizer(parameter_groups(ours), torch.optim.AdamW, **settings)
+    whole = torch.optim.AdamW(parameter_groups(theirs), **settings)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, gamma=0.5) for o in (sharded, whole)]
+    step_both((ours, sharded), (theirs, whole))
+    for schedule in schedules:
+        schedule.step()
+    sharded.add_param_group({"params": ours.head.weight, "lr": 0.05})
+    whole.add_param_group({"params": theirs.head.weight, "lr": 0.05})
+    step_both((ours, sharded), (theirs, whole))
+    assert [g["lr"] for g in sharded.param_groups] == [0.05, 0.005, 0.05]
+    assert sharded.param_groups[2].keys() == whole.param_groups[2].keys()
 
 
-@every_world
-def test_parameter_groups_more_groups_and_schedulers(ranks: RankPool, world_size: int) -> None:
-    ranks.run(step_with_groups_and_schedule, world_size)
+class Scaled(SGD):
+    """Its step takes an argument of its own."""
+
+    def step(self, closure: Any = None, *, factor: float = 1.0) -> Any:
+        for group in self.param_groups:
+            group["lr"] *= factor
+        return super().step(closure)
 
 
-def step_with_closure() -> float:
-    module = build("torch's layers", 0)
-    optimizer = ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
+@on_ranks(2)
+def test_a_closure_and_keyword_arguments_reach_the_wrapped_optimizer() -> None:
+    module = build("tied")
+    tied_twice = [module.embedding.weight, module.head.weight, *module.inner.parameters()]
+    optimizer = ShardedOptimizer(tied_twice, Scaled, lr=0.1)
+    assert len(optimizer.param_groups[0]["params"]) == 3
     calls = []
 
     def closure() -> float:
         optimizer.zero_grad()
-        loss = module(batch_of(0, 0)).square().mean()
+        loss = module(batch_of(0)).square().mean()
         loss.backward()
         calls.append(loss.item())
         return calls[-1]
 
     with torch.no_grad():
-        first = optimizer.step(closure)
-    second = optimizer.step(closure)
-    assert [first, second] == calls
-    assert second < first
-    return second
+        losses = [optimizer.step(closure), optimizer.step(closure, factor=0.5)]
+    assert losses == calls
+    assert losses[1] < losses[0]
+    assert optimizer.param_groups[0]["lr"] == 0.05
 
 
-def test_a_closure_is_called_once_with_gradients_enabled(ranks: RankPool) -> None:
-    losses = ranks.run(step_with_closure, 3)
-    assert losses[0] == losses[1] == losses[2]
+@on_ranks(2, 3)
+def test_state_is_stored_once_and_evenly() -> None:
+    module = build("transformer")
+    optimizer = ShardedOptimizer(module.parameters(), torch.optim.AdamW)
+    backward(module, batch_of(0))
+    optimizer.step()
+    tensors = [t for state in optimizer.state.values() for t in state.values() if t.numel() > 1]
+    by_rank = [2 * owned for owned in optimizer.ownership.bytes_by_rank]
+    assert sum(tensor.nbytes for tensor in tensors) == by_rank[dist.get_rank()]
+    whole = 2 * sum(p.nbytes for p in module.parameters())
+    assert sum(by_rank) == whole
+    assert max(by_rank) < 1.1 * whole / dist.get_world_size()
 
 
-def tied_in_the_list() -> int:
-    module = build("tied weights", 0)
-    named_twice = [module.embedding.weight, module.head.weight, module.inner.weight]
-    optimizer = ShardedOptimizer(named_twice, torch.optim.SGD, lr=0.1)
-    return len(optimizer.param_groups[0]["params"])
+def some_steps(module: nn.Module, optimizer: Optimizer) -> None:
+    for step in range(3):
+        optimizer.zero_grad()
+        module(torch.arange(6).view(2, 3) + step).square().mean().backward()
+        optimizer.step()
 
 
-def test_a_tied_weight_listed_twice_is_one_parameter(ranks: RankPool) -> None:
-    assert ranks.run(tied_in_the_list, 2) == [2, 2]
+def save(optimizer: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    optimizer_cls, settings = OPTIMIZERS[optimizer]
+    module = build("unused_layer")
+    sharded = ShardedOptimizer(module.parameters(), optimizer_cls, **settings)
+    some_steps(module, sharded)
+    sharded.param_groups[0]["lr"] = 0.02
+    return module.state_dict(), sharded.state_dict()
 
 
-def refuse() -> None:
-    module = build("torch's layers", 0)
-    with pytest.raises(ValueError, match=r"^optimizer_cls: LBFGS treats all parameters as one"):
-        ShardedOptimizer(module.parameters(), torch.optim.LBFGS)
-    with pytest.raises(ValueError, match="lr: -1"):
-        ShardedOptimizer(module.parameters(), AdamW, lr=-1)
-    optimizer = ShardedOptimizer(module.inner.parameters(), torch.optim.SGD, lr=0.1)
-    other = ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
-    with pytest.raises(ValueError, match="doesn't match the size"):
-        optimizer.load_state_dict(other.state_dict())
+def resume(optimizer: str, model: dict[str, Any], state: dict[str, Any]) -> dict[str, Tensor]:
+    optimizer_cls, settings = OPTIMIZERS[optimizer]
+    module = build("unused_layer", seed=1)
+    module.load_state_dict(model)
+    sharded = ShardedOptimizer(module.parameters(), optimizer_cls, **settings)
+    sharded.load_state_dict(state)
+    assert sharded.state.keys() <= set(sharded.ownership.owned_by(dist.get_rank()))
+    some_steps(module, sharded)
+    return parameters(module)
 
 
-def test_what_cannot_work_is_said(ranks: RankPool) -> None:
-    ranks.run(refuse, 2)
+@pytest.mark.parametrize("optimizer", ["AdamW", "own_AdamW", "SGD"])
+def test_a_state_dict_of_two_ranks_resumes_on_three_and_in_one_process(
+    ranks: RankPool, optimizer: str
+) -> None:
+    (model, state), (_, of_rank_1) = ranks.run(save, 2, optimizer=optimizer)
+    assert of_rank_1["state"].keys() == state["state"].keys()
+    alone = build("unused_layer")
+    alone.load_state_dict(model)
+    optimizer_cls, settings = OPTIMIZERS[optimizer]
+    whole = optimizer_cls(alone.parameters(), **settings)
+    whole.load_state_dict(copy.deepcopy(state))
+    assert whole.param_groups[0]["lr"] == 0.02
+    some_steps(alone, whole)
+    for resumed in ranks.run(resume, 3, optimizer=optimizer, model=model, state=state):
+        assert_near(resumed, parameters(alone), 1e-6)

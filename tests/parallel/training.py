@@ -1,47 +1,56 @@
-"""A training step on part of a batch and on all of it, and how near the two must stay."""
+"""Training on ranks next to training in one process, and how close the two must be."""
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from lmlab.parallel import FSDP, BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
-from tests.parallel.models import global_batch, loss_of
+from tests.parallel.models import LENGTH, VOCABULARY, build
 
-SAMPLES_PER_RANK = 2
-STEPS = 10
+STEPS = 4
 
-WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+Wrap = Callable[[nn.Module], Any]
+SCHEMES: dict[str, Wrap] = {
     "naive": NaiveDDP,
     "flat": FlatDDP,
     "overlapped": OverlappedDDP,
     "bucketed": lambda module: BucketedDDP(module, bucket_size_mb=0.0005),
+    "fsdp": FSDP,
+    "fsdp_one_group": lambda module: FSDP(module, blocks=lambda model: [model]),
 }
+DDP = [name for name in SCHEMES if not name.startswith("fsdp")]
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+every_ddp = pytest.mark.parametrize("scheme", DDP)
 
 
-def torch_ddp(module: nn.Module) -> DistributedDataParallel:
-    """Torch's own, set to do what ours do unasked."""
-    return DistributedDataParallel(module, find_unused_parameters=True)
+# Weight decay moves every parameter that has a gradient, even a zero one.
+SGD_SETTINGS = {"lr": 0.05, "weight_decay": 0.01}
 
 
 def sgd(parameters: Any) -> Optimizer:
-    """Plain SGD; its weight decay moves any parameter that has a gradient, zeros included."""
-    return SGD(parameters, lr=0.05, weight_decay=0.01)
+    return SGD(parameters, **SGD_SETTINGS)
+
+
+def batch_of(step: int, samples_per_rank: int = 2) -> Tensor:
+    """Token ids of all ranks together."""
+    size = (samples_per_rank * dist.get_world_size(), LENGTH)
+    return torch.randint(VOCABULARY, size, generator=torch.Generator().manual_seed(step))
 
 
 def own_part(batch: Tensor) -> Tensor:
-    """This rank's samples."""
+    """The samples of this rank."""
     return batch.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def batch_of(seed: int, step: int, samples_per_rank: int = SAMPLES_PER_RANK) -> Tensor:
-    """The samples of all ranks."""
-    return global_batch(seed, step, samples_per_rank * dist.get_world_size())
+def loss_of(output: Tensor) -> Tensor:
+    """A mean over samples that is not linear in the output."""
+    return (output.double() + 1.0).square().mean().to(output.dtype)
 
 
 def backward(model: nn.Module, batch: Tensor) -> None:
@@ -51,34 +60,66 @@ def backward(model: nn.Module, batch: Tensor) -> None:
         model.finish_gradient_synchronization()
 
 
+def clear_gradients(*models: nn.Module) -> None:
+    for model in models:
+        model.zero_grad(set_to_none=True)
+
+
+def wrapped_and_alone(scheme: str, model: str) -> tuple[Any, nn.Module]:
+    """A wrapped model, with other weights on other ranks, and what rank 0's weights make alone."""
+    return SCHEMES[scheme](build(model, seed=100 * dist.get_rank())), build(model)
+
+
+def train_both(
+    wrapped: Any,
+    alone: nn.Module,
+    batches: Iterable[Tensor],
+    tolerance: float = 1e-6,
+    optimizer: Optimizer | None = None,
+) -> None:
+    """Train on ranks and in one process; gradients and final parameters must agree."""
+    optimizers = [optimizer or sgd(wrapped.parameters()), sgd(alone.parameters())]
+    for batch in batches:
+        clear_gradients(wrapped, alone)
+        backward(wrapped, own_part(batch))
+        backward(alone, batch)
+        assert_gradients_near(wrapped, alone, tolerance)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_near(full_parameters(wrapped), parameters(alone), tolerance)
+
+
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:
-    """Gradient of each parameter, by name."""
-    return {
-        name: None if parameter.grad is None else parameter.grad.clone()
-        for name, parameter in module.named_parameters()
-    }
+    return {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
 
 
 def parameters(module: nn.Module) -> dict[str, Tensor]:
-    """Value of each parameter, by name."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
-def own_rows(model: FSDP, whole: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Of whole tensors, what this rank keeps."""
-    rows = dict(whole)
-    for unit in model.units:
-        tensor = whole[unit.name]
-        rows[unit.name] = None if tensor is None else unit.rows_of(tensor)
-    return rows
+def full_parameters(wrapped: Any) -> dict[str, Tensor]:
+    if isinstance(wrapped, FSDP):
+        return wrapped.gather_full_parameters()
+    return parameters(wrapped.module)
+
+
+def assert_gradients_near(wrapped: Any, alone: nn.Module, tolerance: float = 1e-6) -> None:
+    """Gradients of a wrapped model are those of one process; FSDP's are this rank's rows."""
+    expected = gradients(alone)
+    if isinstance(wrapped, FSDP):
+        assert not any(group.gathered or group.running for group in wrapped.groups)
+        for param in wrapped.sharded_params:
+            full = expected[param.name]
+            expected[param.name] = None if full is None else param.shard_of(full)
+    assert_near(gradients(wrapped.module), expected, tolerance)
 
 
 def assert_near(
     ours: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None], tolerance: float
 ) -> None:
-    """Equal up to rounding: all together within the tolerance, each alone within ten times that.
+    """All together within the tolerance, each tensor within ten times that.
 
-    A single small tensor may be the difference of large ones, whose rounding it inherits.
+    A small tensor may be the difference of large ones and inherits their rounding errors.
     """
     missing = {name for name, tensor in expected.items() if tensor is None}
     assert {name for name, tensor in ours.items() if tensor is None} == missing
@@ -86,23 +127,15 @@ def assert_near(
     far = {n: d for n, (a, b) in pairs.items() if (d := distance(a, b)) > 10 * tolerance}
     assert not far, f"relative differences above {10 * tolerance:g}: {far}"
     sides = zip(*pairs.values(), strict=True)
-    together = distance(*(torch.cat([t.double().flatten() for t in side]) for side in sides))
-    assert together <= tolerance, f"all together {together:g} apart, allowed is {tolerance:g}"
+    total = distance(*(torch.cat([t.double().flatten() for t in side]) for side in sides))
+    assert total <= tolerance
 
 
 def distance(ours: Tensor | None, expected: Tensor | None) -> float:
-    """Largest difference, in units of the largest number expected."""
+    """Largest difference relative to the largest expected number."""
     assert ours is not None
     assert expected is not None
     assert ours.shape == expected.shape
     if expected.numel() == 0:
         return 0.0
-    size = expected.abs().max().clamp(min=1e-12)
-    return float((ours - expected).abs().max() / size)
-
-
-def quietly(function: Callable[..., Any], *positional: Any, **keywords: Any) -> Any:
-    """Call torch's own, whose warnings are not about this project."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function(*positional, **keywords)
+    return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1e-12))

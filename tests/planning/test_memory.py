@@ -1,4 +1,4 @@
-"""Memory of a stack of feed-forward blocks, against values worked out by hand."""
+"""Memory of a stack of feed-forward blocks, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from lmlab.planning.memory import (
     Blocks,
     activation_bytes,
     devices_for,
-    fewest_devices,
+    min_devices,
     sharded_bytes,
     training_state,
 )
 
-# One block of 2 x 3: 12 parameters; its layers' inputs are 2 and 3 numbers a token.
+# One block of 2 x 3: 12 parameters; the inputs of its layers are 2 and 3 numbers per token.
 SMALL = Blocks(d_model=2, d_ff=3, num_blocks=1)
 XXL = Blocks(d_model=16384, d_ff=53248, num_blocks=126)
 
 
-def test_a_block_is_two_matrices_and_keeps_their_inputs() -> None:
+def test_a_block_has_two_matrices_and_saves_their_inputs() -> None:
     assert SMALL.parameters == 2 * 2 * 3
     assert SMALL.activation_bytes_per_token == (2 + 3) * 2
 
 
-def test_state_is_sixteen_bytes_a_parameter() -> None:
+def test_state_is_sixteen_bytes_per_parameter() -> None:
     state = training_state(SMALL)
     assert (state.master_weights, state.gradients, state.optimizer) == (48, 48, 96)
     assert state.total == 16 * 12
@@ -42,11 +42,11 @@ def test_activations_grow_with_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(("total", "each", "devices"), [(81, 80, 2), (80, 80, 1), (1, 80, 1)])
-def test_devices_are_whole(total: float, each: float, devices: int) -> None:
+def test_devices_are_rounded_up(total: float, each: float, devices: int) -> None:
     assert devices_for(total, each) == devices
 
 
-def test_the_share_that_is_not_sharded_stays_on_every_device() -> None:
+def test_what_is_not_sharded_is_replicated() -> None:
     # (100 + 20) / 4 + 20
     assert sharded_bytes(100, 40, 4, share=0.5) == 50
     assert sharded_bytes(100, 40, 4, share=1.0) == 35
@@ -57,15 +57,15 @@ def test_the_share_that_is_not_sharded_stays_on_every_device() -> None:
     [
         # state / 95 GB = 37.03
         (0, 38),
-        # 4096 tokens keep 71.87 GB: (3517.58 + 35.94) / (95 - 35.94) = 60.2
+        # 4096 tokens save 71.87 GB: (3517.58 + 35.94) / (95 - 35.94) = 60.2
         (4096, 61),
-        # 10828 tokens keep 190.002 GB, half of which no device has room for
+        # 10828 tokens save 190.002 GB, half of which does not fit on a device
         (10828, None),
     ],
 )
-def test_the_fewest_devices_that_fit(tokens: int, devices: int | None) -> None:
-    state, kept = training_state(XXL).total, activation_bytes(XXL, tokens)
-    assert fewest_devices(state, kept, 95e9, share=0.5) == devices
+def test_the_minimum_number_of_devices(tokens: int, devices: int | None) -> None:
+    state, saved = training_state(XXL).total, activation_bytes(XXL, tokens)
+    assert min_devices(state, saved, 95e9, share=0.5) == devices
     if devices:
-        assert sharded_bytes(state, kept, devices, share=0.5) <= 95e9
-        assert sharded_bytes(state, kept, devices - 1, share=0.5) > 95e9
+        assert sharded_bytes(state, saved, devices, share=0.5) <= 95e9
+        assert sharded_bytes(state, saved, devices - 1, share=0.5) > 95e9

@@ -1,1 +1,1 @@
-"""The language model that is measured, its optimizer and loss, and what they should cost."""
+"""The language model that is measured, its optimizer and loss, and a model of their cost."""

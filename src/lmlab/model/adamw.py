@@ -1,13 +1,12 @@
-"""AdamW: Adam with weight decay applied to the weights and not to the gradient.
+"""AdamW: Adam with weight decay applied to the weights instead of the gradient.
 
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
     w <- w (1 - lr decay) - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-A step reads and writes four tensors as large as the model and multiplies nothing, so on a GPU it
-runs at memory bandwidth when parameters are large and at the pace of kernel launches when they are
-small. It is written as a plain loop over parameters, each kernel visible in a profile. The two
-bias corrections are scalars, so they are folded into the step size and eps instead of being
-divided out of whole tensors: seven kernels a parameter, and one temporary as large as it.
+A step reads and writes tensors as large as the model and has no matmul, so on a GPU it is bound by
+memory bandwidth when parameters are large and by kernel launches when they are small. It is a plain
+loop over parameters, with every kernel visible in a profile. Both bias corrections are scalars and
+are folded into the step size and eps: seven kernels and one temporary per parameter.
 """
 
 import math
@@ -21,7 +20,7 @@ from torch.optim.optimizer import ParamsT
 
 
 class AdamW(Optimizer):
-    """Matches `torch.optim.AdamW`; every setting can differ between parameter groups."""
+    """Matches `torch.optim.AdamW`; parameter groups can override every setting."""
 
     def __init__(
         self,
@@ -35,13 +34,12 @@ class AdamW(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with their own settings, after checking these."""
         _check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; returns what `closure`, if given, returns."""
+        """Update every parameter that has a gradient; returns the result of `closure`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -53,7 +51,6 @@ class AdamW(Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """One step of one parameter, in place."""
         state = self.state[parameter]
         if not state:
             state.update(
@@ -75,11 +72,8 @@ class AdamW(Optimizer):
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """A ValueError of one line names the setting that makes no sense."""
     for name in ("lr", "eps", "weight_decay"):
         if not settings[name] >= 0.0:
-            raise ValueError(f"{name}: {settings[name]!r} is not allowed; a number from 0 up is")
+            raise ValueError(f"{name} must be a number of at least 0, got {settings[name]!r}")
     if not all(0.0 <= beta < 1.0 for beta in settings["betas"]):
-        raise ValueError(
-            f"betas: {settings['betas']!r} is not allowed; two numbers from 0 to below 1 are"
-        )
+        raise ValueError(f"betas must be two numbers in [0, 1), got {settings['betas']!r}")

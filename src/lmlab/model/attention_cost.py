@@ -1,13 +1,11 @@
-"""What the parts of naive attention cost in arithmetic and in memory traffic. No torch.
+"""FLOPs and memory traffic of the parts of naive attention. No torch.
 
-Softmax is where intuition fails. It does five operations on each score (maximum, subtract, exp,
-sum, divide) and there are batch x heads x T x T scores: 5 B H T^2 in all, against 2 B H T^2 d for
-each of the two products around it. That is d / 2.5 times less arithmetic (26 times at d = 64), yet
-each of its operators reads and writes the whole T x T tensor. Time follows the bytes.
+Softmax takes five operations per score (maximum, subtract, exp, sum, divide): 5 B H T^2 in all,
+against 2 B H T^2 d for each of the two matmuls around it. That is 2 d / 5 times less arithmetic (26
+times at d = 64), yet its operators read and write the whole T x T tensor, and time follows bytes.
 
-Bytes are the least that an operator running by itself must move: every operand once from memory and
-every result once to it. A cache can save some of it, a poor kernel can move more; the mask is
-shared by all heads and counted once.
+Bytes are the minimum for an operator running by itself: every operand read once, every result
+written once. The mask is shared by all heads and counted once.
 """
 
 from dataclasses import dataclass
@@ -22,14 +20,14 @@ MASK_ELEMENT_BYTES = 1
 
 @dataclass(frozen=True, kw_only=True)
 class PartCost:
-    """One part of attention in one forward pass, all layers together."""
+    """One part of attention in a forward pass, all layers together."""
 
     flops: int
     bytes: int
 
 
 def attention_parts(shape: ModelShape, *, element_bytes: int) -> dict[str, PartCost]:
-    """The parts of naive attention in a forward pass in which all tensors have one type."""
+    """The parts of naive attention in a forward pass with tensors of one dtype."""
     layers, scores = shape.num_layers, shape.scores
     score_bytes = scores * element_bytes
     head_bytes = shape.tokens * shape.d_model * element_bytes  # one of Q, K, V or the output
@@ -52,5 +50,5 @@ def attention_parts(shape: ModelShape, *, element_bytes: int) -> dict[str, PartC
 
 
 def _mask_bytes(shape: ModelShape) -> int:
-    """The mask is filled, its triangle is cut (read and written), and it is read."""
+    """The mask is filled, made triangular (read and written), and read."""
     return 4 * shape.context**2 * MASK_ELEMENT_BYTES

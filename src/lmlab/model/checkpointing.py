@@ -1,20 +1,18 @@
-"""Activation checkpointing of our model, from outside: what is kept, what is computed again.
+"""Activation checkpointing applied to a model from outside.
 
-Backward needs what forward computed. Kept whole, that is N blocks' worth. Kept only at the borders
-of segments of k blocks, it is N/k inputs, and while backward goes through a segment the k blocks'
-worth that are computed again from its input: one forward pass more in time. If an input costs s and
-a block's activations a, the sum (N/k) s + k a is smallest at k = sqrt(N s / a). The well-known
-sqrt(N) is the case a = s; in a Transformer with plain attention a block's activations are tens of
-times its input. And where gradients weigh more than inputs, the peak comes at backward's end, when
-the other segments' inputs are gone: then the best segment is the shortest whatever the sum says.
+Backward needs the activations of forward: N blocks' worth if all are saved. Saving only the inputs
+of segments of k blocks leaves N/k inputs, plus the k blocks that are recomputed while backward goes
+through a segment, for the time of one more forward pass. With s bytes per input and a per block,
+(N/k) s + k a is smallest at k = sqrt(N s / a). The well-known sqrt(N) is the case a = s; in a
+Transformer with plain attention a is tens of times s. And where gradients outweigh inputs, the peak
+is at the end of backward, when the other inputs are freed: then k = 1 is best regardless.
 
-Segments can be checkpointed inside segments. `nested` halves: the model is two checkpointed halves,
-each of which, when computed again, is two checkpointed halves, down to single blocks. At any time
-one input a level is kept and one block's activations, so what is kept grows with log N; every level
-computes its blocks once more, so time grows with log N too.
+`nested` checkpoints halves within halves, down to single blocks. At any time one input per level
+and one block's activations exist, so memory grows with log N, and so does time, because every level
+recomputes its blocks once more.
 
-A strategy is a name: `none`, `every-4`, `nested`. It is applied for the length of a `with` block,
-by putting segments in the place of the model's list of blocks; parameters and their order stay.
+A strategy is a name: `none`, `every-4`, `nested`. It is applied within a `with` block by replacing
+the model's list of blocks with segments; the parameters and their order stay the same.
 """
 
 from __future__ import annotations
@@ -23,47 +21,46 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-NONE, NESTED = "none", "nested"
-EVERY = re.compile(r"every-([1-9]\d*)\Z")
-
 
 class StrategyError(ValueError):
-    """A strategy that does not exist, or a model that has no blocks, in one line."""
+    """An unknown strategy, or a model without a list of blocks, in one line."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What is kept for backward."""
+    """What is saved for backward."""
 
     kind: Literal["none", "every", "nested"]
     blocks: int = 0
-    """Blocks of a segment, for `every`."""
+    """Blocks per segment, for `every`."""
 
 
-def strategy_named(name: str) -> Strategy:
-    """Read `none`, `nested`, or `every-K`."""
-    if name in (NONE, NESTED):
-        return Strategy(cast(Literal["none", "nested"], name))
-    if found := EVERY.match(name):
-        return Strategy("every", int(found[1]))
-    raise StrategyError(f"checkpoint: {name!r} is not known; allowed are none, every-K, nested")
+UNPARAMETRIZED = {"none": Strategy("none"), "nested": Strategy("nested")}
+
+
+def parse_strategy(name: str) -> Strategy:
+    """Parse `none`, `nested` or `every-K`."""
+    if name in UNPARAMETRIZED:
+        return UNPARAMETRIZED[name]
+    if match := re.fullmatch(r"every-([1-9]\d*)", name):
+        return Strategy("every", int(match[1]))
+    raise StrategyError(f"checkpoint must be none, every-K or nested, got {name!r}")
 
 
 class Segment(nn.Module):
-    """Blocks of which only the input is kept; inside, further segments or the blocks themselves."""
+    """Blocks, or further segments, of which only the input is saved."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The parts one after the other, computed again when backward comes here."""
-        # There is no dropout, so there is no random state to save and set back.
+        # There is no dropout, so there is no random state to preserve.
         result: Tensor = checkpoint(self._run, x, use_reentrant=False, preserve_rng_state=False)
         return result
 
@@ -74,18 +71,16 @@ class Segment(nn.Module):
 
 
 def segments(blocks: Sequence[nn.Module], strategy: Strategy) -> list[nn.Module]:
-    """What stands in the place of the blocks."""
+    """What replaces the blocks."""
     if strategy.kind == "every":
         size = strategy.blocks
         return [Segment(blocks[i : i + size]) for i in range(0, len(blocks), size)]
-    if strategy.kind == "nested":
-        return _halves(blocks)
-    return list(blocks)
+    return _halves(blocks) if strategy.kind == "nested" else list(blocks)
 
 
 @contextmanager
 def checkpointed(model: nn.Module, strategy: Strategy) -> Iterator[nn.Module]:
-    """The model with its blocks under a strategy, as it was again afterwards."""
+    """Apply a strategy to the model's blocks, and restore the model afterwards."""
     blocks = getattr(model, "layers", None)
     if not isinstance(blocks, nn.ModuleList):
         raise StrategyError(f"checkpoint: {type(model).__name__} has no list of blocks `layers`")
@@ -97,12 +92,9 @@ def checkpointed(model: nn.Module, strategy: Strategy) -> Iterator[nn.Module]:
 
 
 def _halves(blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Two checkpointed halves, each made of checkpointed halves; a block alone is its own half."""
+    """Two checkpointed halves, each of which consists of checkpointed halves."""
     if len(blocks) == 1:
         return [Segment(blocks)]
     middle = (len(blocks) + 1) // 2
-    return [_half(blocks[:middle]), _half(blocks[middle:])]
-
-
-def _half(blocks: Sequence[nn.Module]) -> nn.Module:
-    return Segment(blocks if len(blocks) == 1 else _halves(blocks))
+    halves = blocks[:middle], blocks[middle:]
+    return [Segment(half if len(half) == 1 else _halves(half)) for half in halves]

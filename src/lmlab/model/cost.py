@@ -1,20 +1,19 @@
-"""What the model should cost in parameters and arithmetic, from its shape alone. No torch.
+"""Predicted parameters and FLOPs of the model, from its shape alone. No torch.
 
-Two kinds of FLOPs are kept apart because a GPU has two engines for them. Products run on tensor
-cores at hundreds of TFLOP/s and nearly all FLOPs are theirs; the rest (softmax, norms, activation,
-rotation, optimizer) is little arithmetic on much memory, so its time goes by bytes and not by
-FLOPs. A share of the peak is taken from the products alone.
+Matmul FLOPs are counted separately. They run on tensor cores at hundreds of TFLOP/s and are nearly
+all of the arithmetic; the rest (softmax, norms, activation, rotation, optimizer) is bound by memory
+bandwidth, not by FLOPs. Utilization (MFU) is computed from matmuls alone.
 
-Products: a matrix (m, k) times (k, n) is 2 m n k, a multiply and an add. Backward multiplies twice
-for each forward product, once for each operand's gradient, hence exactly double.
+A matmul (m, k) x (k, n) is 2 m n k FLOPs. Backward has two matmuls for each one in forward, one per
+operand's gradient, hence exactly twice the FLOPs.
 
-The causal convention is a name that travels with the number. "full" counts what the naive
-attention really computes, the whole square of scores. "causal" counts the half that the mask keeps
-(S^2 / 2, the diagonal's share neglected, as attention benchmarks do): what a fused kernel needs.
+The convention for causal attention is stated with every number. "full" counts what naive attention
+computes, the whole square of scores. "causal" counts the half that the mask keeps (S^2 / 2, as
+attention benchmarks do), which is what a fused kernel needs.
 
-The rest is counted by one rule: each add, subtract, multiply, divide, maximum, exponential,
-logarithm or root of one number is one. Copies, casts, comparisons and masking are none. `REST`
-spells the count out operation by operation, as this implementation and its autograd do it.
+Everything else is counted by one rule: each add, subtract, multiply, divide, maximum, exponential,
+logarithm or root of one number is one FLOP; copies, casts, comparisons and masking are none.
+`NON_MATMUL` lists the operations of this implementation and of its autograd.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ OPTIMIZER_FLOPS_PER_PARAMETER = 13
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount:
-    """Parameters of the model, part by part, all layers together."""
+    """Parameters by part of the model, all layers together."""
 
     embedding: int
     attention: int
@@ -42,22 +41,21 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.embedding + self.linear + self.norms
 
     @property
     def non_embedding(self) -> int:
-        """All but the token embedding, which is looked up and not multiplied."""
+        """Without the token embedding, which takes part in no matmul."""
         return self.total - self.embedding
 
     @property
     def linear(self) -> int:
-        """Those that take part in products; autocast makes a 16-bit copy of these."""
+        """Weights of matmuls, of which autocast makes 16-bit copies."""
         return self.attention + self.feed_forward + self.head
 
 
 def parameter_count(shape: ModelShape) -> ParameterCount:
-    """Parameters of the model of this shape; batch and context have no part in it."""
+    """Parameters of the model; independent of batch and context."""
     d_model, layers = shape.d_model, shape.num_layers
     return ParameterCount(
         embedding=shape.vocab_size * d_model,
@@ -70,43 +68,43 @@ def parameter_count(shape: ModelShape) -> ParameterCount:
 
 @dataclass(frozen=True)
 class Operation:
-    """Arithmetic outside the products: FLOPs for each element, forward and backward."""
+    """Arithmetic outside matmuls: FLOPs per element, forward and backward."""
 
     name: str
     elements: Callable[[ModelShape], int]
     forward: int
     backward: int
     on_scores: bool = False
-    """Whether its elements are query-key pairs, of which the causal convention counts half."""
+    """Whether elements are query-key pairs, of which the causal convention counts half."""
     in_loss: bool = False
-    """Whether it belongs to the loss, which a forward pass for its logits alone leaves out."""
+    """Whether it is part of the loss, which mode "forward" leaves out."""
 
 
-REST: tuple[Operation, ...] = (
-    # Scale by 1/sqrt(d). Backward the same.
+NON_MATMUL: tuple[Operation, ...] = (
+    # Scale by 1/sqrt(d). Same in backward.
     Operation("scale", lambda s: s.num_layers * s.scores, 1, 1, on_scores=True),
     # Maximum, subtract, exp, sum, divide. Backward y * (g - sum(g * y)).
     Operation("softmax", lambda s: s.num_layers * s.scores, 5, 4, on_scores=True),
-    # x * cos + swap(x) * sin over queries and keys. Backward the same with the gradient.
+    # x * cos + swap(x) * sin over queries and keys. Same in backward, with the gradient.
     Operation("rope", lambda s: 2 * s.num_layers * s.tokens * s.d_model, 3, 3),
-    # Square, sum, times 1/rms, times weight. Backward: two for the gradient of each factor's
-    # product and its sum (weight, 1/rms), one for each factor passed on, mean, square 2, joining.
+    # Square, sum, times 1/rms, times weight. Backward: product and sum for the gradients of weight
+    # and 1/rms (4), products with both (2), mean (1), square (2), sum of both paths (1).
     Operation("norm", lambda s: _norms(s) * s.tokens * s.d_model, 4, 10),
     # Divide by d, add eps, root. Backward: -1/2 r^3 times the gradient.
     Operation("norm rows", lambda s: _norms(s) * s.tokens, 3, 4),
-    # x / (1 + exp(-x)) and the gate's product. Backward: s * (1 + x * (1 - s)) of a fresh sigmoid,
-    # times the gradient, and both factors' gradients.
+    # x / (1 + exp(-x)) and the gate's product. Backward: s * (1 + x * (1 - s)) with s recomputed,
+    # times the gradient, and the gradients of both factors.
     Operation("silu gate", lambda s: s.num_layers * s.tokens * s.d_ff, 5, 11),
-    # One add a branch. Backward: the gradients of stream and branch are joined.
+    # One add per branch. Backward: the gradients of stream and branch are added.
     Operation("residual", lambda s: 2 * s.num_layers * s.tokens * s.d_model, 1, 1),
-    # The gradients of q, k, v and of w1, w3 are summed on their shared input.
+    # The gradients of q, k, v and of w1, w3 are summed for their shared input.
     Operation("shared inputs", lambda s: s.num_layers * s.tokens * s.d_model, 0, 3),
     # A lookup. Backward: each token's gradient is added to its row.
     Operation("embedding", lambda s: s.tokens * s.d_model, 0, 1),
     # Maximum, subtract, exp, sum. Backward: subtract, exp, scale.
     Operation("loss", lambda s: s.tokens * s.vocab_size, 4, 3, in_loss=True),
     # Logarithm, target's logit minus maximum, their difference, mean. Backward: the row's scale,
-    # and the one subtracted at the target.
+    # and 1 subtracted at the target.
     Operation("loss rows", lambda s: s.tokens, 4, 2, in_loss=True),
 )
 
@@ -114,15 +112,18 @@ REST: tuple[Operation, ...] = (
 def flops(
     shape: ModelShape, *, mode: Mode = "train_step", convention: Convention = "full"
 ) -> dict[str, dict[str, int]]:
-    """FLOPs of one step, {phase: {"matmul": n, "other": n}}, for the phases that the mode has.
+    """FLOPs of one step as {phase: {"matmul": n, "other": n}}, for the phases of the mode.
 
-    The loss is part of the forward phase, except in mode "forward", which stops at the logits.
+    The loss is part of the forward phase, except in mode "forward", which ends with the logits.
     """
-    check_name("mode", mode, get_args(Mode))
-    check_name("convention", convention, get_args(Convention))
+    check_choice("mode", mode, get_args(Mode))
+    check_choice("convention", convention, get_args(Convention))
     forward_matmul = _matmul_forward(shape, convention)
-    with_loss = mode != "forward"
-    rest = [(op, _elements(op, shape, convention)) for op in REST if with_loss or not op.in_loss]
+    rest = [
+        (op, _elements(op, shape, convention))
+        for op in NON_MATMUL
+        if mode != "forward" or not op.in_loss
+    ]
     phases = {
         "forward": {
             "matmul": forward_matmul,
@@ -140,25 +141,24 @@ def flops(
     return phases
 
 
-def check_name(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    """A ValueError of one line if the value is not among those allowed."""
+def check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError if the value is not one of those allowed."""
     if value not in allowed:
-        raise ValueError(f"{key}: {value!r} is not known; allowed are {', '.join(allowed)}")
+        raise ValueError(f"{key} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _matmul_forward(shape: ModelShape, convention: Convention) -> int:
-    """FLOPs of one forward pass's products: every weight meets every token; QK^T and PV."""
+    """FLOPs of the matmuls in one forward pass: all weights with all tokens, QK^T and PV."""
     projections = 2 * shape.tokens * parameter_count(shape).linear
     attention = 4 * shape.num_layers * shape.scores * shape.head_dim
     return projections + (attention if convention == "full" else attention // 2)
 
 
 def _elements(operation: Operation, shape: ModelShape, convention: Convention) -> int:
-    """Numbers that an operation works on; an odd square's half is rounded down."""
     elements = operation.elements(shape)
     return elements // 2 if operation.on_scores and convention == "causal" else elements
 
 
 def _norms(shape: ModelShape) -> int:
-    """Normalisations in one pass: two a layer and the final one."""
+    """Two per layer and the final one."""
     return 2 * shape.num_layers + 1

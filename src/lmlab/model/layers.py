@@ -1,12 +1,11 @@
-"""The layers of the model: linear map, embedding, RMSNorm, SwiGLU. No biases anywhere.
+"""The layers of the model: linear, embedding, RMSNorm and SwiGLU, without biases.
 
-Weights are drawn where they live. A GPU fills 2.7 billion numbers in a second; drawing them on the
-host and copying takes minutes, and the study pays for it at every point.
+Weights are initialized on their device. A GPU fills 2.7 billion numbers in a second; doing it on
+the host and copying takes minutes, for every point of the study.
 
-What autocast does to these layers decides what the study measures, so they are written for it.
-Products go through `F.linear`, which autocast runs in 16 bit with a cached 16-bit copy of each
-weight. RMSNorm asks for fp32 by itself instead of relying on a list of operations that differs
-between CPU and GPU: a mean of squares loses digits in bf16 and overflows in fp16.
+The layers are written for autocast. Matmuls use `F.linear`, which autocast runs in 16 bit with a
+cached 16-bit copy of each weight. RMSNorm casts to fp32 itself, because autocast's list of fp32
+operations differs between CPU and GPU: a mean of squares loses digits in bf16, overflows in fp16.
 """
 
 import math
@@ -15,23 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CUT_IN_DEVIATIONS = 3.0
-"""Initial weights further out than this many standard deviations are redrawn."""
+CUTOFF_IN_STDS = 3.0
+"""Initial weights are truncated at this many standard deviations."""
 
 
-def truncated_normal_(weight: Tensor, deviation: float) -> None:
-    """Fill a weight in place from a normal distribution cut at three standard deviations."""
-    cut = CUT_IN_DEVIATIONS * deviation
-    nn.init.trunc_normal_(weight, std=deviation, a=-cut, b=cut)
+def truncated_normal_(weight: Tensor, std: float) -> None:
+    """Fill a weight in place from a truncated normal distribution."""
+    cutoff = CUTOFF_IN_STDS * std
+    nn.init.trunc_normal_(weight, std=std, a=-cutoff, b=cutoff)
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    """The type for statistics over numbers of `dtype`: fp32, or fp64 where that is given."""
+    """The dtype for statistics over numbers of `dtype`: fp32, or fp64 for fp64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class Linear(nn.Module):
-    """x W^T; deviation sqrt(2 / (in + out)) keeps variance level both forward and backward."""
+    """x W^T; an initial std of sqrt(2 / (in + out)) preserves variance in both directions."""
 
     def __init__(
         self,
@@ -48,7 +47,6 @@ class Linear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew."""
         truncated_normal_(self.weight, math.sqrt(2.0 / sum(self.weight.shape)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +55,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """One vector of deviation 1 for each token."""
+    """One vector per token, with an initial std of 1."""
 
     def __init__(
         self,
@@ -74,7 +72,6 @@ class Embedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the vectors anew."""
         truncated_normal_(self.weight, 1.0)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -99,18 +96,17 @@ class RMSNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as the plain normalisation."""
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise; the result has the type of x."""
+        """Normalize; the result has the dtype of x."""
         wide = x.to(at_least_fp32(x.dtype))
         inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (wide * inverse_rms * self.weight).to(x.dtype)
 
 
 class SwiGLU(nn.Module):
-    """w2(silu(w1 x) * w3 x): a feed-forward network whose second branch gates the first."""
+    """w2(silu(w1 x) * w3 x): a gated feed-forward network."""
 
     def __init__(
         self,

@@ -2,16 +2,14 @@
 
     loss = mean over tokens of  log(sum_j exp(logit_j - max)) - (logit_target - max)
 
-The logits are the widest tensor of the model (tokens x vocabulary), and loss code easily makes five
-copies of it: an fp32 cast, the log-probabilities, their exponentials, a gradient for each. What is
-needed for the gradient, softmax(logits) - onehot(target), is the logits themselves, which exist
-already, and two numbers a token. So the derivative is written by hand here: saved are the logits
-in the type they came in, each row's maximum and its sum of exponentials; the backward pass makes
-one buffer and works in place.
+The logits are the largest tensor of the model (tokens x vocabulary), and a straightforward loss
+makes five copies of them: fp32 cast, log-probabilities, exponentials, gradients. But the gradient,
+softmax(logits) - onehot(target), needs only the logits, which exist already, and two numbers per
+token. So the backward pass is written by hand: saved are the logits in their own dtype and the
+maximum and sum of exponentials of each row, and backward works in place in one buffer.
 
-Subtracting the maximum first keeps exponentials from overflowing. It is never added back: of a
-log-sum-exp near 10,000 fp32 would keep three digits after the point, of log(sum) all of them.
-Under autocast the arithmetic is fp32 too: a bf16 logit of 20 has steps of 1/8.
+Subtracting the maximum prevents overflow. It is never added back: near 10,000, fp32 has three
+decimals left. Under autocast the arithmetic is fp32 too: a bf16 logit of 20 has steps of 1/8.
 """
 
 from typing import Any
@@ -24,8 +22,6 @@ from lmlab.model.layers import at_least_fp32
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Mean negative log-likelihood with a backward pass that works in one buffer."""
-
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         maximum = logits.amax(dim=-1, keepdim=True).to(at_least_fp32(logits.dtype))
@@ -46,11 +42,11 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean loss of logits (..., vocabulary) against target ids (...), over all leading dims."""
+    """Mean loss of logits (..., vocabulary) for target ids (...)."""
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
-            f"targets of shape {tuple(targets.shape)} do not match logits of shape"
-            f" {tuple(logits.shape)}; allowed is {tuple(logits.shape[:-1])}"
+            f"targets must have shape {tuple(logits.shape[:-1])} for logits of shape"
+            f" {tuple(logits.shape)}, got {tuple(targets.shape)}"
         )
     loss: Tensor = _CrossEntropy.apply(logits, targets)
     return loss

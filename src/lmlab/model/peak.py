@@ -1,37 +1,41 @@
-"""The cost model's peak, taken apart: at which moment it comes, and what it is made of. No torch.
+"""Predicted peak memory of a step: the stage at which it occurs and what it consists of. No torch.
 
-`footprint` says how much; to find out where a measurement differs from it, the same moments are
-spelled out here with a part for every category. Added is the forward pass that keeps its graph and
-stops there, which is what published peaks of a forward pass are: its height is either the loss,
-which holds one fp32 buffer as wide as the logits, or attention in the last layer, where the scores
-exist two or three times while everything before is kept already.
+Memory is highest at one of a few known stages of a step; between layers it changes linearly, so
+only the first and the last layer count. Each stage is given with its bytes by category, to show
+where a measurement differs from the prediction.
+
+A forward pass that keeps its graph is a mode of its own, because it is what published peaks of a
+forward pass are. It peaks either at the loss, which takes an fp32 buffer as large as the logits, or
+in the last layer's attention, where the scores exist two or three times.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from lmlab.model.cost import ParameterCount, check_name, parameter_count
-from lmlab.model.footprint import (
+from lmlab.model.activations import (
     FP32,
-    TOKEN_ID,
     Device,
     Precision,
-    _logits,
-    _saved_attention,
-    _saved_feed_forward,
-    _saved_head,
-    _Widths,
-    _widths,
+    Widths,
+    logits_bytes,
+    saved_block,
+    saved_feed_forward,
+    saved_head,
+    widths_of,
 )
+from lmlab.model.cost import check_choice, parameter_count
 from lmlab.model.shape import ModelShape
 
 PeakMode = Literal["forward", "forward_graph", "forward_backward", "train_step"]
+Phase = Literal["forward", "backward", "optimizer"]
+
+TOKEN_ID = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Bytes that exist at one moment, by what they are for."""
+    """Bytes that exist at one time, by category."""
 
     parameters: int = 0
     gradients: int = 0
@@ -46,244 +50,210 @@ class Parts:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def plus(self, **more: int) -> "Parts":
-        """The same moment with more, or less, of some parts."""
+        """The same with more, or less, in some categories."""
         return replace(self, **{name: getattr(self, name) + value for name, value in more.items()})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """A moment at which memory can be highest."""
+@dataclass(frozen=True)
+class Stage:
+    """A point of a step at which memory can be highest."""
 
-    phase: Literal["forward", "backward", "optimizer"]
+    phase: Phase
     name: str
     parts: Parts
 
 
 def predicted_peak(
     shape: ModelShape, precision: Precision, mode: PeakMode, *, device: Device = "cuda"
-) -> Moment:
-    """The highest moment of one step of the model with naive attention, fp32 weights and AdamW."""
-    check_name("mode", mode, get_args(PeakMode))
-    return highest(moments(shape, _widths(precision, device), mode))
+) -> Stage:
+    """The highest stage of one step of the model with naive attention, fp32 weights and AdamW."""
+    check_choice("mode", mode, get_args(PeakMode))
+    return highest(_stages(shape, widths_of(precision, device), mode))
 
 
-def highest(candidates: Iterable[Moment]) -> Moment:
-    """The moment with the most bytes; the first of equals."""
-    return max(candidates, key=lambda moment: moment.parts.total)
+def highest(stages: Iterable[Stage]) -> Stage:
+    """The stage with the most bytes, the first if several have."""
+    return max(stages, key=lambda stage: stage.parts.total)
 
 
-def moments(shape: ModelShape, widths: _Widths, mode: PeakMode) -> Iterator[Moment]:
-    """Every moment of the mode that could be the highest."""
-    held = held_throughout(shape, mode)
+def _stages(shape: ModelShape, widths: Widths, mode: PeakMode) -> Iterator[Stage]:
+    base = base_parts(shape, mode)
     if mode == "forward":
-        yield from _inference(shape, widths, held)
+        yield from _inference_stages(shape, widths, base)
         return
-    yield from keeping_graph(shape, widths, held)
+    yield from _graph_stages(shape, widths, base)
     if mode == "forward_graph":
         return
-    yield from _backward(shape, widths, held)
+    yield from _backward_stages(shape, widths, base)
     if mode == "train_step":
-        yield from optimizer(shape, held)
+        yield optimizer_stage(shape, base)
 
 
-def held_throughout(shape: ModelShape, mode: PeakMode) -> Parts:
-    """What is there before the step and after it."""
-    total = FP32 * parameter_count(shape).total
-    inputs = (1 if mode == "forward" else 2) * TOKEN_ID * shape.tokens
+def base_parts(shape: ModelShape, mode: PeakMode) -> Parts:
+    """What exists throughout the step."""
+    parameters = FP32 * parameter_count(shape).total
     return Parts(
-        parameters=total,
-        optimizer_state=2 * total if mode == "train_step" else 0,
-        other=2 * FP32 * shape.context * shape.head_dim + inputs,
+        parameters=parameters,
+        optimizer_state=2 * parameters if mode == "train_step" else 0,
+        other=rope_table_bytes(shape) + input_bytes(shape, mode),
     )
 
 
-def copied(widths: _Widths, weights: int) -> int:
-    """Bytes of autocast's copies of so many weights."""
-    return widths.product * weights if widths.is_autocast else 0
+def rope_table_bytes(shape: ModelShape) -> int:
+    return 2 * FP32 * shape.context * shape.head_dim
 
 
-def saved_layer(shape: ModelShape, widths: _Widths) -> int:
-    """What autograd keeps of one block."""
-    return _saved_attention(shape, widths) + _saved_feed_forward(shape, widths)
+def input_bytes(shape: ModelShape, mode: PeakMode) -> int:
+    """Token ids, and as many targets if there is a loss."""
+    return (1 if mode == "forward" else 2) * TOKEN_ID * shape.tokens
 
 
-def layer_weights(shape: ModelShape) -> int:
-    """Weights of one block that take part in products."""
+def block_weights(shape: ModelShape) -> int:
+    """Weights of one block that take part in matmuls."""
     count = parameter_count(shape)
     return (count.attention + count.feed_forward) // shape.num_layers
 
 
-def optimizer(shape: ModelShape, held: Parts) -> Iterator[Moment]:
-    """AdamW's one temporary is as large as the largest parameter."""
+def optimizer_stage(shape: ModelShape, base: Parts) -> Stage:
+    """AdamW's only temporary is as large as the largest parameter."""
     largest = shape.d_model * max(shape.vocab_size, shape.d_ff, shape.d_model)
-    total = FP32 * parameter_count(shape).total
-    parts = held.plus(gradients=total, workspace=FP32 * largest)
-    yield Moment(phase="optimizer", name="update of the largest parameter", parts=parts)
+    gradients = FP32 * parameter_count(shape).total
+    parts = base.plus(gradients=gradients, workspace=FP32 * largest)
+    return Stage("optimizer", "update of the largest parameter", parts)
 
 
-def keeping_graph(shape: ModelShape, widths: _Widths, held: Parts) -> Iterator[Moment]:
-    """Heights of a forward pass that keeps all: attention of the last layer, and the loss."""
+def _graph_stages(shape: ModelShape, widths: Widths, base: Parts) -> Iterator[Stage]:
+    """A forward pass that keeps its graph: attention of the last layer, and the loss."""
     count = parameter_count(shape)
-    blocks = held.plus(
-        activations=shape.num_layers * saved_layer(shape, widths),
-        weight_copies=copied(widths, count.linear - count.head),
+    blocks = base.plus(
+        activations=shape.num_layers * saved_block(shape, widths),
+        weight_copies=widths.weight_copy * (count.linear - count.head),
     )
-    yield from attention_moments(shape, widths, blocks)
-    yield loss_moment(shape, widths, blocks)
+    yield from attention_stages(shape, widths, blocks)
+    yield loss_stage(shape, widths, blocks)
 
 
-def loss_moment(shape: ModelShape, widths: _Widths, blocks: Parts) -> Moment:
-    """The end of forward, from what the blocks have left: one buffer as wide as the logits."""
-    return Moment(
-        phase="forward",
-        name="loss",
-        parts=blocks.plus(
-            activations=_saved_head(shape, widths),
-            weight_copies=copied(widths, parameter_count(shape).head),
-            workspace=_loss_buffers(widths) * shape.tokens * shape.vocab_size,
-        ),
+def loss_stage(shape: ModelShape, widths: Widths, blocks: Parts) -> Stage:
+    """The end of forward, given what the blocks have left: one buffer as large as the logits."""
+    parts = blocks.plus(
+        activations=saved_head(shape, widths),
+        weight_copies=widths.weight_copy * parameter_count(shape).head,
+        workspace=_loss_workspace(widths) * shape.tokens * shape.vocab_size,
     )
+    return Stage("forward", "loss", parts)
 
 
-def _loss_buffers(widths: _Widths) -> int:
-    """Bytes a logit that the loss works in: a CPU casts 16-bit logits into a copy first."""
-    casts_in_a_copy = widths.is_autocast and widths.softmax == widths.product
-    return 2 * FP32 if casts_in_a_copy else FP32
+def _loss_workspace(widths: Widths) -> int:
+    """Bytes per logit of the loss's temporaries: a CPU first casts 16-bit logits into a copy."""
+    casts_into_copy = widths.is_autocast and not widths.scores_cast
+    return 2 * FP32 if casts_into_copy else FP32
 
 
-def attention_moments(shape: ModelShape, widths: _Widths, after: Parts) -> Iterator[Moment]:
-    """Heights within a block's attention, from what is there once the block is done."""
-    stream = shape.tokens * shape.d_model
-    casts = widths.softmax != widths.product
+def attention_stages(shape: ModelShape, widths: Widths, after: Parts) -> Iterator[Stage]:
+    """The two highest stages of a block's attention, given what exists after the block."""
+    output = widths.matmul * shape.tokens * shape.d_model
     later_weights = 3 * shape.d_model * shape.d_ff + shape.d_model**2
-    mixed = widths.product * stream
     here = after.plus(
-        activations=-_saved_feed_forward(shape, widths) - mixed,
-        weight_copies=-copied(widths, later_weights),
-        workspace=widths.product * shape.scores,  # the masked scores, which a name still holds
+        activations=-saved_feed_forward(shape, widths) - output,
+        weight_copies=-widths.weight_copy * later_weights,
+        workspace=widths.matmul * shape.scores,  # masked scores, still referenced
     )
-    yield Moment(
-        phase="forward",
-        name="softmax",
-        parts=here.plus(
-            activations=-widths.product * shape.scores if casts else 0,
-            workspace=widths.softmax * shape.scores if casts else 0,
-        ),
-    )
-    # The product's result, before its heads are joined.
-    yield Moment(phase="forward", name="weights times values", parts=here.plus(workspace=mixed))
+    softmax_input = widths.softmax * shape.scores if widths.scores_cast else 0
+    softmax = here.plus(activations=-widths.scores_cast * shape.scores, workspace=softmax_input)
+    yield Stage("forward", "softmax", softmax)
+    # The result of the matmul, before its heads are joined.
+    yield Stage("forward", "weights times values", here.plus(workspace=output))
 
 
-def _backward(shape: ModelShape, widths: _Widths, held: Parts) -> Iterator[Moment]:
-    """Saved tensors are given back layer by layer while gradients take their place."""
+def _backward_stages(shape: ModelShape, widths: Widths, base: Parts) -> Iterator[Stage]:
+    """Saved tensors are freed layer by layer while gradients take their place."""
     count = parameter_count(shape)
-    layers, layer = shape.num_layers, saved_layer(shape, widths)
-    everything = held.plus(
-        activations=layers * layer + _saved_head(shape, widths),
-        weight_copies=copied(widths, count.linear),
+    layers, saved = shape.num_layers, saved_block(shape, widths)
+    everything = base.plus(
+        activations=layers * saved + saved_head(shape, widths),
+        weight_copies=widths.weight_copy * count.linear,
     )
-    yield from head_moments(shape, widths, everything)
+    yield from head_stages(shape, widths, everything)
+    weights = block_weights(shape)
+    for done in sorted({0, layers - 1}):
+        left = base.plus(
+            activations=(layers - done) * saved,
+            weight_copies=widths.weight_copy * (layers - done) * weights,
+            gradients=FP32 * (count.head + done * weights),
+        )
+        yield from block_stages(shape, widths, left)
+    yield embedding_stage(shape, base)
 
-    blocks = held.plus(
-        activations=layers * layer,
-        weight_copies=copied(widths, count.linear - count.head),
+
+def head_stages(shape: ModelShape, widths: Widths, everything: Parts) -> Iterator[Stage]:
+    """Backward of the loss and the head."""
+    count = parameter_count(shape)
+    # The fp32 gradient of the logits and its 16-bit copy, or the loss's own temporaries.
+    per_logit = max(FP32 + widths.weight_copy, _loss_workspace(widths))
+    gradient = per_logit * shape.tokens * shape.vocab_size
+    yield Stage("backward", "loss", everything.plus(workspace=gradient))
+    # The logits are freed; their gradient and the head's exist.
+    logits = logits_bytes(shape, widths)
+    head = everything.plus(
+        activations=-logits,
+        workspace=logits + widths.weight_copy * count.head,
         gradients=FP32 * count.head,
     )
-    weights = layer_weights(shape)
-    for done in sorted({0, layers - 1}):
-        left = blocks.plus(
-            activations=-done * layer,
-            gradients=done * FP32 * weights,
-            weight_copies=-done * copied(widths, weights),
-        )
-        yield from layer_moments(shape, widths, left)
-    yield embedding_moment(shape, held)
+    yield Stage("backward", "head", head)
 
 
-def head_moments(shape: ModelShape, widths: _Widths, everything: Parts) -> Iterator[Moment]:
-    """Backward through the loss and the head."""
-    count = parameter_count(shape)
-    copy = copied(widths, 1)
-    # The fp32 gradient of the logits, and its 16-bit copy; before that, what the loss itself takes.
-    gradient = max(FP32 + copy, _loss_buffers(widths)) * shape.tokens * shape.vocab_size
-    yield Moment(phase="backward", name="loss", parts=everything.plus(workspace=gradient))
-    # The logits are gone; their gradient and the head's are there.
-    logits = _logits(shape, widths)
-    yield Moment(
-        phase="backward",
-        name="head",
-        parts=everything.plus(
-            activations=-logits, workspace=logits + copy * count.head, gradients=FP32 * count.head
-        ),
-    )
-
-
-def layer_moments(shape: ModelShape, widths: _Widths, left: Parts) -> Iterator[Moment]:
-    """The two heights within one block's backward pass, feed-forward first."""
+def block_stages(shape: ModelShape, widths: Widths, left: Parts) -> Iterator[Stage]:
+    """The two highest stages of a block's backward, feed-forward first."""
     stream = FP32 * shape.tokens * shape.d_model
     matrix = shape.d_model * shape.d_ff
-    # Gradients of the product and both factors; w2 is done and its input given back.
-    yield Moment(
-        phase="backward",
-        name="gate",
-        parts=left.plus(
-            workspace=stream + 2 * widths.product * shape.tokens * shape.d_ff,
-            gradients=FP32 * matrix,
-            weight_copies=-copied(widths, matrix),
-        ),
+    # Gradients of the product and both factors; w2 is done and its input freed.
+    gate = left.plus(
+        workspace=stream + 2 * widths.matmul * shape.tokens * shape.d_ff,
+        gradients=FP32 * matrix,
+        weight_copies=-widths.weight_copy * matrix,
     )
-    # Gradients of the softmax's result and input; the product's 16-bit operand is given back.
-    casts = widths.softmax != widths.product
-    square = shape.d_model**2
-    yield Moment(
-        phase="backward",
-        name="softmax",
-        parts=left.plus(
-            activations=-_saved_feed_forward(shape, widths)
-            - (widths.product * shape.scores if casts else 0),
-            gradients=FP32 * (3 * matrix + square),
-            weight_copies=-copied(widths, 3 * matrix + square),
-            workspace=stream + 2 * widths.softmax * shape.scores,
-        ),
+    yield Stage("backward", "gate", gate)
+    # Gradients of the softmax's result and input; the matmul's 16-bit operand is freed.
+    done = 3 * matrix + shape.d_model**2
+    softmax = left.plus(
+        activations=-saved_feed_forward(shape, widths) - widths.scores_cast * shape.scores,
+        gradients=FP32 * done,
+        weight_copies=-widths.weight_copy * done,
+        workspace=stream + 2 * widths.softmax * shape.scores,
     )
+    yield Stage("backward", "softmax", softmax)
 
 
-def embedding_moment(shape: ModelShape, held: Parts) -> Moment:
-    """The end of backward: all gradients, and that of the stream."""
-    return Moment(
-        phase="backward",
-        name="embedding",
-        parts=held.plus(
-            gradients=FP32 * parameter_count(shape).total,
-            workspace=FP32 * shape.tokens * shape.d_model,
-        ),
-    )
+def embedding_stage(shape: ModelShape, base: Parts) -> Stage:
+    """The end of backward: all gradients, and that of the residual stream."""
+    gradients = FP32 * parameter_count(shape).total
+    parts = base.plus(gradients=gradients, workspace=FP32 * shape.tokens * shape.d_model)
+    return Stage("backward", "embedding", parts)
 
 
-def _inference(shape: ModelShape, widths: _Widths, held: Parts) -> Iterator[Moment]:
-    """Without a graph a tensor lives as long as a name holds it: the last layer, then the head."""
-    count: ParameterCount = parameter_count(shape)
+def _inference_stages(shape: ModelShape, widths: Widths, base: Parts) -> Iterator[Stage]:
+    """Without a graph a tensor lives as long as it is referenced: the last layer, then the head."""
+    count = parameter_count(shape)
     stream = shape.tokens * shape.d_model
     matrix = shape.d_model * shape.d_ff
-    layer = held.plus(
-        weight_copies=copied(widths, count.linear - count.head), activations=2 * FP32 * stream
+    layer = base.plus(
+        weight_copies=widths.weight_copy * (count.linear - count.head),
+        activations=2 * FP32 * stream,
     )
     attention = layer.plus(
-        weight_copies=-copied(widths, 3 * matrix + shape.d_model**2),
-        activations=3 * widths.product * stream,
+        weight_copies=-widths.weight_copy * (3 * matrix + shape.d_model**2),
+        activations=3 * widths.matmul * stream,
     )
-    casts = widths.softmax != widths.product
     # Scores, their fp32 copy where autocast makes one, the result.
-    softmax = (widths.product + widths.softmax * (2 if casts else 1)) * shape.scores
-    # Scores, weights, their 16-bit copy, contiguous values, the result.
-    per_score = widths.product + widths.softmax + (widths.product if casts else 0)
-    product = per_score * shape.scores + 2 * widths.product * stream
-    gate = FP32 * stream + 3 * widths.product * shape.tokens * shape.d_ff
-    head = copied(widths, stream) + _logits(shape, widths)
-    for name, parts in (
-        ("softmax", attention.plus(activations=softmax)),
-        ("weights times values", attention.plus(activations=product)),
-        ("gate", layer.plus(weight_copies=-copied(widths, matrix), activations=gate)),
-        ("head", layer.plus(weight_copies=copied(widths, count.head), activations=head)),
-    ):
-        yield Moment(phase="forward", name=name, parts=parts)
+    softmax = widths.matmul + widths.softmax * (2 if widths.scores_cast else 1)
+    yield Stage("forward", "softmax", attention.plus(activations=softmax * shape.scores))
+    # Scores, weights, their 16-bit copy; contiguous values, the result.
+    scores = (widths.matmul + widths.softmax + widths.scores_cast) * shape.scores
+    product = attention.plus(activations=scores + 2 * widths.matmul * stream)
+    yield Stage("forward", "weights times values", product)
+    gate = FP32 * stream + 3 * widths.matmul * shape.tokens * shape.d_ff
+    copies = -widths.weight_copy * matrix
+    yield Stage("forward", "gate", layer.plus(weight_copies=copies, activations=gate))
+    head = widths.weight_copy * stream + logits_bytes(shape, widths)
+    copies = widths.weight_copy * count.head
+    yield Stage("forward", "head", layer.plus(weight_copies=copies, activations=head))

@@ -1,18 +1,16 @@
-"""Rotary position embedding: a position is a rotation, so a dot product sees only distances.
+"""Rotary position embedding: positions as rotations, so that a dot product depends on distance.
 
-Features are taken in neighbouring pairs (x0, x1), (x2, x3), ...; pair i of a head of size d turns
-by the angle position * theta^(-2i/d). Turning a query by a and a key by b leaves their dot product
-depending on a - b alone. (Checkpoints fix the pairing: models that pair x_i with x_(i + d/2) have
-the same weights in another order.)
+Adjacent features form pairs (x0, x1), (x2, x3), ...; pair i of a head of size d is rotated by the
+angle position * theta^(-2i/d). (The pairing is part of a checkpoint format: models that pair x_i
+with x_(i + d/2) have the same weights in another order.)
 
-Written out, a pair becomes (x0 cos - x1 sin, x1 cos + x0 sin). With each cosine stored twice and
-each sine stored as (-sin, sin), that is `x * cos + swap(x) * sin` over the whole head: three
-memory-bound kernels instead of seven on strided halves, and autograd keeps no activation for it,
-because the tables need no gradient.
+A pair becomes (x0 cos - x1 sin, x1 cos + x0 sin). With each cosine stored twice and each sine as
+(-sin, sin), that is `x * cos + swap(x) * sin` over the whole head: three memory-bound kernels
+instead of seven on strided halves, and no saved activations, because the tables need no gradient.
 
 The tables are computed in double precision (an angle of 1000 rad in fp32 is already off by 6e-5),
-kept in fp32, and cast to the activations' type when used: under autocast the activations stay in
-16 bit. They follow from the hyper-parameters, so they are not part of a checkpoint.
+stored in fp32, and cast to the dtype of the activations when used. They follow from the
+hyperparameters, so they are not part of a checkpoint.
 """
 
 import torch
@@ -54,7 +52,7 @@ class RotaryEmbedding(nn.Module):
         self.sin.copy_(torch.stack((-sin, sin), dim=-1).flatten(-2))
 
     def tables(self, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of positions 0 .. length-1, as `rotate` takes them."""
+        """Cosines and signed sines of positions 0 .. length-1, for `rotate`."""
         return self.cos[:length].to(dtype), self.sin[:length].to(dtype)
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,6 +62,6 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each neighbouring pair of x (..., sequence, head_dim) by its position's angle."""
+    """Rotate each adjacent pair of x (..., sequence, head_dim) by the angle of its position."""
     swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return torch.addcmul(x * cos, swapped, sin)

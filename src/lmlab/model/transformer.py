@@ -1,14 +1,12 @@
-"""The language model that is measured: a pre-norm Transformer decoder, written to be read.
+"""The language model that is measured: a pre-norm Transformer decoder.
 
     tokens -> embedding -> L x [x + attn(norm(x)), then x + ffn(norm(x))] -> norm -> head -> logits
 
-The residual stream is never normalised itself: each branch normalises its own input, so the
-gradient has a path of plain additions from the logits to the embedding. Under autocast that stream
-stays in fp32 (the embedding is fp32, and fp32 + bf16 is fp32); only the branches run in 16 bit.
+Each branch normalizes its own input and the residual stream is never normalized, so the gradient
+has a path of plain additions from the logits to the embedding. Under autocast the stream stays in
+fp32 (the embedding is fp32, and fp32 + bf16 is fp32); only the branches run in 16 bit.
 
-Parameter names are those of the course's basics model, so its checkpoints load; RoPE's tables are
-buffers outside the checkpoint. The attention function comes from the registry by name. It runs
-between projections that are ordinary products, so that a profile can tell the parts apart.
+Parameter names are fixed by existing checkpoints. The attention function comes from the registry.
 """
 
 import torch
@@ -22,7 +20,7 @@ from lmlab.model.shape import check_heads, check_positive_integers, check_rope_t
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head self-attention of a token over itself and the past."""
+    """Causal multi-head self-attention with RoPE."""
 
     def __init__(
         self,
@@ -52,12 +50,12 @@ class CausalSelfAttention(nn.Module):
         return output
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
-        """Cut the features into heads and bring the heads before the sequence."""
+        """(batch, sequence, d_model) to (batch, heads, sequence, head_dim)."""
         return x_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then feed-forward, each on a normalised copy of the stream and added to it."""
+    """Attention, then feed-forward, each with a normalized input and a residual connection."""
 
     def __init__(
         self,
@@ -113,7 +111,7 @@ class TransformerLM(nn.Module):
         check_rope_theta(rope_theta)
         super().__init__()
         self.context_length = context_length
-        # One pair of tables serves all layers.
+        # All layers share one pair of tables.
         rope = RotaryEmbedding(
             d_model // num_heads,
             context_length,
@@ -132,17 +130,17 @@ class TransformerLM(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all weights anew; with `to_empty` this makes a model built on "meta" a real one."""
+        """Initialize all weights; after `to_empty` this materializes a model built on "meta"."""
         for module in self.modules():
             if isinstance(module, Linear | Embedding | RMSNorm | RotaryEmbedding):
                 module.reset_parameters()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token after each one; only the tokens up to it have a say."""
+        """Logits of the token that follows each position."""
         if tokens.shape[-1] > self.context_length:
             raise ValueError(
-                f"context: {tokens.shape[-1]} tokens are longer than context_length, which is"
-                f" {self.context_length}"
+                f"tokens must have at most context_length = {self.context_length} positions,"
+                f" got {tokens.shape[-1]}"
             )
         x = self.token_embeddings(tokens)
         for layer in self.layers:

@@ -1,40 +1,38 @@
-"""Training one model on several processes: data parallelism, sharded optimizer state, FSDP.
+"""Distributed training: data parallelism, sharded optimizer state and fully sharded models.
 
-Every rank runs the same program on its own part of the batch. What the variants differ in is what
-each rank keeps and when ranks talk:
+Every rank runs the same program on its own part of the batch. The classes differ in what each rank
+stores and in when ranks communicate:
 
-    NaiveDDP, FlatDDP             everything on every rank; gradients averaged after backward
-    OverlappedDDP, BucketedDDP    the same, averaged while backward still runs
-    ShardedOptimizer              optimizer state only for the parameters that a rank owns
-    FSDP                          parameters, gradients and optimizer state cut into shards
+    NaiveDDP, FlatDDP             everything replicated; gradients averaged after backward
+    OverlappedDDP, BucketedDDP    everything replicated; gradients averaged during backward
+    ShardedOptimizer              optimizer state sharded by parameter (ZeRO stage 1)
+    FSDP                          parameters, gradients and optimizer state sharded (ZeRO stage 3)
 
-All of them work on a process group that the caller has initialised, NCCL or gloo.
+All of them use a process group that the caller has initialized, with NCCL or gloo.
 
-A public name imports its module when it is first asked for, and no import statement here names
-one: importing this package imports no torch, and a measurement that runs one variant does not
-become stale when another changes.
+Names are imported on first use, and no import statement here names a submodule: importing this
+package does not import torch, and a measurement of one class does not become stale when another
+class changes.
 """
 
 import importlib
 from typing import Any
 
-_HOMES = {
-    "NaiveDDP": "lmlab.parallel.after_backward",
-    "FlatDDP": "lmlab.parallel.after_backward",
-    "OverlappedDDP": "lmlab.parallel.during_backward",
-    "BucketedDDP": "lmlab.parallel.during_backward",
+_MODULE_OF = {
+    "NaiveDDP": "lmlab.parallel.ddp_flat",
+    "FlatDDP": "lmlab.parallel.ddp_flat",
+    "OverlappedDDP": "lmlab.parallel.ddp_overlapped",
+    "BucketedDDP": "lmlab.parallel.ddp_overlapped",
     "ShardedOptimizer": "lmlab.parallel.sharded_optimizer",
     "FSDP": "lmlab.parallel.fsdp",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """The class of that name, imported now."""
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    """What there is to import."""
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,19 +1,13 @@
-"""The four collectives that training needs, started now and waited for later.
+"""Asynchronous collectives with one interface for NCCL and gloo.
 
-A collective is worth overlapping only if the caller gets the processor back at once, so each
-function here starts one and returns a `Pending`; nothing may be read from, or written to, the
-tensors involved until `wait` returns. On a GPU with NCCL `wait` blocks no host: it makes the
-current stream wait for the stream that communicates. On gloo it blocks the calling thread.
+Each function starts a collective and returns a `Pending`. Its tensors must not be read or written
+until `wait` returns. With NCCL, `wait` does not block the host: it makes the current stream wait
+for the communication stream. With gloo it blocks the calling thread.
 
-Means are taken by the backend. NCCL divides what each rank sends and adds; gloo adds and then
-divides. On two ranks, where the division is exact, the result has the bits of one process that adds
-both halves of a batch. Gloo divides in the thread that communicates, hidden like the rest; but when
-the tensors are a GPU's, that is a division on the host of what the GPU divides in no time, and its
-cores are what gloo needs for the messages themselves. There the sum comes back and the GPU divides
-it. Gloo has no reduce-scatter of its own: torch makes it of an all-reduce, at twice the bytes.
-
-Torch 2.13 renamed the collectives that work on one large tensor and warns at the old names; the
-new ones do not exist in 2.11.
+NCCL divides and then sums; gloo sums and then divides. With two ranks the division is exact, so the
+result is bitwise that of one process that sums both halves of a batch. When gloo communicates GPU
+tensors, the GPU divides, because the host cores are busy with messages. Gloo has no reduce-scatter:
+torch emulates it with an all-reduce, at twice the bytes.
 """
 
 from collections.abc import Callable
@@ -24,22 +18,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup | None
-"""The ranks that take part; None stands for all of them."""
+"""The ranks that take part; None is the default group."""
 
 
 @dataclass
 class Pending:
-    """A collective under way. `wait` before touching its tensors."""
+    """A collective in flight."""
 
     work: dist.Work
     result: Tensor
     source: Tensor | None = None
-    """What is being sent, where that is another tensor: kept alive until it has left."""
+    """The tensor being sent, if it is not `result`: referenced until the collective is done."""
     divisor: int = 1
-    """What the result is still to be divided by."""
+    """What `result` has yet to be divided by."""
 
     def wait(self) -> Tensor:
-        """The result, ready for whatever the current stream (or thread) does next."""
+        """The result, ready for what the current stream (or thread) does next."""
         self.work.wait()
         self.source = None
         if self.divisor != 1:
@@ -49,48 +43,40 @@ class Pending:
 
 
 def start_mean_all_reduce(buffer: Tensor, group: Group) -> Pending:
-    """Replace `buffer` on every rank by the mean over ranks."""
+    """Replace `buffer` on every rank by its mean over ranks."""
     operation, divisor = _mean(buffer, group)
     work = dist.all_reduce(buffer, op=operation, group=group, async_op=True)
-    return Pending(_started(work), buffer, divisor=divisor)
+    return Pending(work, buffer, divisor=divisor)
 
 
-def start_mean_reduce_scatter(part: Tensor, whole: Tensor, group: Group) -> Pending:
-    """Into `part`: the mean over ranks of the rank-th equal piece of `whole`."""
-    reduce_scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
-    operation, divisor = _mean(whole, group)
-    work = reduce_scatter(part, whole, op=operation, group=group, async_op=True)
-    return Pending(_started(work), part, whole, divisor)
+def start_mean_reduce_scatter(output: Tensor, buffer: Tensor, group: Group) -> Pending:
+    """Write this rank's slice of the mean of `buffer` over ranks to `output`."""
+    reduce_scatter = _either("reduce_scatter_single", "reduce_scatter_tensor")
+    operation, divisor = _mean(buffer, group)
+    work = reduce_scatter(output, buffer, op=operation, group=group, async_op=True)
+    return Pending(work, output, buffer, divisor)
 
 
-def start_all_gather(whole: Tensor, part: Tensor, group: Group) -> Pending:
-    """Into `whole`: the parts of all ranks, one after the other."""
-    all_gather = _renamed("all_gather_single", "all_gather_into_tensor")
-    work = all_gather(whole, part, group=group, async_op=True)
-    return Pending(_started(work), whole, part)
+def start_all_gather(output: Tensor, shard: Tensor, group: Group) -> Pending:
+    """Write the shards of all ranks to `output`, in rank order."""
+    all_gather = _either("all_gather_single", "all_gather_into_tensor")
+    return Pending(all_gather(output, shard, group=group, async_op=True), output, shard)
 
 
 def start_broadcast(buffer: Tensor, source: int, group: Group) -> Pending:
-    """Into `buffer` everywhere: what `source`, a rank of the group, has in it."""
+    """Copy `buffer` from `source`, a rank within the group, to all other ranks."""
     work = dist.broadcast(buffer, group_src=source, group=group, async_op=True)
-    return Pending(_started(work), buffer)
+    return Pending(work, buffer)
 
 
 def _mean(tensor: Tensor, group: Group) -> tuple[dist.ReduceOp.RedOpType, int]:
-    """What the backend is asked for, and what its result is divided by, to get a mean."""
+    """The reduction to request, and what to divide its result by, to get a mean."""
     if tensor.is_cuda and dist.get_backend(group) == "gloo":
         return dist.ReduceOp.SUM, dist.get_world_size(group)
     return dist.ReduceOp.AVG, 1
 
 
-def _renamed(new: str, old: str) -> Callable[..., Any]:
-    """The collective by its new name where torch has it, else by its old one."""
+def _either(new: str, old: str) -> Callable[..., Any]:
+    """Torch 2.13 renamed the single-tensor collectives and warns about the old names."""
     function: Callable[..., Any] = getattr(dist, new if hasattr(dist, new) else old)
     return function
-
-
-def _started(work: dist.Work | None) -> dist.Work:
-    """Torch hands no work to a process that is not in the group; that cannot be meant here."""
-    if work is None:
-        raise ValueError("process_group: this process is not a member; only members may take part")
-    return work

@@ -1,1 +1,1 @@
-"""Training at scale on paper: memory, batches and messages from formulas. No torch, no device."""
+"""Back-of-the-envelope models of training at scale: memory, batch sizes, collectives. No torch."""

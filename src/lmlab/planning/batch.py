@@ -1,25 +1,24 @@
-"""How large a batch must be before devices compute longer than they talk.
+"""How large a batch must be for computation to take longer than communication.
 
-One block of two linear layers, weights and activations in bf16 (2 bytes), a batch of B tokens on
-N devices that compute C operations a second and talk at W bytes a second over one axis of their
-network; over M axes at M times that. Times of one forward pass, following the book-keeping of
-"How to Scale Your Model" (its chapter on training):
+One block of two linear layers with bf16 weights and activations, a batch of B tokens, and N devices
+with C FLOP/s and W bytes/s over one axis of their network (M W over M axes). Times of a forward
+pass, as in the training chapter of "How to Scale Your Model":
 
-    compute               4 B D F / (N C)
-    gather the weights    4 D F / (Y W M_x)      FSDP: X devices, each group's 1/Y of the weights
-    exchange activations  4 B D / (X W M_y)      tensor parallel: Y devices, each group's 1/X of B
+    compute                 4 B D F / (N C)
+    gather weights          4 D F / (Y W M_x)      FSDP over X devices, each with 1/Y of the weights
+    exchange activations    4 B D / (X W M_y)      tensor parallel over Y devices, 1/X of the batch
 
-The ratio C / W, operations for every byte, decides everything: the intensity of the machine. Where
-messages hide behind the computation it is enough that neither of them takes longer; where they do
-not, that both together do not.
+The arithmetic intensity of the network, C / W in FLOPs per byte, decides everything. If
+communication overlaps with computation, neither message may take longer than the computation; if it
+is exposed, their sum may not.
 
-    FSDP alone needs       B / N > intensity / M_x
-    FSDP with Y-fold TP    B / N > intensity / (M_x Y)
-    TP alone, any batch    Y < M_y F / intensity
-    the best X and Y       B / N > intensity^2 / (M_x M_y F)
+    FSDP alone needs         B / N > intensity / M_x
+    FSDP with Y-fold TP      B / N > intensity / (M_x Y)
+    TP alone, any batch      Y < M_y F / intensity
+    the best X and Y         B / N > intensity^2 / (M_x M_y F)
 
-Data parallelism exchanges twice the bytes in backward that FSDP gathers in forward, beside twice
-the computation: the same batch.
+Data parallelism needs the same batch: in backward it sends twice the bytes that FSDP gathers in
+forward, during twice the computation.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ class Network:
 
     @property
     def intensity(self) -> float:
-        """Operations that a device does while a byte is on its way."""
+        """FLOPs that a device computes while it sends one byte."""
         return self.flops_per_s / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Devices in two directions, and how many axes of the network serve each."""
+    """FSDP and tensor-parallel degrees, and the network axes that serve each."""
 
     fsdp: int
     tp: int
@@ -55,7 +54,6 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """All of them."""
         return self.fsdp * self.tp
 
 
@@ -71,7 +69,7 @@ class BlockTimes:
 def block_times(
     network: Network, mesh: Mesh, *, d_model: int, d_ff: int, tokens: float
 ) -> BlockTimes:
-    """Forward of one block, by its three parts; a direction of one device sends nothing."""
+    """Forward times of one block; a mesh dimension of one device sends nothing."""
     weights_bytes = 4 * d_model * d_ff / mesh.tp * (mesh.fsdp > 1)
     activations_bytes = 4 * tokens * d_model / mesh.fsdp * (mesh.tp > 1)
     return BlockTimes(
@@ -81,40 +79,38 @@ def block_times(
     )
 
 
-def tokens_when_hidden(
+def min_tokens_overlapped(
     network: Network, mesh: Mesh, *, d_ff: int, weight_bytes: float = BF16_BYTES
 ) -> float | None:
-    """Tokens of the whole batch from which no message takes longer than the computation.
+    """Smallest batch, in tokens, at which computation hides every message.
 
-    None where the activations' exchange does: it grows with the batch as the computation does.
+    None if the exchange of activations takes longer at any batch: it grows like the computation.
     """
-    if mesh.tp > 1 and mesh.tp > most_tensor_parallel(network, d_ff=d_ff, axes=mesh.tp_axes):
+    if mesh.tp > 1 and mesh.tp > max_tensor_parallel(network, d_ff=d_ff, axes=mesh.tp_axes):
         return None
-    return tokens_for_weights(network, mesh) * weight_bytes / BF16_BYTES
+    return _min_tokens_for_gather(network, mesh) * weight_bytes / BF16_BYTES
 
 
-def tokens_for_weights(network: Network, mesh: Mesh) -> float:
-    """Tokens of the whole batch whose computation takes as long as gathering the weights."""
+def min_tokens_exposed(network: Network, mesh: Mesh, *, d_ff: int) -> float | None:
+    """The same if messages do not overlap and the computation must outlast their sum."""
+    share = mesh.tp * network.intensity / (mesh.tp_axes * d_ff) if mesh.tp > 1 else 0.0
+    return None if share >= 1 else _min_tokens_for_gather(network, mesh) / (1 - share)
+
+
+def _min_tokens_for_gather(network: Network, mesh: Mesh) -> float:
+    """Batch at which computation takes as long as gathering the weights."""
     return mesh.fsdp * network.intensity / mesh.fsdp_axes if mesh.fsdp > 1 else 0.0
 
 
-def tokens_when_exposed(network: Network, mesh: Mesh, *, d_ff: int) -> float | None:
-    """The same where messages follow one another and the computation covers their sum."""
-    share = mesh.tp * network.intensity / (mesh.tp_axes * d_ff) if mesh.tp > 1 else 0.0
-    if share >= 1:
-        return None
-    return tokens_for_weights(network, mesh) / (1 - share)
-
-
-def most_tensor_parallel(network: Network, *, d_ff: int, axes: int = 1) -> float:
-    """The degree of tensor parallelism up to which exchanging activations stays hidden."""
+def max_tensor_parallel(network: Network, *, d_ff: int, axes: int = 1) -> float:
+    """The largest tensor-parallel degree at which the exchange of activations is hidden."""
     return axes * d_ff / network.intensity
 
 
-def fewest_tokens_a_device(
+def min_tokens_per_device(
     network: Network, *, d_ff: int, fsdp_axes: int = 1, tp_axes: int = 1
 ) -> float:
-    """Tokens for each device at the best split; FSDP alone where tensor parallelism never hides."""
+    """Smallest batch per device at the best split; FSDP alone if TP is never hidden."""
     alone = network.intensity / fsdp_axes
     return alone * min(1.0, network.intensity / (tp_axes * d_ff))
 

@@ -1,9 +1,9 @@
-"""Two ways to add up a tensor on all ranks, by what each rank sends.
+"""Two all-reduce algorithms by the bytes and steps of each rank.
 
-A ring all-reduce is a reduce-scatter and an all-gather: n - 1 steps each, in every step one n-th of
-the tensor to the next rank. Without the reduce-scatter every rank passes its whole tensor around
-and adds up what arrives: half the steps, n / 2 times the bytes. With a latency for each step and a
-bandwidth for each byte the first costs less, but for small tensors on more than two ranks.
+A ring all-reduce is a reduce-scatter and an all-gather of n - 1 steps each; every step sends one
+n-th of the tensor to the next rank. Alternatively every rank passes whole tensors around the ring
+and sums what it receives: half the steps, n / 2 times the bytes. With a latency per step and a
+finite bandwidth, that is faster only for small tensors (and, with two ranks, always).
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ def ring_bytes(size: float, ranks: int) -> float:
 
 
 def gather_bytes(size: float, ranks: int) -> float:
-    """Bytes that each rank sends when whole tensors go around."""
+    """Bytes that each rank sends when whole tensors are passed around."""
     return (ranks - 1) * size
 
 
 def ring_steps(ranks: int) -> int:
-    """Messages that follow one another in a ring all-reduce."""
+    """Consecutive messages of a ring all-reduce."""
     return 2 * (ranks - 1)
 
 
 def gather_steps(ranks: int) -> int:
-    """Messages that follow one another when whole tensors go around."""
+    """Consecutive messages when whole tensors are passed around."""
     return ranks - 1
 
 
 def seconds(sent_bytes: float, steps: int, *, latency_s: float, bytes_per_s: float) -> float:
-    """Time of that many steps that together send that many bytes."""
+    """Time of that many steps that send that many bytes in total."""
     return steps * latency_s + sent_bytes / bytes_per_s
 
 
-def even_size(ranks: int, *, latency_s: float, bytes_per_s: float) -> float:
-    """Bytes up to which whole tensors are no slower than the ring; infinite for two ranks."""
+def break_even_bytes(ranks: int, *, latency_s: float, bytes_per_s: float) -> float:
+    """Tensor size up to which passing whole tensors is no slower; infinite for two ranks."""
     if ranks <= 2:
         return math.inf
     return latency_s * bytes_per_s / (1 - 2 / ranks)

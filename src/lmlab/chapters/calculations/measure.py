@@ -68,9 +68,7 @@ def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
     ]
     for tokens in settings["tokens"]:
         activations = memory.activation_bytes(blocks, tokens)
-        devices = memory.fewest_devices(
-            state.total, activations, device_bytes, share=ACTIVATION_SHARE
-        )
+        devices = memory.min_devices(state.total, activations, device_bytes, share=ACTIVATION_SHARE)
         records += [
             value("activation_memory", activations, "B", tokens=tokens),
             value(
@@ -94,9 +92,9 @@ def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
 
 def mesh_records(network: Network, mesh: Mesh, blocks: Blocks) -> list[Record]:
     """From which batch on the mesh computes longer than it communicates."""
-    hidden = batch.tokens_when_hidden(network, mesh, d_ff=blocks.d_ff)
-    exposed = batch.tokens_when_exposed(network, mesh, d_ff=blocks.d_ff)
-    most = batch.most_tensor_parallel(network, d_ff=blocks.d_ff, axes=mesh.tp_axes)
+    hidden = batch.min_tokens_overlapped(network, mesh, d_ff=blocks.d_ff)
+    exposed = batch.min_tokens_exposed(network, mesh, d_ff=blocks.d_ff)
+    most = batch.max_tensor_parallel(network, d_ff=blocks.d_ff, axes=mesh.tp_axes)
     records = [
         value("mesh_devices", mesh.devices, ""),
         value("most_tensor_parallel", most, ""),
@@ -116,13 +114,13 @@ def mesh_records(network: Network, mesh: Mesh, blocks: Blocks) -> list[Record]:
 def lever_records(network: Network, mesh: Mesh, d_ff: int) -> list[Record]:
     """The batch that the same number of devices needs after one change each."""
     axes = {"fsdp_axes": mesh.fsdp_axes, "tp_axes": mesh.tp_axes}
-    best = mesh.devices * batch.fewest_tokens_a_device(network, d_ff=d_ff, **axes)
+    best = mesh.devices * batch.min_tokens_per_device(network, d_ff=d_ff, **axes)
     fsdp = batch.best_fsdp(best, mesh.devices, d_ff=d_ff, **axes)
     wider = replace(mesh, fsdp=mesh.fsdp // 2, tp=mesh.tp * 2)
     stages = replace(mesh, fsdp=mesh.fsdp // 2)  # two stages of half the FSDP groups each
 
     def needed(changed: Mesh, **more: float) -> float | None:
-        return batch.tokens_when_hidden(network, changed, d_ff=d_ff, **more)
+        return batch.min_tokens_overlapped(network, changed, d_ff=d_ff, **more)
 
     changes: list[tuple[str, float | None, float, float]] = [
         ("none", needed(mesh), mesh.fsdp, mesh.tp),

@@ -41,7 +41,7 @@ from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.rounds import Rounds, interleave
-from lmlab.parallel.after_backward import FlatDDP
+from lmlab.parallel.ddp_flat import FlatDDP
 from lmlab.study.points import Point
 
 

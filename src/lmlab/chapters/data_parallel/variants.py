@@ -28,9 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lmlab.jobs.rank_work import RankWork
 from lmlab.measure.clock import PhaseClock
-from lmlab.parallel.after_backward import FlatDDP, NaiveDDP
-from lmlab.parallel.contract import DataParallel
-from lmlab.parallel.during_backward import BucketedDDP, OverlappedDDP
+from lmlab.parallel.ddp import DataParallel
+from lmlab.parallel.ddp_flat import FlatDDP, NaiveDDP
+from lmlab.parallel.ddp_overlapped import BucketedDDP, OverlappedDDP
 
 ALONE = "alone"
 TORCH = "torch_ddp"

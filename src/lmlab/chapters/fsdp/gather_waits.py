@@ -2,8 +2,8 @@
 
 A block is what is gathered in one message; an embedding or a head is one by itself. A gather that
 has ended before its block needs it costs nothing. Whether it has shows at one place, where the
-first layer of the block asks for its whole (`Bundle.finish_gather`), and what it costs is how long
-the device then stands still. On a GPU that is read from two CUDA events around the call, on the
+first layer of the block asks for its weights (`FSDPGroup.finish_gather`), and the cost is how long
+the device is then idle. On a GPU that is read from two CUDA events around the call, on the
 stream that computes: a host that waits and a stream that waits both show there, and so does the
 copy of each matrix out of the message. On a CPU it is the host's clock. A gather that is not even
 under way when its block asks (nothing was forecast, as in a first step) is waited for in full. One
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lmlab.measure.clock import synchronize
-from lmlab.parallel.fsdp_bundle import Bundle
+from lmlab.parallel.fsdp_group import FSDPGroup
 from lmlab.parallel.hooks import in_backward
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -42,22 +42,22 @@ class GatherWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Time every wait while the context lasts."""
-        original = Bundle.finish_gather
+        original = FSDPGroup.finish_gather
 
-        def timed(bundle: Bundle) -> None:
-            self._time(bundle, original)
+        def timed(group: FSDPGroup) -> None:
+            self._time(group, original)
 
-        Bundle.finish_gather = timed  # type: ignore[method-assign, assignment]
+        FSDPGroup.finish_gather = timed  # type: ignore[method-assign, assignment]
         try:
             yield
             self._settle()
         finally:
-            Bundle.finish_gather = original  # type: ignore[method-assign]
+            FSDPGroup.finish_gather = original  # type: ignore[method-assign]
 
-    def _time(self, bundle: Bundle, finish: Callable[[Bundle], None]) -> None:
-        key = (BACKWARD if in_backward() else FORWARD, bundle.name)
+    def _time(self, group: FSDPGroup, finish: Callable[[FSDPGroup], None]) -> None:
+        key = (BACKWARD if in_backward() else FORWARD, group.name)
         before = self._now()
-        finish(bundle)
+        finish(group)
         self._pending.append((key, before, self._now()))
 
     def _now(self) -> Any:

@@ -42,7 +42,7 @@ from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.rounds import Rounds, TimedStep, interleave
-from lmlab.parallel.fsdp import holds_matrix_weight
+from lmlab.parallel.fsdp import has_matrix_weight
 from lmlab.study.points import Point
 
 STEP = "step"
@@ -174,7 +174,7 @@ def weights_of(trainings: Mapping[str, Training]) -> dict[str, int]:
     cut = {
         parameter
         for layer in whole.modules()
-        if holds_matrix_weight(layer)
+        if has_matrix_weight(layer)
         for parameter in layer.parameters(recurse=False)
         if parameter.ndim > 1
     }

@@ -22,7 +22,7 @@ from lmlab.jobs.memory_stages import Training, first_step
 from lmlab.jobs.rank_work import RankWork, release
 from lmlab.measure import across_ranks
 from lmlab.measure.device import is_out_of_memory
-from lmlab.parallel.during_backward import BucketedDDP
+from lmlab.parallel.ddp_overlapped import BucketedDDP
 from lmlab.parallel.fsdp import FSDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 

@@ -45,7 +45,7 @@ from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.rounds import Rounds, interleave
-from lmlab.parallel.during_backward import BucketedDDP
+from lmlab.parallel.ddp_overlapped import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
 

@@ -51,9 +51,9 @@ from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, timed, value, without_value
 from lmlab.measure.statistics import Measurement
 from lmlab.model import checkpoint_peak
-from lmlab.model.checkpointing import Strategy, StrategyError, checkpointed, strategy_named
+from lmlab.model.checkpointing import Strategy, StrategyError, checkpointed, parse_strategy
 from lmlab.model.loss import cross_entropy
-from lmlab.model.peak import Moment
+from lmlab.model.peak import Stage
 from lmlab.study.points import Point
 from lmlab.study.results import Status
 
@@ -80,7 +80,7 @@ def measure_strategies(point: Point, device: torch.device) -> Outcome:
     """Peak and step time of every strategy that the point names."""
     workload = workload_for(point)
     names = str(point.settings["strategies"]).split(",")
-    variants = [Variant(name=name, strategy=strategy_named(name)) for name in names]
+    variants = [Variant(name=name, strategy=parse_strategy(name)) for name in names]
     with tf32_allowed(workload.precision.tf32), collector_paused():
         model = workload.build(device)
         try:
@@ -149,7 +149,7 @@ def _predictions(
     yield from best_records(blocks, moment)
 
 
-def best_records(blocks: int, moment: Moment) -> list[Record]:
+def best_records(blocks: int, moment: Stage) -> list[Record]:
     """The segment length that the cost model would choose."""
     return predicted_records(moment, **labels_of(BEST_PREDICTED, Strategy("every", blocks)))
 

@@ -10,7 +10,7 @@ import torch
 
 from lmlab.jobs.outcome import Outcome
 from lmlab.measure.records import Record, value, without_value
-from lmlab.model.peak import Moment
+from lmlab.model.peak import Stage
 from lmlab.study.results import Status
 
 # Quantities of a recording by their names in `measure.memory.summary`, with units.
@@ -31,7 +31,7 @@ class ModeResult:
     """How one mode ended, and what was recorded: nothing where it was not even tried."""
 
     mode: str
-    predicted: Moment | None
+    predicted: Stage | None
     status: Status = "ok"
     reason: str | None = None
     summary: Mapping[str, Any] | None = None
@@ -116,7 +116,7 @@ def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: row[key] for key in ("category", "phase", "count")}, "origin": line}
 
 
-def predicted_records(moment: Moment | None, **labels: str | int) -> list[Record]:
+def predicted_records(moment: Stage | None, **labels: str | int) -> list[Record]:
     """The predicted peak with its phase and stage, and its parts."""
     if moment is None:
         return []

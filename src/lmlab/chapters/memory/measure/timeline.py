@@ -194,7 +194,7 @@ def is_predictable(workload: Workload) -> bool:
     return workload.is_ours and workload.attention == OWN_ATTENTION
 
 
-def prediction(workload: Workload, mode: peak.PeakMode, device: torch.device) -> peak.Moment | None:
+def prediction(workload: Workload, mode: peak.PeakMode, device: torch.device) -> peak.Stage | None:
     """The cost model's peak; None for what it does not describe."""
     if not is_predictable(workload):
         return None
@@ -203,7 +203,7 @@ def prediction(workload: Workload, mode: peak.PeakMode, device: torch.device) ->
     return peak.predicted_peak(workload.shape, precision, mode, device=where)
 
 
-def too_large(predicted: peak.Moment | None, device: torch.device) -> str | None:
+def too_large(predicted: peak.Stage | None, device: torch.device) -> str | None:
     """Why a mode is not tried; a CPU can swap, so only a GPU refuses."""
     if predicted is None or device.type != "cuda":
         return None

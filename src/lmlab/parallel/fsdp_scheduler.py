@@ -1,0 +1,158 @@
+"""When FSDP gathers and frees weights and reduces gradients: its hooks into a training step.
+
+    forward of a group     gathered, and the next group's gather started; freed afterwards
+    backward of a group    gathered again, and the previous group's gather started; freed when its
+                           gradients are ready, and their reduce-scatter started
+
+Hooks are on a block and on its layers: whichever is called first triggers the gather, and the
+weights stay until the outermost module is done.
+
+The next gather is started before the current one is waited for, because with gloo waiting blocks
+the host. The last group of forward is the first of backward and stays gathered in between.
+
+A hook on a module's output runs just before the module's backward; the post-accumulate hook of a
+weight runs when all its uses have been differentiated. When the last gradient of a group is ready,
+all are sent together. Some gradients never come (frozen weights, unused layers), others come late
+(an embedding tied to the head), so when the gradient of the group's input is ready, what is there
+is sent and the weights are freed.
+
+A forward that runs during backward is a recomputation by activation checkpointing. Its layers are
+differentiated next, so their weights stay.
+"""
+
+from collections import deque
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from lmlab.parallel.fsdp_group import FSDPGroup
+from lmlab.parallel.fsdp_order import ExecutionOrder
+from lmlab.parallel.hooks import differentiable_tensors, in_backward, weak_hook
+
+REDUCTIONS_IN_FLIGHT = 1
+"""Groups whose full gradients may wait for their reduction while the next are computed."""
+
+
+class Scheduler:
+    """The groups of one model and the messages in flight."""
+
+    def __init__(self, groups: list[FSDPGroup], prefetch: int) -> None:
+        self.groups = groups
+        self._order = ExecutionOrder(prefetch)
+        self._reducing: deque[FSDPGroup] = deque()
+        for index, group in enumerate(groups):
+            for module in group.modules:
+                module.register_forward_pre_hook(weak_hook(self._before_forward, index))
+                module.register_forward_hook(
+                    weak_hook(self._after_forward, index), with_kwargs=True, always_call=True
+                )
+            for param in group.params if group.trainable else ():
+                param.full.register_post_accumulate_grad_hook(
+                    weak_hook(self._gradient_ready, index)
+                )
+
+    def begin_forward(self) -> None:
+        """Free what an earlier forward gathered and did not use: the weights may have changed."""
+        if not in_backward():
+            self._order.begin_forward()
+            self.free_idle()
+
+    def finish(self) -> None:
+        """Send remaining gradients, wait for all of them, free remaining weights."""
+        for group in self.groups:
+            if group.with_gradient:
+                self._reduce(group)
+        while self._reducing:
+            self._reducing.popleft().finish_reduce()
+        self.free_idle()
+
+    def free_idle(self) -> None:
+        for group in self.groups:
+            if not group.running:
+                group.free()
+
+    def _before_forward(self, index: int, module: nn.Module, args: Any) -> None:
+        group = self.groups[index]
+        is_outermost = not group.running
+        group.running.add(module)
+        if is_outermost:
+            predict = self._order.recomputed if in_backward() else self._order.forward
+            self._gather(group, predict(index))
+
+    def _after_forward(
+        self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> Any:
+        group = self.groups[index]
+        group.running.discard(module)
+        output = tree_map_only(Tensor, partial(group.copy_if_view, module), output)
+        outputs = differentiable_tensors(output)
+        for tensor in outputs:
+            # A hook on a view is lost when the view is modified in place; one on its base is not.
+            # The output of a reentrant checkpoint may be a view of a base without gradient.
+            base = tensor._base
+            hooked = tensor if base is None or not base.requires_grad else base
+            hooked.register_hook(weak_hook(self._before_backward, index))
+        if not group.running:
+            self._leave_forward(index, differentiable_tensors([args, kwargs]), bool(outputs))
+        return output
+
+    def _leave_forward(self, index: int, inputs: list[Tensor], has_backward: bool) -> None:
+        """The outermost module that uses a group is done."""
+        group = self.groups[index]
+        if not group.trainable or group.tied or len(group.params) > 1:
+            self._hook_inputs(index, inputs)
+        if in_backward():
+            return
+        if has_backward and self._order.is_last(index):
+            group.install_shards()
+        else:
+            group.free()
+
+    def _hook_inputs(self, index: int, inputs: list[Tensor]) -> None:
+        """Get notified when the gradient of an input is ready."""
+        for tensor in inputs:
+            if not tensor.is_leaf:
+                tensor.register_hook(weak_hook(self._after_backward, index))
+            elif in_backward():  # a leaf of this recomputation; other leaves would keep the hook
+                tensor.register_hook(weak_hook(self._after_this_backward, index))
+
+    def _before_backward(self, index: int, gradient: Tensor) -> None:
+        self._gather(self.groups[index], self._order.backward(index))
+
+    def _after_backward(self, index: int, gradient: Tensor) -> None:
+        group = self.groups[index]
+        if group.with_gradient:
+            self._reduce(group)
+        elif group.tied or not group.trainable:
+            group.free()
+        # Otherwise all have been sent, or they come later, from an earlier use of the block.
+
+    def _after_this_backward(self, index: int, gradient: Tensor) -> None:
+        # A leaf's gradient may be ready before those of weights. Backward does not continue below
+        # a leaf, so nothing is lost by waiting for its end.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(partial(self._after_backward, index, gradient))
+
+    def _gradient_ready(self, index: int, parameter: nn.Parameter) -> None:
+        group = self.groups[index]
+        if len(group.with_gradient) == len(group.params):
+            self._reduce(group)
+
+    def _reduce(self, group: FSDPGroup) -> None:
+        """Free the weights, whose gradients are ready, and send the gradients."""
+        group.free()
+        group.start_reduce()
+        self._reducing.append(group)
+        if len(self._reducing) > REDUCTIONS_IN_FLIGHT:
+            self._reducing.popleft().finish_reduce()
+
+    def _gather(self, group: FSDPGroup, ahead: list[int]) -> None:
+        """Install the full weights; gathers of the groups ahead are started before waiting."""
+        group.start_gather()
+        for index in ahead:
+            self.groups[index].start_gather()
+        if not group.installed:
+            group.finish_gather()
