@@ -29,6 +29,7 @@ Mark = Literal["line", "bar", "stack", "area", "heatmap", "timeline"]
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#b8a600")
 # GitHub shows figures about 900 px wide: at this width 9.5 points are 13 px there.
 WIDTH_INCHES, DPI = 9.0, 150
+LEGEND_CHARACTERS = 110
 STYLE: Any = {
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -83,6 +84,8 @@ class Figure:
     """End of a timeline's intervals."""
     dash: str | None = None
     """A field drawn as line style: solid, dashed, dotted."""
+    points: str | None = None
+    """The value of `dash` that is drawn as markers alone: measurements next to a fitted line."""
     rules: Mapping[str, float] = field(default_factory=dict)
     """Horizontal reference lines by label."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +153,10 @@ class Figure:
         for axes in grid[0]:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         if len(handles) > 1:
-            canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
+            columns = max(1, LEGEND_CHARACTERS // (max(map(len, handles)) + 6))
+            canvas.legend(
+                handles.values(), handles.keys(), loc="outside lower center", ncols=min(6, columns)
+            )
         return canvas
 
     def _dress(self, axes: Axes, *, first: bool) -> None:
@@ -230,15 +236,16 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
         styles = distinct(mine, [figure.dash]) if figure.dash else [(None,)]
         for (dash,), style in zip(styles, ("-", "--", ":", "-."), strict=False):
             line = mine if dash is None else select(mine, **{str(figure.dash): dash})
+            points = dash is not None and dash == figure.points
             names = [figure.label(v) for v in (value, dash) if v is not None]
             axes.plot(
                 _positions(figure.x, line, rows),
                 line[figure.y.field].astype(float),
                 color=colors[value],
-                linestyle=style,
-                marker="o" if figure.markers else None,
+                linestyle="" if points else style,
+                marker="o" if points or (figure.markers and not figure.points) else None,
                 markersize=4,
-                label=", ".join(names),
+                label=None if points else ", ".join(names[: 1 if figure.points else 2]),
             )
     _categories(figure.x, axes, rows)
 
