@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmlab.report.frame import Results, Rows, distinct, select
@@ -11,9 +11,10 @@ BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
 PLACEMENTS = {"own_gpu": "{} GPUs", "shared_gpu": "{} ranks on one GPU", "cpu": "{} CPU ranks"}
 
 
-def with_ranks(rows: Rows, results: Results) -> Rows:
+def with_ranks(rows: Rows, results: Results, labels: Sequence[str]) -> Rows:
     """The rows with a column `ranks`, which names the process group of a point: "2 CPU ranks
-    over gloo". Backend and device are what the group itself reported, not what was asked for."""
+    over gloo". Backend and device are what the group itself reported, not what was asked for.
+    The columns of `labels` exist even if nothing was measured."""
     reported = {
         source: describe(result.data["ranks"])
         for source, result in results.results.items()
@@ -25,7 +26,8 @@ def with_ranks(rows: Rows, results: Results) -> Rows:
             index=False, name=None
         )
     ]
-    return rows.assign(ranks=asked)
+    missing = [label for label in labels if label not in rows]
+    return rows.assign(ranks=asked, **dict.fromkeys(missing))
 
 
 def describe(group: Mapping[str, Any]) -> str:

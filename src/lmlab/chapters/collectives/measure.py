@@ -85,7 +85,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
             if isinstance(times, str):
                 records.append(without_value("time", "unsupported", times, **case.labels))
                 continue
-            records.append(timed(times.slowest, **case.labels))
+            records.append(timed(times.slowest, "time", **case.labels))
             medians = [round(median, 6) for median in times.rank_median_ms]
             ranks.append({**case.labels, "ms": medians})
     return Outcome(measurements=records, data={"rank_median_ms": ranks})

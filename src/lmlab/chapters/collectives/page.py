@@ -37,14 +37,13 @@ SMALL_MIB = 16
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Sizes as asked for, algorithm and bus bandwidth, and the fitted lines."""
-    rows = with_ranks(rows, results)
+    rows = with_ranks(rows, results, ["operation", "dtype", "bytes"])
     # Sizes are rounded down to a multiple of the world size: 1 MiB is a few bytes less on 6 ranks.
-    known = pd.to_numeric(rows["bytes"]) if "bytes" in rows else pd.Series(np.nan, rows.index)
-    named = rows.get("operation", known)
+    known = pd.to_numeric(rows["bytes"])
     rows = rows.assign(
         mib=(known / MIB).round(),
         size=known.map(size_name).astype(object),
-        collective=named.astype(object).map(lambda n: str(n).replace("_", "-"), na_action="ignore"),
+        collective=rows["operation"].map(lambda n: str(n).replace("_", "-"), na_action="ignore"),
     )
     sent = {"quantity": "time", "world_size": lambda count: count > 1}
     rows = derived(rows, "algbw", sent, lambda f: f.bytes / f.value / 1e6, unit="GB/s")
@@ -91,7 +90,7 @@ def _fits(rows: Rows) -> Rows:
     for _, group in times.groupby(["source", "operation", "dtype"], sort=False):
         if len(group) < MIN_SIZES:
             continue
-        first = group.iloc[0].to_dict()
+        first: Any = group.iloc[0].to_dict()
         latency, per_ms, worst = fit_line(group["bytes"], group["value"])
         carried = bus_factor(first["operation"], first["world_size"]) * per_ms / 1e6
         numbers = [("latency", latency, "ms"), ("bandwidth", carried, "GB/s")]
@@ -123,7 +122,7 @@ def fit_figure(results: Results) -> Rows:
 
 
 def _first_dtype(rows: Rows) -> Any:
-    dtypes = distinct(rows, ["dtype"]) if "dtype" in rows else []
+    dtypes = distinct(rows, ["dtype"])
     return dtypes[0][0] if dtypes else None
 
 
