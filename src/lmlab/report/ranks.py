@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
+from lmlab.report.compare import Compare, Comparison
 from lmlab.report.frame import Results, Rows, distinct, select
 
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
@@ -53,3 +56,61 @@ def not_started(rows: Rows) -> list[dict[str, Any]]:
     found = select(rows[rows["quantity"].isna()], status=["unsupported", "failed", "oom"])
     keys = ["ranks", "placement", "world_size", "status", "reason"]
     return [dict(zip(keys, values, strict=True)) for values in distinct(found, keys)]
+
+
+def lead(rows: Rows) -> str | None:
+    """The group that a front page shows: GPUs of their own first, then fewest ranks."""
+    order = list(PLACEMENTS)
+    found = distinct(select(measured(rows), status="ok"), ["placement", "world_size", "ranks"])
+    return min(found, key=lambda key: (order.index(key[0]), key[1]))[2] if found else None
+
+
+def of_lead(rows: Rows) -> Rows:
+    """The rows of that group."""
+    return select(rows, ranks=lead(rows))
+
+
+def against(rows: Rows, baseline: str, phase: str = "total") -> Comparison:
+    """Every variant against one of them, in the same rounds of the same job."""
+    times = select(rows, quantity="time", phase=phase)
+    pairs = [
+        pair
+        for (variant,) in distinct(times, ["variant"])
+        if variant != baseline
+        for pair in Compare(
+            variant={"variant": variant}, baseline={"variant": baseline}, on=["ranks"]
+        )
+        .run(times)
+        .pairs
+    ]
+    return Comparison(pairs)
+
+
+def sizes(rows: Rows) -> dict[str, dict[str, Any]]:
+    """By purpose: the size that the lead group was measured with, and why larger ones were not."""
+    found = select(of_lead(rows), quantity="size")
+    return {
+        purpose: {
+            "size": select(found, purpose=purpose, status="ok")["value"].iloc[0],
+            "left_out": [
+                {"size": row["candidate"], "reason": row["reason"]}
+                for row in select(found, purpose=purpose, status="unsupported").to_dict("records")
+            ],
+        }
+        for (purpose,) in distinct(found, ["purpose"])
+    }
+
+
+def timeline(results: Results, variants: Sequence[str], names: Mapping[str, str]) -> Rows:
+    """A profiled step of the lead group: a panel per variant, a lane per activity."""
+    ours = lead(results.rows)
+    rows = [
+        {"panel": names.get(variant, variant), "activity": activity, "start": start, "end": end}
+        for result in results.results.values()
+        if "intervals_ms" in result.data and describe(result.data["ranks"]) == ours
+        if result.chapter == results.rows["chapter"].iloc[0]
+        for variant in variants
+        for activity, intervals in result.data["intervals_ms"].get(variant, {}).items()
+        for start, end in intervals
+    ]
+    return pd.DataFrame(rows)
