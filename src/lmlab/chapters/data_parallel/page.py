@@ -180,7 +180,7 @@ def step_parts(results: Results) -> Rows:
 
 
 def _short(scheme: str) -> str:
-    return scheme.split(",")[0].replace("buckets of ", "").replace(" ", "\n")
+    return scheme.split(", ")[0].replace("buckets of ", "").replace(" ", "\n")
 
 
 def overlap_figure(results: Results) -> Rows:
@@ -310,26 +310,23 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     communication = flat.iloc[0] if len(flat) else None
     ours = [v for (v,) in distinct(times, ["variant"]) if _overlaps(v)]
     added = select(rows, quantity="added", variant=ours)["value"]
-    buckets = [v for (v,) in distinct(times, ["variant"]) if v.startswith("bucketed_")]
-    fastest = select(times, variant=lambda v: v != ALONE).sort_values("value").iloc[0]
+    buckets = [v for v in ours if v.startswith("bucketed_")]
+    first = times.iloc[0]
     return {
         "ranks": lead(rows),
-        "own_gpu": fastest["placement"] == "own_gpu",
+        "own_gpu": first["placement"] == "own_gpu",
         "not_started": not_started(everything),
         "sizes": sizes(everything)["time"],
-        "step_limit_s": fastest["step_limit_s"],
-        "rounds": fastest["n"],
-        "asked": fastest["rounds"],
+        "step_limit_s": first["step_limit_s"],
+        "rounds": first["n"],
+        "asked": first["rounds"],
         "drift": max((times["max"] - times["min"]) / times["value"]),
         "shares": select(rows, quantity="communication_share").to_dict("records"),
         "backward": backward,
         "communication": communication,
         "hideable": None if communication is None else max(0.0, min(communication, backward)),
-        "versus_flat": against(
-            select(rows, variant=[FLAT, *filter(_overlaps, times.variant)]), FLAT
-        ),
-        "versus_fastest": against(rows, fastest["variant"]),
-        "fastest": fastest.to_dict(),
+        "saved": None if communication is None or added.empty else communication - min(added),
+        "overlapping": against(select(rows, variant=[FLAT, *ours]), FLAT),
         "bucket_pairs": math.comb(len(buckets), 2),
         "bucket_pairs_decided": sum(
             pair.decided
@@ -341,7 +338,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
             for name in ("bandwidth", "call_time", "best_messages", "best_bucket", "error")
         },
         "skew": _skew(rows),
-        "optimizer": chapter.value(ranks=lead(rows), quantity="optimizer"),
     }
 
 
