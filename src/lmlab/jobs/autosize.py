@@ -108,6 +108,22 @@ def choose(
     raise MemoryError(f"no size fits: {left_out[-1].size} {left_out[-1].reason}")
 
 
+def largest_that_fits(
+    sizes: Sequence[Candidate], device: torch.device, *, limit_s: float
+) -> Choice:
+    """The first size that arithmetic does not rule out, without a trial; else the last."""
+    rate = bandwidth(device)
+    left_out: list[LeftOut] = []
+    for candidate in sizes:
+        reason = why_too_large(candidate, device, copies=1) or why_too_slow(
+            candidate, rate, messages=1, limit_s=limit_s
+        )
+        if reason is None or candidate is sizes[-1]:
+            break
+        left_out.append(LeftOut(candidate.size, reason))
+    return Choice(candidate=candidate, all_reduce_gb_per_s=rate / 1e9, left_out=left_out)
+
+
 def bandwidth(device: torch.device) -> float:
     """Bytes per second of an all-reduce between these ranks, the same number on all of them."""
     buffer = torch.ones(PROBE_BYTES // 4, device=device)

@@ -19,10 +19,22 @@ from lmlab.jobs.rank_work import OPTIMIZER, RankWork, parameter_bytes
 from lmlab.measure import together
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.records import Record, timed, value
-from lmlab.measure.rounds import Rounds
+from lmlab.measure.rounds import Arm, Rounds, interleave
 from lmlab.measure.statistics import Measurement
+from lmlab.study.points import Point
 
 ACTIVITIES = ("compute", "communication", "copies", "overlapped")
+
+
+def take_turns(steps: Mapping[str, Arm], point: Point, device: torch.device) -> Rounds:
+    """Rounds of all variants, as many as the point asks for and its time allows."""
+    return interleave(
+        steps,
+        device=device,
+        warmup=point.settings["warmup"],
+        rounds=point.settings["rounds"],
+        time_cap_s=point.settings["time_cap_s"],
+    )
 
 
 def round_records(rounds: Rounds, phases: Sequence[str] = ("total",)) -> list[Record]:

@@ -142,12 +142,14 @@ class Figure:
             squeeze=False,
         )
         colors = self.colors(rows)
-        for panel, (axes, value) in enumerate(zip(grid[0], facets, strict=True)):
+        for axes, value in zip(grid[0], facets, strict=True):
             mine = rows if self.facet is None else select(rows, **{self.facet: value})
             DRAW[self.mark](self, axes, mine, colors)
-            self._dress(axes, first=panel == 0 or not self.share_y)
             if self.facet:
                 axes.set_title(self.facet_title.format(value), fontsize=10)
+        # Only once all panels are drawn: setting a limit ends the scaling of shared axes.
+        for panel, axes in enumerate(grid[0]):
+            self._dress(axes, first=panel == 0 or not self.share_y)
         canvas.suptitle(self.title, fontsize=11)
         handles: dict[str, Any] = {}
         for axes in grid[0]:

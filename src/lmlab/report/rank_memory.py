@@ -31,6 +31,7 @@ COMPLETE = {
     "optimizer_state": "after_step",
     "activations": "after_forward",
 }
+PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer step"}
 LABELS = ["variant", "phase", "stage", "category", "rank", "scope", "purpose", "candidate"]
 
 
@@ -63,7 +64,7 @@ def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:
     if found.empty:
         return None
     top = found.sort_values("value", key=pd.to_numeric).iloc[-1]
-    return {"bytes": top["value"], "phase": top["phase"].replace("_", " and ")}
+    return {"bytes": top["value"], "phase": PHASES[top["phase"]]}
 
 
 def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> float | None:
@@ -78,6 +79,11 @@ def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> floa
     return max(errors, default=None)
 
 
+def after_step(rows: Rows) -> Rows:
+    """Rows of the lead group without those of earlier stages."""
+    return select(of_lead(rows), stage=lambda stage: stage == "after_step" or stage != stage)
+
+
 def _categories(format: str) -> dict[str, Any]:
     return {
         name.replace("_", " "): quantity("memory", format, category=name) for name in CATEGORIES
@@ -89,7 +95,7 @@ TABLES = {
         title="Memory of the fullest rank in its first step, MiB, {ranks}. Reserved: kept by the "
         "allocator; device: as the device reports it",
         facet="ranks",
-        rows=["when", "scheme"],
+        rows=["scheme", "when"],
         headers={"when": "stage", "scheme": "variant"},
         data=measured,
         columns={

@@ -21,21 +21,18 @@ from torch import nn
 from lmlab.chapters.data_parallel.variants import (
     ALONE,
     TOLERANCE,
-    SharedOptimizer,
     Variant,
     gradient_error,
     mean_gradients,
-    share_weights,
     wrappers,
 )
 from lmlab.jobs.autosize import choose
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_records import overlap_records, round_records, work_records
+from lmlab.jobs.rank_records import overlap_records, round_records, take_turns, work_records
 from lmlab.jobs.rank_work import Candidate, RankWork, candidates, second_step_s
 from lmlab.measure import together
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, timed, value, without_value
-from lmlab.measure.rounds import interleave
 from lmlab.parallel.after_backward import FlatDDP
 from lmlab.study.points import Point
 
@@ -43,7 +40,6 @@ from lmlab.study.points import Point
 def measure(point: Point, device: torch.device) -> Outcome:
     """Time every variant on these ranks; called on each of them."""
     sizes = candidates(point, device)
-    budget = {key: point.settings[key] for key in ("rounds", "time_cap_s")}
     with tf32_allowed(sizes[0].workload.precision.tf32):
         choice = choose(
             sizes,
@@ -58,14 +54,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
         variants = make_variants(point, work, model)
         checks = check(variants, work, model)
         correct = {n: variant for n, variant in variants.items() if checks[n]["status"] == "ok"}
-        rounds = interleave(
-            {name: variant.timed for name, variant in correct.items()},
-            device=device,
-            warmup=point.settings["warmup"],
-            **budget,
-        )
-        alone = {ALONE: variants[ALONE].timed_in_phases}
-        phases = interleave(alone, device=device, warmup=1, **budget)
+        timed_steps = {name: variant.timed for name, variant in correct.items()}
+        rounds = take_turns(timed_steps, point, device)
+        phases = take_turns({ALONE: variants[ALONE].timed_in_phases}, point, device)
         steps = {name: variant.step for name, variant in correct.items()}
         overlap, intervals = overlap_records(steps, device)
         records = [
@@ -99,11 +90,9 @@ def trial_s(candidate: Candidate, device: torch.device) -> float:
 
 def make_variants(point: Point, work: RankWork, model: nn.Module) -> dict[str, Variant]:
     """All variants around one set of weights."""
-    optimizer = SharedOptimizer(list(model.parameters()), work.adamw(model.parameters()))
+    optimizer = work.adamw(model.parameters())
     asked = wrappers(point.settings["bucket_sizes_mb"], point.settings["torch_bucket_mb"])
-    return {
-        name: Variant(work, share_weights(model), optimizer, wrap) for name, wrap in asked.items()
-    }
+    return {name: Variant(work, model, optimizer, wrap) for name, wrap in asked.items()}
 
 
 def check(variants: Mapping[str, Variant], work: RankWork, model: nn.Module) -> dict[str, Record]:

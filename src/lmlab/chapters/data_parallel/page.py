@@ -32,15 +32,9 @@ from lmlab.report.ranks import (
 from lmlab.report.table import Table, quantity, time
 from lmlab.report.text import percent
 
-TITLE = "Data parallelism: what averaging gradients costs"
+TITLE = "Data parallelism"
 
 ALONE, FLAT, TORCH = "alone", "flat", "torch_ddp"
-NAMES = {
-    ALONE: "no communication",
-    "naive": "naive, one message per parameter",
-    FLAT: "flat, one message",
-    "overlapped": "overlapped, one message per parameter",
-}
 LABELS = ["variant", "phase", "rank", "activity", "purpose", "candidate", "torch_bucket_mb"]
 POINT = ("source", "variant")
 
@@ -70,8 +64,8 @@ def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
     if variant == TORCH:
         return f"PyTorch DDP, {torch_bucket_mb:g} MB"
     if variant.startswith("bucketed_"):
-        return f"buckets of {float(variant.removeprefix('bucketed_')):,g} MB"
-    return NAMES.get(variant, variant)
+        return f"buckets, {float(variant.removeprefix('bucketed_')):,g} MB"
+    return "no communication" if variant == ALONE else variant
 
 
 def shares(rows: Rows) -> Rows:
@@ -180,7 +174,7 @@ def step_parts(results: Results) -> Rows:
 
 
 def _short(scheme: str) -> str:
-    return scheme.split(", ")[0].replace("buckets of ", "").replace(" ", "\n")
+    return scheme.removeprefix("buckets, ").split(", ")[0].replace(" ", "\n")
 
 
 def overlap_figure(results: Results) -> Rows:
@@ -200,15 +194,14 @@ def published(rows: Rows) -> Rows:
 
 VARIANT_COLUMNS = {
     "step (ms)": time(phase="total"),
-    "fastest round": time(phase="total", field="min"),
-    "slowest round": time(phase="total", field="max"),
+    "fastest": time(phase="total", field="min"),
+    "slowest": time(phase="total", field="max"),
     "communication": quantity("communication_share", "text", field="share"),
     "against flat": quantity("versus_flat", "text", field="speedup"),
 }
 TABLES = {
     "front": Table(
-        title="A training step by variant; communication: (step − step without it) / step; against "
-        "flat: speed-up, if the rounds decide it",
+        title="A training step by variant; communication: (step − step without it) / step",
         rows=["scheme"],
         headers={"scheme": "variant"},
         data=of_lead,

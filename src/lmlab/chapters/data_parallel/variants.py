@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -42,32 +41,17 @@ TOLERANCE = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1e-2, "fp16": 1e-2}
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-@dataclass(frozen=True)
-class SharedOptimizer:
-    """One AdamW for all variants, over the weights they share."""
-
-    parameters: Sequence[nn.Parameter]
-    optimizer: torch.optim.Optimizer
-
-    def step_with(self, gradients: Sequence[Tensor | None]) -> None:
-        """One update with a variant's gradients."""
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.optimizer.step()
-        for parameter in self.parameters:
-            parameter.grad = None
-
-
 class Variant:
     """One variant with its own gradients."""
 
     def __init__(
-        self, work: RankWork, module: nn.Module, optimizer: SharedOptimizer, wrap: Wrap
+        self, work: RankWork, model: nn.Module, optimizer: torch.optim.Optimizer, wrap: Wrap
     ) -> None:
         self._work = work
+        self._shared = list(model.parameters())
         self._optimizer = optimizer
-        self._module = module
-        self._wrapped = wrap(module)
+        self._module = share_weights(model)
+        self._wrapped = wrap(self._module)
         wrapped = self._wrapped
         buckets = wrapped.buckets if isinstance(wrapped, DataParallel) else []
         self._buffers = [bucket.buffer for bucket in buckets]
@@ -113,7 +97,15 @@ class Variant:
 
     def _step(self) -> None:
         self.backward()
-        self._optimizer.step_with(self.gradients())
+        self._update()
+
+    def _update(self) -> None:
+        """One step of the shared optimizer with this variant's gradients."""
+        for parameter, gradient in zip(self._shared, self.gradients(), strict=True):
+            parameter.grad = gradient
+        self._optimizer.step()
+        for parameter in self._shared:
+            parameter.grad = None
 
     def timed(self, clock: PhaseClock) -> None:
         """A training step as one phase: synchronizing within it would prevent overlap."""
@@ -128,7 +120,7 @@ class Variant:
         with clock.phase("backward"):
             loss.backward()
         with clock.phase("optimizer"):
-            self._optimizer.step_with(self.gradients())
+            self._update()
 
     def message_records(self, name: str) -> list[Record]:
         """Number and size of the messages of a step; PyTorch's DDP does not tell."""

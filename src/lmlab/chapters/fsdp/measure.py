@@ -29,7 +29,7 @@ from lmlab.chapters.fsdp.variants import DDP, OURS, SHARDED, TORCH, Build, build
 from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import Training, expected_records, memory_records
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_records import overlap_records, round_records, work_records
+from lmlab.jobs.rank_records import overlap_records, round_records, take_turns, work_records
 from lmlab.jobs.rank_work import (
     Candidate,
     RankWork,
@@ -42,7 +42,7 @@ from lmlab.measure import together
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, value, without_value
-from lmlab.measure.rounds import Arm, interleave
+from lmlab.measure.rounds import Arm
 from lmlab.parallel.fsdp import holds_matrix_weight
 from lmlab.study.points import Point
 
@@ -119,13 +119,8 @@ def measure_together(
     """Rounds, waits and timelines of the correct variants, all alive at once."""
     release(work.device)
     trainings = {name: build(name, work) for name in names}
-    rounds = interleave(
-        {name: timed_step(training, work) for name, training in trainings.items()},
-        device=work.device,
-        warmup=point.settings["warmup"],
-        rounds=point.settings["rounds"],
-        time_cap_s=point.settings["time_cap_s"],
-    )
+    timed = {name: timed_step(training, work) for name, training in trainings.items()}
+    rounds = take_turns(timed, point, work.device)
     waits = watch_gathers(trainings[OURS], work) if OURS in trainings else []
     steps = {name: partial(training.step, work) for name, training in trainings.items()}
     overlap, intervals = overlap_records(steps, work.device)

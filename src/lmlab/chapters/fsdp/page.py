@@ -25,7 +25,7 @@ from lmlab.report.ranks import (
 )
 from lmlab.report.table import Table, quantity, time
 
-TITLE = "FSDP: what sharding everything saves and costs"
+TITLE = "FSDP"
 
 DDP, SHARDED, OURS, TORCH = "ddp", "ddp_sharded_optimizer", "fsdp", "torch_fully_shard"
 NAMES = {
@@ -81,18 +81,18 @@ def _overlap(results: Results) -> Rows:
 TABLES = {
     **rank_memory.TABLES,
     "front": Table(
-        title="A rank after a step in GiB, the peak of the step, and the step's time; against data "
-        "parallel: speed-up, if the rounds decide it",
+        title="A rank after a step, and its peak, in GiB; time of a step, and speed against data "
+        "parallelism",
         rows=["scheme"],
         headers={"scheme": "variant"},
-        data=lambda rows: _after_step(of_lead(rows)),
+        data=rank_memory.after_step,
         columns={
             "parameters": quantity("memory", "GiB", category="parameters"),
             "gradients": quantity("memory", "GiB", category="gradients"),
             "optimizer state": quantity("memory", "GiB", category="optimizer_state"),
             "peak": quantity("most_peak_memory", "GiB", phase="forward_backward"),
             "step (ms)": time(phase="total"),
-            "against data parallel": quantity("versus_ddp", "text", field="speedup"),
+            "speed": quantity("versus_ddp", "text", field="speedup"),
         },
     ),
     "steps": Table(
@@ -107,18 +107,13 @@ TABLES = {
             "fastest round": time(phase="total", field="min"),
             "slowest round": time(phase="total", field="max"),
             "sd": time(phase="total", field="sd"),
-            "against data parallel": quantity("versus_ddp", "text", field="speedup"),
+            "speed": quantity("versus_ddp", "text", field="speedup"),
             "messages": quantity("messages_seen", "integer"),
             "in flight (ms)": quantity("profiled_time", "ms", activity="communication"),
             "overlapped": quantity("overlapped", "percent"),
         },
     ),
 }
-
-
-def _after_step(rows: Rows) -> Rows:
-    other = rows["stage"].isna() | (rows["stage"] == "after_step")
-    return rows[other]
 
 
 FIGURES = {

@@ -23,16 +23,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lmlab.jobs.autosize import Choice, LeftOut, bandwidth, choose, why_too_large, why_too_slow
+from lmlab.jobs.autosize import choose, largest_that_fits
 from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_records import round_records, work_records
+from lmlab.jobs.rank_records import round_records, take_turns, work_records
 from lmlab.jobs.rank_work import Candidate, RankWork, candidates, release, second_step_s
 from lmlab.measure import together
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, value, without_value
-from lmlab.measure.rounds import interleave
 from lmlab.parallel.during_backward import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
@@ -69,7 +68,7 @@ def measure_memory(
     sizes: list[Candidate], device: torch.device
 ) -> tuple[list[Record], dict[str, str]]:
     """Records of every optimizer at the largest size that fits, and which are wrong and why."""
-    choice = largest_that_fits(sizes, device)
+    choice = largest_that_fits(sizes, device, limit_s=MEMORY_STEP_LIMIT_S)
     work = RankWork(choice.candidate.workload, device, own_tokens=False)
     found = {name: first_steps(make, work) for name, make in OPTIMIZERS.items()}
     records = [*choice.records("memory"), *expected_records(work.workload, device)]
@@ -85,22 +84,6 @@ def measure_memory(
     owned = enumerate(found[OURS][0]["owned_bytes"])
     records += [value("owned_bytes", count, "B", rank=rank) for rank, count in owned]
     return records, failed
-
-
-def largest_that_fits(sizes: list[Candidate], device: torch.device) -> Choice:
-    """The first size that fits in memory and whose step ends in time; else the last."""
-    rate = bandwidth(device)
-    left_out: list[LeftOut] = []
-    chosen = sizes[-1]
-    for candidate in sizes[:-1]:
-        reason = why_too_large(candidate, device, copies=1) or why_too_slow(
-            candidate, rate, messages=1, limit_s=MEMORY_STEP_LIMIT_S
-        )
-        if reason is None:
-            chosen = candidate
-            break
-        left_out.append(LeftOut(candidate.size, reason))
-    return Choice(candidate=chosen, all_reduce_gb_per_s=rate / 1e9, left_out=left_out)
 
 
 def first_steps(make: Make, work: RankWork) -> list[dict[str, Any]]:
@@ -170,14 +153,8 @@ def measure_time(
     work = RankWork(choice.candidate.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
-    rounds = interleave(
-        {name: step_with(optimizer, model, work) for name, optimizer in optimizers.items()},
-        device=device,
-        warmup=point.settings["warmup"],
-        rounds=point.settings["rounds"],
-        time_cap_s=point.settings["time_cap_s"],
-    )
-    records = round_records(rounds, (OPTIMIZER, "total"))
+    steps = {name: step_with(optimizer, model, work) for name, optimizer in optimizers.items()}
+    records = round_records(take_turns(steps, point, device), (OPTIMIZER, "total"))
     return [*records, *choice.records("time"), *work_records(work, model)]
 
 

@@ -12,7 +12,7 @@ from lmlab.report.rank_memory import bytes_of, expected_error, highest, peak_of
 from lmlab.report.ranks import lead, measured, not_started, of_lead, sizes, with_ranks
 from lmlab.report.table import Table, quantity, time
 
-TITLE = "Sharded optimizer: what a rank saves and what it costs"
+TITLE = "Sharded optimizer"
 
 PLAIN, OURS, TORCH = "replicated", "sharded", "torch_zero"
 NAMES = {
@@ -20,6 +20,7 @@ NAMES = {
     OURS: "sharded optimizer",
     TORCH: "PyTorch ZeroRedundancyOptimizer",
 }
+PASSES = "forward_backward"
 SHORT = {PLAIN: "AdamW", OURS: "sharded", TORCH: "PyTorch\nZeRO"}
 
 
@@ -32,14 +33,17 @@ def derive(rows: Rows, results: Results) -> Rows:
 TABLES = {
     **rank_memory.TABLES,
     "front": Table(
-        title="Memory of a rank after a step in GiB, and peak of the step",
+        title="A rank after a step, and its peaks, in GiB; time of the optimizer and of a step",
         rows=["scheme"],
         headers={"scheme": "variant"},
-        data=of_lead,
-        where={"stage": lambda stage: stage in ("after_step", None) or stage != stage},
+        data=rank_memory.after_step,
         columns={
             "optimizer state": quantity("memory", "GiB", category="optimizer_state"),
             "allocated": quantity("most_allocated", "GiB"),
+            "peak, forward and backward": quantity("most_peak_memory", "GiB", phase=PASSES),
+            "peak, optimizer step": quantity("most_peak_memory", "GiB", phase="optimizer"),
+            "optimizer (ms)": time(phase="optimizer"),
+            "step (ms)": time(phase="total"),
         },
     ),
     "times": Table(
@@ -87,16 +91,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "state": {name: bytes_of(rows, name, category="optimizer_state") for name in NAMES},
         "allocated": {name: bytes_of(rows, name) for name in NAMES},
         "peak": {name: peak_of(rows, name) for name in NAMES},
-        "expected_error": max(
-            filter(
-                None,
-                [
-                    expected_error(rows, PLAIN, {}),
-                    expected_error(rows, OURS, {"optimizer_state": max(owned) / parameters}),
-                ],
-            ),
-            default=None,
-        ),
+        "expected_error": expected_error(rows, OURS, {"optimizer_state": max(owned) / parameters}),
         "fullest_share": max(owned) / parameters,
         # Rings: gradients are averaged everywhere, then parameters come from their owners; ZeRO-1
         # scatters gradients and gathers parameters.
