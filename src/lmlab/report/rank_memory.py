@@ -52,10 +52,10 @@ def bytes_of(
     """What the fullest rank of the lead group has allocated, in all or in one category."""
     found = select(of_lead(rows), variant=variant, stage=stage, status="ok")
     if category is None:
-        found = select(found, quantity="most_allocated")["value"]
+        values = select(found, quantity="most_allocated")["value"]
     else:
-        found = select(found, quantity="memory", category=category)["value"]
-    return None if found.empty else found.iloc[0]
+        values = select(found, quantity="memory", category=category)["value"]
+    return None if values.empty else values.iloc[0]
 
 
 def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ that is hidden, but never the last message: max(S/B + n c - h (1 - 1/n), S/(n B)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,9 @@ POINT = ("source", "variant")
 def derive(rows: Rows, results: Results) -> Rows:
     """Names, what communication adds, its share with a verdict, and the fitted bucket model."""
     rows = with_ranks(rows, results, LABELS)
+    schemes: Any = [name_of(*p) for p in zip(rows.variant, rows.torch_bucket_mb, strict=True)]
     rows = rows.assign(
-        scheme=[name_of(*pair) for pair in zip(rows.variant, rows.torch_bucket_mb, strict=True)],
+        scheme=schemes,
         same_bucket=rows.variant == rows.torch_bucket_mb.map(lambda mb: f"bucketed_{mb:g}"),
     )
     flat = against(select(rows, variant=lambda v: v != ALONE), FLAT).rows()
@@ -116,10 +116,10 @@ def fit_model(total: float, n: Any, hide_ms: Any, added: Any) -> tuple[float, fl
     return float(per_byte), float(call)
 
 
-def best_messages(added: Callable[[Any], Any]) -> int:
+def best_messages(total: float, hide_ms: float, per_byte: float, call_ms: float) -> int:
     """The number of messages that adds least when they leave during backward."""
     tried = np.unique(np.geomspace(1, 1e5, 2000).round())
-    return int(tried[int(np.argmin(added(tried)))])
+    return int(tried[int(np.argmin(added_ms(total, tried, hide_ms, per_byte, call_ms)))])
 
 
 def _with_model(rows: Rows) -> Rows:
@@ -139,7 +139,7 @@ def _with_model(rows: Rows) -> Rows:
         h, total, n = float(backward.iloc[0]), sent["message_bytes"].max(), sent["messages"]
         hide = np.array([h if _overlaps(name) else 0.0 for name in sent.index])
         per_byte, call = fit_model(total, n.to_numpy(), hide, sent["added"].to_numpy())
-        best = best_messages(lambda n, t=total, h=h, b=per_byte, c=call: added_ms(t, n, h, b, c))
+        best = best_messages(total, h, per_byte, call)
         model = added_ms(total, n.to_numpy(), hide, per_byte, call)
         error = float(np.sqrt(np.mean((model - sent["added"]) ** 2)) / sent["added"].abs().mean())
         base: Any = select(mine, quantity="added").iloc[0].to_dict() | {"variant": None}
@@ -148,9 +148,8 @@ def _with_model(rows: Rows) -> Rows:
         found += [{**base, "quantity": f"model_{k}", "value": v} for k, v in numbers.items()]
         ours = select(mine, quantity="added", variant=list(sent.index))
         said = dict(zip(sent.index, model, strict=True))
-        found += ours.assign(quantity="modelled", value=ours["variant"].map(said)).to_dict(
-            "records"
-        )
+        ours = ours.assign(quantity="modelled", value=ours["variant"].map(said))
+        found += [dict(row) for _, row in ours.iterrows()]
     return pd.concat([rows, pd.DataFrame(found, columns=rows.columns, dtype=object)])
 
 
@@ -338,5 +337,5 @@ def _skew(rows: Rows) -> float:
     """How far apart the first and the last rank finish, as a share of the step: the median round
     of the worst variant."""
     own = select(rows, quantity="rank_time", phase="total")
-    by_variant = own.groupby("variant", sort=False)["samples"].agg(lambda s: np.array(list(s)))
-    return max(float(np.median(np.ptp(t, axis=0) / t.max(axis=0))) for t in by_variant)
+    ranks = [np.array(list(mine["samples"])) for _, mine in own.groupby("variant", sort=False)]
+    return max(float(np.median(np.ptp(times, axis=0) / times.max(axis=0))) for times in ranks)
