@@ -26,7 +26,7 @@ from lmlab.chapters.collectives.measure import (
     why_skipped,
 )
 from lmlab.jobs import rank_clock
-from lmlab.jobs.rank_clock import gather_floats, largest, time_on_all_ranks
+from lmlab.jobs.rank_clock import time_on_all_ranks
 from lmlab.measure.records import Record, without_value
 from lmlab.report.page import Chapter, build_chapter
 from lmlab.study.points import Point
@@ -144,11 +144,6 @@ def test_the_minimum_number_of_repetitions_must_fit(
     left_s: float, each_s: float, skipped: bool
 ) -> None:
     assert bool(why_skipped(left_s, each_s)) is skipped
-
-
-def test_ranks_exchange_numbers(alone: None) -> None:
-    assert gather_floats([1.5, 2.5], CPU) == [[1.5, 2.5]]
-    assert largest(3.0, CPU) == 3.0
 
 
 @pytest.mark.parametrize(

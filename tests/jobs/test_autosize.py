@@ -99,7 +99,3 @@ def test_a_model_of_unknown_size_is_tried() -> None:
 
 def _foreign(candidate: Candidate) -> Any:
     return replace(candidate.workload, model="mine.net:Net")
-
-
-def test_the_bandwidth_of_an_all_reduce_is_measured() -> None:
-    assert autosize.bandwidth(CPU) > 1e6
