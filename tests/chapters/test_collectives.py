@@ -1,4 +1,5 @@
-"""Collectives are right before they are timed, and a case without a time says why."""
+"""Collectives: correct before they are timed, a reason for every case without a time, and a page
+whose bandwidths and fits follow from the times."""
 
 from __future__ import annotations
 
@@ -8,25 +9,32 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lmlab.chapters.collectives import measure as collectives
+from lmlab.chapters.collectives import page
 from lmlab.chapters.collectives.measure import (
     MIB,
     MIN_SAMPLES,
     Case,
     divisible,
-    expectation,
-    headline,
-    in_order,
+    expected_result,
     measure,
-    no_time,
+    ordered_cases,
+    why_skipped,
 )
 from lmlab.jobs import rank_clock
-from lmlab.jobs.rank_clock import gather_floats, largest, time_on_all_ranks
+from lmlab.jobs.rank_clock import time_on_all_ranks
+from lmlab.measure.records import Record, without_value
+from lmlab.report.page import Chapter, build_chapter
 from lmlab.study.points import Point
+from tests.chapters.rank_results import group, render
+from tests.measure.one_rank import group_of_one
+from tests.report.study import result, time_record, written
 
+CPU = torch.device("cpu")
 FOUR = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
 
@@ -46,15 +54,13 @@ def collectives_point(**changes: Any) -> Point:
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
     """A process group with this process as its only rank."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with group_of_one(tmp_path):
+        yield
 
 
-def test_the_first_operation_goes_ahead_of_the_others_but_not_of_their_small_sizes() -> None:
+def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -> None:
     point = collectives_point(sizes_mib=[1024, 1, 16, 64], dtypes=["fp32"], operations=FOUR[:2])
-    order = [(case.operation, case.size_bytes // MIB) for case in in_order(point, 2)]
+    order = [(case.operation, case.bytes // MIB) for case in ordered_cases(point, 2)]
     ahead = [("all_reduce", 1), ("all_reduce", 16), ("all_gather", 1), ("all_reduce", 64)]
     assert order == [
         *ahead,
@@ -62,92 +68,82 @@ def test_the_first_operation_goes_ahead_of_the_others_but_not_of_their_small_siz
     ]
 
 
-@pytest.mark.parametrize(
-    ("size", "world_size", "item", "cut"),
-    [(MIB, 1, 4, MIB), (MIB, 8, 4, MIB), (MIB, 6, 4, 1_048_560), (MIB, 6, 2, 1_048_572)],
-)
-def test_every_rank_gets_an_equal_whole_part(
-    size: int, world_size: int, item: int, cut: int
-) -> None:
-    assert divisible(size, world_size, item) == cut
+@settings(deadline=None)
+@given(st.integers(1, 2**30), st.integers(1, 8), st.sampled_from([2, 4]))
+def test_every_rank_gets_an_equal_whole_part(size: int, world_size: int, item: int) -> None:
+    cut = divisible(size, world_size, item)
     assert cut % (world_size * item) == 0
+    assert 0 <= size - cut < world_size * item
 
 
-def test_what_each_operation_must_give_on_two_ranks() -> None:
-    first = {name: expectation(name, 2).tolist() for name in FOUR}
-    assert first["all_reduce"] == [1.5] * 48
-    assert first["all_gather"] == [1.0] * 24 + [2.0] * 24
-    assert first["reduce_scatter"] == [1.5] * 24
-    assert first["broadcast"] == [1.0] * 48
+def test_expected_results_on_two_ranks() -> None:
+    found = {name: expected_result(name, 2).tolist() for name in FOUR}
+    assert found["all_reduce"] == [1.5] * 48
+    assert found["all_gather"] == [1.0] * 24 + [2.0] * 24
+    assert found["reduce_scatter"] == [1.5] * 24
+    assert found["broadcast"] == [1.0] * 48
 
 
-def test_every_operation_size_and_format_is_a_case(alone: None, cpu: torch.device) -> None:
-    outcome = measure(collectives_point(), cpu)
-    rows = outcome.data["cases"]
-    assert [(row["operation"], row["dtype"]) for row in rows] == [
-        (operation, dtype) for operation in FOUR for dtype in ("fp32", "bf16")
+def by_operation(records: Any) -> dict[str, Record]:
+    return {record["labels"]["operation"]: record for record in records}
+
+
+def test_every_operation_dtype_and_size_is_a_record(alone: None) -> None:
+    outcome = measure(collectives_point(), CPU)
+    assert [record["labels"] for record in outcome.measurements] == [
+        {"operation": operation, "dtype": dtype, "bytes": MIB}
+        for operation in FOUR
+        for dtype in ("fp32", "bf16")
     ]
-    for row in rows:
-        assert row["size_bytes"] == MIB
-        assert MIN_SAMPLES <= row["n"] == len(row["samples_ms"])
-        assert len(row["rank_median_ms"]) == 1
-    assert list(outcome.measurements) == ["all_reduce fp32 1 MiB"]
+    for record, ranks in zip(outcome.measurements, outcome.data["rank_median_ms"], strict=True):
+        assert MIN_SAMPLES <= record["n"] == len(record["samples"])
+        assert record["labels"] == {key: ranks[key] for key in record["labels"]}
+        assert len(ranks["ms"]) == 1
 
 
-def test_a_wrong_operation_gets_no_time(
-    alone: None, cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forgetful(whole: Tensor, part: Tensor) -> Any:
+def test_a_wrong_result_fails_the_point(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(whole: Tensor, part: Tensor) -> Any:
         return lambda: torch.zeros_like(whole)
 
-    monkeypatch.setitem(collectives.OPERATIONS, "broadcast", forgetful)
-    with pytest.raises(RuntimeError, match=r"broadcast of fp32 on 1 ranks gives \[0\.0"):
-        measure(collectives_point(), cpu)
+    monkeypatch.setitem(collectives.OPERATIONS, "broadcast", zeros)
+    with pytest.raises(RuntimeError, match="broadcast of fp32"):
+        measure(collectives_point(), CPU)
 
 
-def test_an_operation_that_the_backend_refuses_says_so_in_its_rows(
-    alone: None, cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+def test_an_operation_that_the_backend_refuses_is_unsupported(
+    alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(whole: Tensor, part: Tensor) -> Any:
         raise RuntimeError("gloo has no\nreduce_scatter")
 
     monkeypatch.setitem(collectives.OPERATIONS, "reduce_scatter", refused)
-    rows = measure(collectives_point(dtypes=["fp32"]), cpu).data["cases"]
-    reasons = {row["operation"]: row.get("reason") for row in rows}
-    assert reasons["reduce_scatter"] == "gloo has no reduce_scatter"
-    assert reasons["all_reduce"] is None
+    found = by_operation(measure(collectives_point(dtypes=["fp32"]), CPU).measurements)
+    assert found["reduce_scatter"]["status"] == "unsupported"
+    assert found["reduce_scatter"]["reason"] == "gloo has no reduce_scatter"
+    assert found["all_reduce"]["status"] == "ok"
 
 
-def test_cases_after_the_time_is_up_are_not_begun(alone: None, cpu: torch.device) -> None:
-    rows = measure(collectives_point(time_cap_s=1e-9), cpu).data["cases"]
-    assert {row["reason"] for row in rows} == {"the job's time was up"}
-    assert headline(rows, collectives_point()) == {}
+def test_cases_after_the_time_is_up_have_a_reason(alone: None) -> None:
+    outcome = measure(collectives_point(time_cap_s=1e-9), CPU)
+    assert {record["status"] for record in outcome.measurements} == {"unsupported"}
+    assert all(record["reason"] for record in outcome.measurements)
+    assert outcome.data["rank_median_ms"] == []
 
 
-def test_a_case_too_long_for_what_is_left_is_not_begun(alone: None, cpu: torch.device) -> None:
-    job = collectives.Job(cpu, time_cap_s=10.0)
-    job.take(Case("all_reduce", "fp32", 4096), cases_left=1)
-    row = job.take(Case("all_reduce", "fp32", 2**60), cases_left=1)
-    assert row["reason"].startswith("3 repetitions take about ")
-    assert "samples_ms" not in row
-    assert no_time(2.5, 1.0) == "3 repetitions take about 3 s, 2.5 s were left"
-    assert no_time(2.0, 0.5) == "5 repetitions take about 2.5 s, 2 s were left"
+def test_a_case_too_long_for_the_time_left_is_skipped(alone: None) -> None:
+    job = collectives.Job(CPU, time_cap_s=60.0)
+    assert not isinstance(job.time(Case("all_reduce", "fp32", 4096), cases_left=1), str)
+    assert isinstance(job.time(Case("all_reduce", "fp32", 2**60), cases_left=1), str)
 
 
-def test_the_headline_is_the_largest_case_of_the_first_operation() -> None:
-    times = {"samples_ms": [2.0], "clock": "host", "cache": "warm", "stopped": "1 sample"}
-    rows = [
-        Case("all_reduce", "fp32", MIB).row(**times),
-        Case("all_reduce", "fp32", 4 * MIB).row(**times),
-        Case("all_reduce", "fp32", 16 * MIB).row(reason="no time"),
-        Case("all_gather", "fp32", 64 * MIB).row(**times),
-    ]
-    assert list(headline(rows, collectives_point())) == ["all_reduce fp32 4 MiB"]
-
-
-def test_ranks_tell_each_other_their_numbers(alone: None, cpu: torch.device) -> None:
-    assert gather_floats([1.5, 2.5], cpu) == [[1.5, 2.5]]
-    assert largest(3.0, cpu) == 3.0
+@pytest.mark.parametrize(
+    ("left_s", "each_s", "skipped"),
+    [(2.5, 1.0, True), (3.0, 1.0, False), (2.0, 0.5, True), (2.5, 0.5, False), (0.0, 0.0, True)],
+)
+def test_the_minimum_number_of_repetitions_must_fit(
+    left_s: float, each_s: float, skipped: bool
+) -> None:
+    assert bool(why_skipped(left_s, each_s)) is skipped
 
 
 @pytest.mark.parametrize(
@@ -159,9 +155,8 @@ def test_ranks_tell_each_other_their_numbers(alone: None, cpu: torch.device) -> 
     ],
     ids=["settled", "enough", "too slow"],
 )
-def test_repetitions_end_when_settled_or_capped_but_never_below_the_fewest(
+def test_repetitions_end_when_settled_or_capped_but_never_below_the_minimum(
     alone: None,
-    cpu: torch.device,
     monkeypatch: pytest.MonkeyPatch,
     deviation: float,
     cap_s: float,
@@ -177,7 +172,7 @@ def test_repetitions_end_when_settled_or_capped_but_never_below_the_fewest(
 
     times = time_on_all_ranks(
         run,
-        device=cpu,
+        device=CPU,
         warmup=1,
         min_samples=3,
         max_samples=7,
@@ -187,3 +182,101 @@ def test_repetitions_end_when_settled_or_capped_but_never_below_the_fewest(
     assert len(calls) == len(times.slowest.samples_ms) + 1
     assert times.slowest.stopped.startswith(stopped)
     assert n <= len(times.slowest.samples_ms) <= 7
+
+
+# The page
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 10), st.floats(1e3, 1e7))
+def test_the_fit_recovers_latency_and_bandwidth(latency: float, per_ms: float) -> None:
+    sizes = [2.0**power for power in range(20, 31, 2)]
+    found = page.fit_line(sizes, [latency + size / per_ms for size in sizes])
+    assert found[0] == pytest.approx(latency, rel=1e-3)
+    assert found[1] == pytest.approx(per_ms, rel=1e-3)
+    assert found[2] < 1e-6
+
+
+def test_a_latency_is_never_negative() -> None:
+    latency, per_ms, worst = page.fit_line([1e6, 2e6, 4e6], [1.0, 3.0, 7.0])
+    assert latency == 0
+    assert per_ms > 0
+    assert worst > 0.1
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "factor"),
+    [("all_reduce", 2, 1.0), ("all_reduce", 4, 1.5), ("all_gather", 4, 0.75), ("broadcast", 8, 1)],
+)
+def test_bus_bandwidth_follows_nccl_tests(operation: str, ranks: int, factor: float) -> None:
+    assert page.bus_factor(operation, ranks) == pytest.approx(factor)
+
+
+def exchange(latency: float, per_ms: float, dtype: str = "fp32") -> list[Record]:
+    """All-reduce times on an exact line; reduce-scatter was skipped."""
+    labels = {"dtype": dtype}
+    return [
+        *(
+            time_record(
+                [latency + size * MIB / per_ms] * 3,
+                operation="all_reduce",
+                bytes=size * MIB - 4,  # as rounded down for some number of ranks
+                **labels,
+            )
+            for size in (1, 16, 256, 1024)
+        ),
+        without_value(
+            "time", "unsupported", "no time", operation="reduce_scatter", bytes=MIB, **labels
+        ),
+    ]
+
+
+def chapter_of(tmp_path: Path, *, gpus: bool) -> Chapter:
+    results = [
+        result(
+            {"placement": "cpu", "world_size": 4},
+            [*exchange(0.5, 1e6), *exchange(0.5, 5e5, "bf16")],
+            chapter="collectives",
+            data=group(4),
+        ),
+        result(
+            {"placement": "own_gpu", "world_size": 2},
+            exchange(0.02, 1e8) if gpus else (),
+            chapter="collectives",
+            status="ok" if gpus else "unsupported",
+            reason=None if gpus else "needs 2 GPUs, 1 found",
+            data=group(2, gpus=2) if gpus else {},
+        ),
+    ]
+    return build_chapter("collectives", page, written(tmp_path / "results", results))
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_groups_are_named_as_they_reported_themselves(tmp_path: Path, gpus: bool) -> None:
+    chapter = chapter_of(tmp_path, gpus=gpus)
+    facts = chapter.facts
+    names = ["4 CPU ranks over gloo"]
+    assert [g["ranks"] for g in facts["groups"]] == ["2 GPUs over NCCL"] * gpus + names
+    assert [g["world_size"] for g in facts["not_started"]] == [2] * (not gpus)
+    slow = facts["groups"][-1]
+    assert slow["latency"] == pytest.approx(0.5, rel=1e-2)
+    assert slow["bandwidth"] == pytest.approx(1.5, rel=1e-2)  # 1 GB/s, and 3/2 on the bus
+    assert slow["size"] == "1 GiB"
+    assert chapter.value(quantity="algbw", mib=1024, dtype="fp32", ranks=names[0]) == pytest.approx(
+        1.0, rel=1e-2
+    )
+    assert len(chapter.compare["bf16"].slower) == 4
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_pages_render(tmp_path: Path, gpus: bool) -> None:
+    front, body = render(chapter_of(tmp_path, gpus=gpus), tmp_path)
+    assert "| 256 MiB |" in front
+    assert "unsupported: no time" in body
+    assert ("needs 2 GPUs" in body) is not gpus
+
+
+def test_pages_render_without_a_result(tmp_path: Path) -> None:
+    results = written(tmp_path / "results", [], missing=[collectives_point()])
+    for page_text in render(build_chapter("collectives", page, results), tmp_path):
+        assert "|" not in page_text.split("Provenance")[0]

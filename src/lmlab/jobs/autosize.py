@@ -1,21 +1,23 @@
-"""Which size of model a job is measured with: the largest that fits and keeps its step short.
+"""Chooses the model size a job is measured with: the largest that fits and keeps its step short.
 
-Links differ by a factor of a thousand. Eight gigabytes of gradients are tens of milliseconds
-between GPUs with links of their own and many seconds between processes that talk through the host,
-so a study cannot name one size for all machines. It names several, largest first, and a limit for
-the step. A size is left out by arithmetic where that suffices, before anything is built: memory
-from the cost model, time from its gradient's bytes over a bandwidth that is measured first. What
-arithmetic cannot rule out is tried with a real step. Why a larger size was left is kept.
+Links differ by a factor of a thousand: eight gigabytes of gradients take tens of milliseconds
+between GPUs with NVLink and many seconds between processes that communicate through the host. So a
+study names several sizes, largest first, and a limit for the step. Where arithmetic suffices, a
+size is left out before anything is built: memory by the cost model, time by the bytes of its
+gradient over a bandwidth that is measured first. Otherwise a real step is tried. The reason why a
+larger size was left out is recorded.
 
 All ranks decide on the same numbers: the least free memory, the slowest step.
+
+Records: `size` with a `purpose`, and without a value for each `candidate` that was left out;
+`all_reduce_bandwidth` (tensor bytes over time), `trial_step`, `over_limit`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import psutil
 import torch
@@ -25,17 +27,18 @@ from lmlab.jobs.rank_work import Candidate, release
 from lmlab.jobs.workload import OWN_ATTENTION
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import synchronize
+from lmlab.measure.records import Record, value, without_value
 from lmlab.model import cost, footprint
 
 GIB = 2**30
 PROBE_BYTES = 32 * 2**20
 PROBES = 3
-USABLE = 0.9  # of the memory that is free: allocators round, libraries take their own
+USABLE = 0.9  # of free memory: allocators round up, and libraries need some
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A size that was not taken, in words."""
+    """A size that was not chosen."""
 
     size: str
     reason: str
@@ -43,24 +46,29 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The size taken and what led to it."""
+    """The chosen size and the reasons for it."""
 
     candidate: Candidate
     all_reduce_gb_per_s: float
     """Bytes of a tensor over the time its all-reduce takes."""
-    step_s: float | None
-    """The trial's step on the slowest rank; None where nothing had to be tried."""
+    step_s: float | None = None
+    """The trial step on the slowest rank; None if none was tried."""
     over_limit: bool = False
     left_out: list[LeftOut] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "size": self.candidate.size,
-            "all_reduce_gb_per_s": self.all_reduce_gb_per_s,
-            "step_s": self.step_s,
-            "over_limit": self.over_limit,
-            "left_out": [asdict(one) for one in self.left_out],
-        }
+    def records(self, purpose: str) -> list[Record]:
+        """The choice, for what it was made, and what was left out."""
+        chosen = [value("size", self.candidate.size, "", purpose=purpose)]
+        chosen += [
+            without_value("size", "unsupported", one.reason, purpose=purpose, candidate=one.size)
+            for one in self.left_out
+        ]
+        chosen.append(
+            value("all_reduce_bandwidth", self.all_reduce_gb_per_s, "GB/s", purpose=purpose)
+        )
+        if self.step_s is not None:
+            chosen.append(value("trial_step", self.step_s * 1e3, "ms", purpose=purpose))
+        return [*chosen, value("over_limit", self.over_limit, "", purpose=purpose)]
 
 
 def choose(
@@ -74,8 +82,8 @@ def choose(
 ) -> Choice:
     """The first size that fits and whose step stays under the limit; else the last.
 
-    `copies` of the weights are kept beside what a train step needs; a step sends at least
-    `messages` times the bytes of the gradient. `try_step` gives a step's seconds on this rank.
+    The job needs `copies` of the weights on top of a training step; a step sends at least
+    `messages` times the bytes of the gradient. `try_step` returns a step's seconds on this rank.
     """
     rate = bandwidth(device)
     left_out: list[LeftOut] = []
@@ -100,8 +108,24 @@ def choose(
     raise MemoryError(f"no size fits: {left_out[-1].size} {left_out[-1].reason}")
 
 
+def largest_that_fits(
+    sizes: Sequence[Candidate], device: torch.device, *, limit_s: float
+) -> Choice:
+    """The first size that arithmetic does not rule out, without a trial; else the last."""
+    rate = bandwidth(device)
+    left_out: list[LeftOut] = []
+    for candidate in sizes:
+        reason = why_too_large(candidate, device, copies=1) or why_too_slow(
+            candidate, rate, messages=1, limit_s=limit_s
+        )
+        if reason is None or candidate is sizes[-1]:
+            break
+        left_out.append(LeftOut(candidate.size, reason))
+    return Choice(candidate=candidate, all_reduce_gb_per_s=rate / 1e9, left_out=left_out)
+
+
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second of an all-reduce between these ranks, the same number on all of them."""
+    """Bytes per second of an all-reduce between these ranks, the same number on all of them."""
     buffer = torch.ones(PROBE_BYTES // 4, device=device)
     seconds = []
     for _ in range(PROBES):
@@ -116,9 +140,9 @@ def bandwidth(device: torch.device) -> float:
 def why_too_slow(
     candidate: Candidate, rate: float, *, messages: float, limit_s: float
 ) -> str | None:
-    """A reason if sending the gradient alone takes longer than a step may."""
+    """The reason, if sending the gradient alone takes longer than a step may."""
     if not candidate.workload.is_ours:
-        return None  # nobody has counted its parameters, so it is tried
+        return None  # its parameters are unknown, so it is tried
     parameters = cost.parameter_count(candidate.workload.shape).total
     least_s = messages * footprint.FP32 * parameters / rate
     if least_s <= limit_s:
@@ -130,7 +154,7 @@ def why_too_slow(
 
 
 def why_too_large(candidate: Candidate, device: torch.device, *, copies: float) -> str | None:
-    """A reason if the cost model puts the ranks of one device over its free memory."""
+    """The reason, if the cost model puts the ranks of one device over its free memory."""
     needed = needed_bytes(candidate, device, copies=copies)
     if needed is None:
         return None
@@ -138,12 +162,12 @@ def why_too_large(candidate: Candidate, device: torch.device, *, copies: float) 
     free = across_ranks.min_over_ranks(free_bytes(device))
     if needed * sharing <= USABLE * free:
         return None
-    whom = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"
-    return f"{whom} about {needed * sharing / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
+    who = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"
+    return f"{who} about {needed * sharing / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
 
 
 def needed_bytes(candidate: Candidate, device: torch.device, *, copies: float) -> float | None:
-    """A train step's peak and the copies beside it; None for a model nobody has counted."""
+    """Peak of a training step plus the copies; None for a model that the cost model lacks."""
     workload = candidate.workload
     if not workload.is_ours or workload.attention != OWN_ATTENTION:
         return None
@@ -157,7 +181,7 @@ def needed_bytes(candidate: Candidate, device: torch.device, *, copies: float) -
 
 
 def free_bytes(device: torch.device) -> float:
-    """What can still be taken on the device."""
+    """What can still be allocated on the device."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     return float(psutil.virtual_memory().available)

@@ -16,7 +16,7 @@ from lmlab.study.points import Point
 
 def chapters() -> list[str]:
     """The names of all chapters."""
-    return sorted(module.name for module in iter_modules(lmlab.chapters.__path__))
+    return sorted(m.name for m in iter_modules(lmlab.chapters.__path__) if m.ispkg)
 
 
 def points_of(study: Study, chapter: str) -> list[Point]:

@@ -1,19 +1,23 @@
-"""A rank's memory at four moments of its first train step.
+"""Memory of every rank at four stages of its first training step.
 
-    initialised      the model, its wrapper and its optimizer exist
-    after_forward    what autograd keeps for backward is added
-    before_step      that is gone, gradients are there
-    after_step       the optimizer has made its state
+    initialized      the model, its wrapper and its optimizer exist
+    after_forward    plus activations, which autograd keeps for backward
+    before_step      activations are freed, gradients exist
+    after_step       plus the optimizer's state, created in its first step
 
-Each arm is built, taken through the step and torn down by itself, so that a reading holds nothing
-of another arm. The first step is the one that counts: an optimizer makes its state in it, and so it
-shows what the state costs. Peaks are those of forward with backward, and of the optimizer's step,
-where the device counts them.
+Each variant is built, stepped and torn down alone, so that a reading contains nothing of another
+variant. Peaks are those of forward with backward, and of the optimizer step; a CPU has no such
+counter.
+
+Records: `allocated` per variant, stage and rank; of the rank that has allocated most, `memory` per
+category, `reserved` (kept by the allocator) and `device_memory` (as the device reports it, for the
+`scope` it can tell apart: process or device); `peak_memory` per variant, phase and rank;
+`expected_memory` per category, by the cost model for an unsharded rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,23 +28,24 @@ from lmlab.jobs.rank_work import RankWork
 from lmlab.jobs.workload import OWN_ATTENTION, Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.rank_memory import SavedActivations, gradients, optimizer_tensors, read_memory
+from lmlab.measure.records import Record, value
 from lmlab.model import footprint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model in training: what a step needs, and where its memory lies."""
+    """A model in training: what a step needs, and where its memory is."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     finish: Callable[[], None]
     """Called between backward and the optimizer."""
     state: Callable[[], Mapping[Any, Any]]
-    """What the optimizer remembers on this rank."""
+    """The optimizer's state on this rank."""
     buffers: Callable[[], Iterable[Tensor]] = tuple
-    """Memory that is there for gradients even when there are none."""
+    """Memory reserved for gradients even when there are none."""
 
-    def parts(self) -> dict[str, Iterable[Tensor]]:
+    def categories(self) -> dict[str, Iterable[Tensor]]:
         """Tensors by what they are for."""
         parameters = list(self.model.parameters())
         return {
@@ -49,51 +54,84 @@ class Training:
             "optimizer_state": optimizer_tensors(self.state()),
         }
 
-    def step(self, work: RankWork) -> float:
-        """One train step; its loss."""
+    def step(self, work: RankWork) -> Tensor:
+        """One training step; its loss, which is not read: that would wait for the device."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = work.loss(self.model)
         loss.backward()
         self.finish()
         self.optimizer.step()
-        return float(loss.detach())
+        return loss.detach()
 
 
 def first_step(training: Training, work: RankWork) -> dict[str, Any]:
-    """Memory of this rank at every moment of a first step, peaks, and its loss."""
+    """Memory of this rank at every stage of a first step, its peaks, and its loss."""
     device = work.device
-    moments = {"initialised": read_memory(device, training.parts())}
+    stages = {"initialized": read_memory(device, training.categories())}
     reset_peak_memory(device)
     saved = SavedActivations([*training.model.buffers(), work.tokens, work.targets])
     with saved.counting():
         loss = work.loss(training.model)
-    moments["after_forward"] = read_memory(device, training.parts(), activations=saved.nbytes)
-    value = float(loss.detach())
+    stages["after_forward"] = read_memory(device, training.categories(), activations=saved.nbytes)
+    loss_value = float(loss.detach())
     loss.backward()
     del loss
     training.finish()
-    moments["before_step"] = read_memory(device, training.parts())
+    stages["before_step"] = read_memory(device, training.categories())
     peaks = {"forward_backward": peak_memory_bytes(device)}
     reset_peak_memory(device)
     training.optimizer.step()
-    moments["after_step"] = read_memory(device, training.parts())
+    stages["after_step"] = read_memory(device, training.categories())
     peaks["optimizer"] = peak_memory_bytes(device)
-    return {"moments": moments, "peaks_bytes": peaks, "loss": value}
+    return {"stages": stages, "peaks": peaks, "loss": loss_value}
 
 
-def expected_bytes(workload: Workload, device: torch.device) -> dict[str, int] | None:
-    """What the cost model says of one unsharded rank; None for a model that it does not know."""
+def memory_records(variant: str, ranks: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Records of what `first_step` returned on every rank."""
+    records = []
+    for stage in ranks[0]["stages"]:
+        labels = {"variant": variant, "stage": stage}
+        readings = [rank["stages"][stage] for rank in ranks]
+        allocated = [reading["allocated_bytes"] for reading in readings]
+        records += [
+            value("allocated", count, "B", **labels, rank=rank)
+            for rank, count in enumerate(allocated)
+        ]
+        fullest = allocated.index(max(allocated))
+        records += _fullest(readings[fullest], {**labels, "rank": fullest})
+    return records + [
+        value("peak_memory", peak, "B", variant=variant, phase=phase, rank=rank)
+        for rank, found in enumerate(ranks)
+        for phase, peak in found["peaks"].items()
+        if peak is not None
+    ]
+
+
+def _fullest(reading: Mapping[str, Any], labels: Mapping[str, Any]) -> list[Record]:
+    records = [
+        value("memory", count, "B", **labels, category=category)
+        for category, count in reading["parts_bytes"].items()
+    ]
+    if reading["reserved_bytes"] is not None:
+        records.append(value("reserved", reading["reserved_bytes"], "B", **labels))
+    scope = reading["device_scope"]
+    return [*records, value("device_memory", reading["device_bytes"], "B", **labels, scope=scope)]
+
+
+def expected_records(workload: Workload, device: torch.device) -> list[Record]:
+    """The cost model's memory of one unsharded rank; none for a model that it does not know."""
     if not workload.is_ours or workload.attention != OWN_ATTENTION:
-        return None
+        return []
     expected = footprint.memory(
         workload.shape,
         workload.precision.name,  # type: ignore[arg-type]
         "train_step",
         device="cuda" if device.type == "cuda" else "cpu",
     )
-    return {
+    categories = {
         "parameters": expected.parameters + expected.buffers,
         "gradients": expected.gradients,
         "optimizer_state": expected.optimizer_state,
         "activations": expected.activations + expected.autocast_weights,
     }
+    return [value("expected_memory", count, "B", category=n) for n, count in categories.items()]

@@ -1,11 +1,10 @@
-"""Time on several ranks: what one does is over when the slowest is done.
+"""Timing on several ranks: an operation takes as long as its slowest rank.
 
-A collective has no time of its own; each rank has one, from its call to its return. Ranks are let
-go together by a barrier before every repetition, each reads its own clock (no two processes' clocks
-are compared), and a repetition took as long as it took the slowest. Repetitions go on until the
-slowest rank's time has settled. All ranks must stop at the same one, or the next message finds
-nobody at the other end, so whatever decides is exchanged first: times of all ranks, and the longest
-time that one has been at it.
+A barrier before every repetition starts the ranks together. Each rank reads its own clock, from
+call to return; clocks of different processes are never compared. Repetitions continue until the
+time of the slowest rank has settled. All ranks must stop at the same repetition, or the next
+message would have no receiver, so everything that decides is exchanged first: the times of all
+ranks, and the longest elapsed time.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class RankTimes:
     slowest: Measurement
     """The slowest rank of each repetition."""
     rank_median_ms: tuple[float, ...]
-    """Each rank's own median, in the order of ranks."""
+    """The median of each rank."""
 
 
 def gather_floats(values: list[float], device: torch.device) -> list[list[float]]:
-    """What each rank gives, on every rank, in the order of ranks."""
-    # Gloo passes messages between hosts' memories; NCCL only between GPUs'.
+    """The values of all ranks, on every rank, in rank order."""
+    # Gloo sends from host memory, NCCL from GPU memory.
     home = device if dist.get_backend() == "nccl" else torch.device("cpu")
     mine = torch.tensor(values, dtype=torch.float64, device=home)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -62,9 +61,9 @@ def time_on_all_ranks(
     target_relative_deviation: float,
     time_cap_s: float,
 ) -> RankTimes:
-    """Repeat `run`, which every rank calls alike, until the slowest rank's time has settled.
+    """Repeat `run` on all ranks until the slowest rank's time has settled.
 
-    The caller pauses the garbage collector: emptying it anew takes longer than many an operation.
+    The caller pauses the garbage collector: a collection takes longer than many operations.
     """
     rule = StopRule(
         min_samples=min_samples,
@@ -79,7 +78,7 @@ def time_on_all_ranks(
     for _ in range(warmup):
         _sample_ms(run, device)
     while stopped is None:
-        # Exchanging after every repetition would cost as much as a quick one takes.
+        # Exchanging times after every repetition would cost as much as a quick one takes.
         quick = by_repetition and max(by_repetition[-1]) < QUICK_S * 1e3
         batch = min(QUICK_BATCH if quick else 1, max_samples - rule.n)
         mine = [_sample_ms(run, device) for _ in range(batch)]

@@ -1,15 +1,16 @@
 """What one rank of a data-parallel job computes: a model, its own part of the batch, a loss.
 
-Every rank starts from the same weights, as a seed gives them, and draws its own tokens, so that
-ranks have unlike gradients and averaging them is visible. The optimizer is PyTorch's AdamW for
-everybody: comparisons here are about communication, and the sharded variants of PyTorch take its
-own optimizers.
+All ranks start from the same seeded weights and draw their own tokens, so that their gradients
+differ and averaging them has an effect. The optimizer is `torch.optim.AdamW` for all variants:
+these chapters compare communication, and PyTorch's sharded variants take PyTorch's optimizers. The
+other chapters use the library's own AdamW.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 
 from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.workload import Workload, workload_of
+from lmlab.measure.clock import synchronize
 from lmlab.measure.precision import why_unsupported
 from lmlab.model.loss import cross_entropy
 from lmlab.study.points import Point
 
 # Far enough apart that no two ranks of neighbouring seeds draw the same tokens.
-SEEDS_APART = 10_007
+SEED_STRIDE = 10_007
+OPTIMIZER = "torch.optim.AdamW"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +43,11 @@ def candidates(point: Point, device: torch.device) -> list[Candidate]:
     """The sizes of a point, in the study's order; `Unsupported` if the precision is."""
     if reason := why_unsupported(str(point.parameters["precision"]), device):
         raise Unsupported(reason)
+    parameters = {**point.parameters, "mode": "train_step"}
     return [
         Candidate(
             size=shape["size"],
-            workload=workload_of(
-                Point(
-                    point.chapter,
-                    {**point.parameters, "mode": "train_step"},
-                    {**point.settings, **shape},
-                )
-            ),
+            workload=workload_of(Point(point.chapter, parameters, {**point.settings, **shape})),
         )
         for shape in point.settings["sizes"]
     ]
@@ -63,20 +61,20 @@ class RankWork:
     ) -> None:
         self.workload = workload
         self.device = device
-        seed = workload.seed + (SEEDS_APART * (1 + dist.get_rank()) if own_tokens else 0)
+        seed = workload.seed + (SEED_STRIDE * (1 + dist.get_rank()) if own_tokens else 0)
         self.tokens, self.targets = replace(workload, seed=seed).batch(device)
 
     def model(self) -> nn.Module:
-        """The model with the weights that its seed gives, the same on every rank."""
+        """The model with its seeded weights, the same on every rank."""
         return self.workload.build(self.device)
 
     def loss(self, model: nn.Module) -> Tensor:
-        """Loss of this rank's tokens."""
+        """Loss on this rank's tokens."""
         with self._autocast():
             return cross_entropy(model(self.tokens), self.targets)
 
     def adamw(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of every arm that has a plain one."""
+        """The optimizer of every variant that does not shard its state."""
         return torch.optim.AdamW(parameters)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -86,8 +84,20 @@ class RankWork:
         return torch.autocast(self.device.type, dtype=precision.dtype)
 
 
+def second_step_s(step: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a step when it runs for the second time: a trial that chooses the size."""
+    seconds = 0.0
+    for _ in range(2):
+        synchronize(device)
+        began = time.perf_counter()
+        step()
+        synchronize(device)
+        seconds = time.perf_counter() - began
+    return seconds
+
+
 def release(device: torch.device) -> None:
-    """Give back what was torn down: to the allocator, and from there to the device."""
+    """Return freed memory to the allocator, and from there to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

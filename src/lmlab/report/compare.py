@@ -59,7 +59,7 @@ def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
     """Rounds of one job: the mean log ratio of paired samples, with Student's t interval."""
     n = min(len(variant), len(baseline))
     logs = np.log(np.asarray(baseline[:n], float)) - np.log(np.asarray(variant[:n], float))
-    ratio = float(np.median(baseline) / np.median(variant))
+    ratio = math.exp(float(logs.mean()))
     return _interval(
         ratio, float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf, n - 1
     )

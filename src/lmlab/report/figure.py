@@ -89,6 +89,8 @@ class Figure:
     """End of a timeline's intervals."""
     dash: str | None = None
     """A field drawn as line style: solid, dashed, dotted."""
+    points: str | None = None
+    """The value of `dash` that is drawn as markers alone: measurements next to a fitted line."""
     rules: Mapping[str, float] = field(default_factory=dict)
     """Horizontal reference lines by label."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -248,15 +250,16 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
         styles = distinct(mine, [figure.dash]) if figure.dash else [(None,)]
         for (dash,), style in zip(styles, ("-", "--", ":", "-."), strict=False):
             line = mine if dash is None else select(mine, **{str(figure.dash): dash})
+            points = dash is not None and dash == figure.points
             names = [figure.label(v) for v in (value, dash) if v is not None]
             axes.plot(
                 _positions(figure.x, line, rows),
                 line[figure.y.field].astype(float),
                 color=colors[value],
-                linestyle=style,
-                marker="o" if figure.markers else None,
+                linestyle="" if points else style,
+                marker="o" if points or (figure.markers and not figure.points) else None,
                 markersize=4,
-                label=", ".join(names),
+                label=None if points else ", ".join(names[: 1 if figure.points else 2]),
             )
     _categories(figure.x, axes, rows)
 

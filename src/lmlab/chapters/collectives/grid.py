@@ -1,7 +1,7 @@
-"""Collectives: one job for every place that ranks can have and every number of them there.
+"""Collectives: one point per placement and world size.
 
-Operations, sizes and number formats are settings: a job goes through all of them, because starting
-the ranks takes longer than most exchanges.
+Operations, sizes and dtypes are settings: one job measures them all, because starting the ranks
+takes longer than most exchanges.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""How long each block waits for its weights in FSDP: a watch on the gathers of one model.
+"""How long each block of an FSDP model waits for its weights.
 
 A block is what is gathered in one message; an embedding or a head is one by itself. A gather that
-has ended before its block needs it costs nothing. Whether it has shows at one place, where the
-first layer of the block asks for its weights (`FSDPGroup.finish_gather`), and the cost is how long
-the device is then idle. On a GPU that is read from two CUDA events around the call, on the
-stream that computes: a host that waits and a stream that waits both show there, and so does the
-copy of each matrix out of the message. On a CPU it is the host's clock. A gather that is not even
-under way when its block asks (nothing was forecast, as in a first step) is waited for in full. One
-whose block ended forward and begins backward is there still, and not waited for at all.
+ends before its block needs the weights costs nothing. The wait happens in one place, where the
+first layer of the block asks for them (`FSDPGroup.finish_gather`). On a GPU it is measured with two
+CUDA events around the call, on the compute stream: they cover a waiting host, a waiting stream, and
+the copy of each matrix out of the message. On a CPU it is the host's clock. A gather that has not
+even started (in a first step there is no forecast) is waited for in full. The block that ends
+forward and begins backward keeps its weights and does not wait again.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from lmlab.parallel.hooks import in_backward
 
 FORWARD, BACKWARD = "forward", "backward"
 
-# A call that finds its weights there takes this long at most: longer is waiting.
-NO_WAIT_MS = 0.2
-
 
 @dataclass
 class GatherWatch:
@@ -41,11 +37,11 @@ class GatherWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time every wait while the context lasts."""
+        """Time every wait inside the context."""
         original = FSDPGroup.finish_gather
 
-        def timed(group: FSDPGroup) -> None:
-            self._time(group, original)
+        def timed(bundle: FSDPGroup) -> None:
+            self._time(bundle, original)
 
         FSDPGroup.finish_gather = timed  # type: ignore[method-assign, assignment]
         try:
@@ -54,10 +50,10 @@ class GatherWatch:
         finally:
             FSDPGroup.finish_gather = original  # type: ignore[method-assign]
 
-    def _time(self, group: FSDPGroup, finish: Callable[[FSDPGroup], None]) -> None:
-        key = (BACKWARD if in_backward() else FORWARD, group.name)
+    def _time(self, bundle: FSDPGroup, finish: Callable[[FSDPGroup], None]) -> None:
+        key = (BACKWARD if in_backward() else FORWARD, bundle.name)
         before = self._now()
-        finish(group)
+        finish(bundle)
         self._pending.append((key, before, self._now()))
 
     def _now(self) -> Any:
@@ -77,9 +73,6 @@ class GatherWatch:
             self.waits_ms.setdefault(key, []).append(waited)
         self._pending.clear()
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The median wait of each block, under `layer`, in each phase."""
-        return [
-            {"phase": phase, "layer": layer, "wait_ms": statistics.median(waits)}
-            for (phase, layer), waits in self.waits_ms.items()
-        ]
+    def medians(self) -> dict[tuple[str, str], float]:
+        """The median wait by phase and block."""
+        return {key: statistics.median(waits) for key, waits in self.waits_ms.items()}

@@ -1,15 +1,14 @@
-"""The arms of the FSDP comparison: how each is put together, and its first two steps alone.
+"""The variants of the FSDP comparison: how each is built, and its first two steps alone.
 
-PyTorch's `fully_shard` is cut at the members of the model's lists of blocks and at its root, the
-way its documentation cuts a Transformer. Whether it runs on a backend and device is for it to say:
-what it raises becomes the arm's reason, and the other arms go on. All ranks must agree on that, or
-one would wait for another that has given up.
+PyTorch's `fully_shard` wraps the members of the model's module lists and its root, as its
+documentation does for a Transformer. If it does not run on a backend or device, its error becomes
+the variant's reason and the other variants go on. All ranks must agree on that, or one would wait
+for another that has given up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,35 +26,30 @@ from lmlab.parallel.fsdp import FSDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 
 DDP, SHARDED, OURS, TORCH = "ddp", "ddp_sharded_optimizer", "fsdp", "torch_fully_shard"
-ARMS = (DDP, SHARDED, OURS, TORCH)
+
+Build = Callable[[str, RankWork], Training]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Builder:
-    """Makes an arm by its name."""
-
-    bucket_mb: float
-
-    def __call__(self, name: str, work: RankWork) -> Training:
-        makers: dict[str, Callable[[RankWork], Training]] = {
-            DDP: self._data_parallel,
-            SHARDED: self._with_sharded_optimizer,
-            OURS: _ours,
-            TORCH: _torch,
-        }
-        return makers[name](work)
-
-    def _data_parallel(self, work: RankWork) -> Training:
-        model = BucketedDDP(work.model(), self.bucket_mb)
-        optimizer = work.adamw(model.parameters())
-        return _replicated(model, optimizer)
-
-    def _with_sharded_optimizer(self, work: RankWork) -> Training:
-        model = BucketedDDP(work.model(), self.bucket_mb)
-        return _replicated(model, ShardedOptimizer(model.parameters(), torch.optim.AdamW))
+def builder(bucket_mb: float) -> Build:
+    """Builds a variant by name; data parallelism uses buckets of this size."""
+    makers: dict[str, Callable[[RankWork], Training]] = {
+        DDP: lambda work: _data_parallel(work, bucket_mb, work.adamw),
+        SHARDED: lambda work: _data_parallel(
+            work, bucket_mb, lambda parameters: ShardedOptimizer(parameters, torch.optim.AdamW)
+        ),
+        OURS: lambda work: _ours(work),
+        TORCH: lambda work: _torch(work),
+    }
+    return lambda name, work: makers[name](work)
 
 
-def _replicated(model: BucketedDDP, optimizer: torch.optim.Optimizer) -> Training:
+def _data_parallel(
+    work: RankWork,
+    bucket_mb: float,
+    optimizer_of: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
+) -> Training:
+    model = BucketedDDP(work.model(), bucket_mb)
+    optimizer = optimizer_of(model.parameters())
     return Training(
         model=model,
         optimizer=optimizer,
@@ -91,30 +85,29 @@ def _torch(work: RankWork) -> Training:
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The repeated parts of a model: members of its lists of modules."""
+    """The repeated parts of a model: the members of its module lists."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             yield from module
 
 
-def alone(name: str, build: Builder, work: RankWork) -> dict[str, Any]:
-    """Two steps of an arm by itself: memory of the first, losses of both, or why not."""
+def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, Any]] | str:
+    """Two steps of a variant alone on every rank: memory of the first and losses of both, or the
+    reason why it does not run here."""
     release(work.device)
+    own: dict[str, Any] = {}
+    reason = None
     try:
-        own, reason = two_steps(build(name, work), work), None
+        own = _two_steps(build(name, work), work)
     except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
         if name != TORCH or is_out_of_memory(error):
-            raise  # ours runs everywhere: that it does not is a failure of the whole point
-        own, reason = {}, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise  # ours must run everywhere: an error fails the whole point
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     reasons = [each for each in across_ranks.gather(reason) if each]
     release(work.device)
-    if reasons:
-        return {"status": "unsupported", "reason": reasons[0]}
-    return {"status": "ok", "reason": None, "ranks": across_ranks.gather(own)}
+    return reasons[0] if reasons else across_ranks.gather(own)
 
 
-def two_steps(training: Training, work: RankWork) -> dict[str, Any]:
-    """Memory at the moments of the first, losses of both."""
+def _two_steps(training: Training, work: RankWork) -> dict[str, Any]:
     first = first_step(training, work)
-    loss = first.pop("loss")
-    return {**first, "losses": [loss, training.step(work)]}
+    return {**first, "losses": [first["loss"], float(training.step(work))]}

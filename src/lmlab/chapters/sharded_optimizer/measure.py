@@ -1,22 +1,20 @@
-"""Sharded optimizer: what a rank saves by remembering only its share, and what a step then takes.
+"""Sharded optimizer: what a rank saves by keeping only its share of the state, and what it costs.
 
-Two questions, two halves of one job. **Memory** at four moments of a first step, for the plain
-optimizer, ours and PyTorch's ZeroRedundancyOptimizer, each built by itself. Every rank takes the
-same tokens there, so gradients agree without a message, and the largest size that fits is measured
-however slow the link is. After its step each arm must hold the weights that the plain optimizer
-has, or it gets no time. **Time** of the same three in rounds, at the largest size whose step stays
-short: they share one model and one data-parallel wrapper, and a step is cut where the optimizer
-begins, behind a barrier, so that its phase holds nobody's delay from before.
+**Memory** at four stages of a first step, for the plain optimizer, ours and PyTorch's
+ZeroRedundancyOptimizer, each built alone. All ranks use the same tokens here, so gradients agree
+without communication, and the largest size that fits can be measured however slow the link is.
+After the step each variant must have the weights of the plain optimizer, or it gets no time.
 
-`data`: `memory`: `size`, `left_out`, `expected` (the cost model's bytes), `owned_bytes` (of
-parameters, by rank, as ours deals them out), `arms`: `status`, `reason`, `ranks` (moments, peaks);
-`time`: `choice`, `gradient_bytes`, `parameters_total`, `arms`: `ranks_ms` and `optimizer_ms`, each
-a list a rank; `tf32`, `threads`.
+**Time** of the same three in alternating rounds, at the largest size whose step is short enough.
+They share one model and one data-parallel wrapper. A barrier separates the optimizer from what
+comes before, so that its time includes no earlier delay.
+
+Records, besides those of `autosize`, `memory_stages` and `rank_records`: `owned_bytes` (parameters
+that each rank updates with our optimizer), `loss` of the first step per variant and rank.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,32 +23,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lmlab.jobs.autosize import (
-    LeftOut,
-    bandwidth,
-    choose,
-    why_too_large,
-    why_too_slow,
-)
-from lmlab.jobs.memory_stages import Training, expected_bytes, first_step
+from lmlab.jobs.autosize import choose, largest_that_fits
+from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_work import (
-    Candidate,
-    RankWork,
-    candidates,
-    parameter_bytes,
-    release,
-)
+from lmlab.jobs.rank_records import round_records, take_turns, work_records
+from lmlab.jobs.rank_work import Candidate, RankWork, candidates, release, second_step_s
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.rounds import Rounds, interleave
+from lmlab.measure.records import Record, value, without_value
 from lmlab.parallel.ddp_overlapped import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
 
-Parameters = Iterator[nn.Parameter]
-Make = Callable[[Parameters], torch.optim.Optimizer]
+Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 PLAIN, OURS, TORCH = "replicated", "sharded", "torch_zero"
 OPTIMIZERS: dict[str, Make] = {
@@ -60,7 +46,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 TOLERANCE = 1e-4
 MEMORY_STEP_LIMIT_S = 15.0
-"""Memory is worth a slow step: one is enough, and its size does not depend on the link."""
+"""Memory is worth a slow step: one suffices, and it does not depend on the link."""
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 
 
@@ -68,162 +54,114 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, then time, of every optimizer on these ranks; called on each of them."""
     sizes = candidates(point, device)
     with tf32_allowed(sizes[0].workload.precision.tf32):
-        memory = measure_memory(sizes, device)
-        sound = [name for name, arm in memory["arms"].items() if arm["status"] == "ok"]
-        rounds, timing = measure_time(point, sizes, device, sound)
-        data = {
-            "memory": memory,
-            "time": timing,
-            "tf32": torch.get_float32_matmul_precision() != "highest",
-            "threads": torch.get_num_threads(),
-        }
-    return Outcome(measurements=measurements(rounds), data=data)
+        memory, failed = measure_memory(sizes, device)
+        correct = [name for name in OPTIMIZERS if name not in failed]
+        times = measure_time(point, sizes, device, correct)
+    failures = [
+        without_value("time", "failed", reason, variant=name, phase="total")
+        for name, reason in failed.items()
+    ]
+    return Outcome(measurements=[*times, *failures, *memory])
 
 
-def measurements(rounds: Rounds) -> dict[str, Any]:
-    """The optimizer's phase of every arm, and the whole step beside it."""
-    return {
-        **{name: rounds.slowest(name, OPTIMIZER) for name in rounds.samples_ms},
-        **{f"{name}_step": rounds.slowest(name) for name in rounds.samples_ms},
-    }
-
-
-def measure_memory(sizes: list[Candidate], device: torch.device) -> dict[str, Any]:
-    """The moments of every optimizer at the largest size that fits."""
-    candidate, left_out = largest_that_fits(sizes, device)
-    work = RankWork(candidate.workload, device, own_tokens=False)
-    found = {name: moments_of(make, work) for name, make in OPTIMIZERS.items()}
-    return {
-        "size": candidate.size,
-        "left_out": [vars(one) for one in left_out],
-        "expected": expected_bytes(candidate.workload, device),
-        "owned_bytes": found[OURS]["ranks"][0]["owned_bytes"],
-        "arms": {name: judged(arm, found[PLAIN]) for name, arm in found.items()},
-    }
-
-
-def largest_that_fits(
+def measure_memory(
     sizes: list[Candidate], device: torch.device
-) -> tuple[Candidate, list[LeftOut]]:
-    """The first size that has room and comes back from its step in time; else the last."""
-    rate = bandwidth(device)
-    left_out: list[LeftOut] = []
-    for candidate in sizes[:-1]:
-        reason = why_too_large(candidate, device, copies=1) or why_too_slow(
-            candidate, rate, messages=1, limit_s=MEMORY_STEP_LIMIT_S
-        )
-        if reason is None:
-            return candidate, left_out
-        left_out.append(LeftOut(candidate.size, reason))
-    return sizes[-1], left_out
+) -> tuple[list[Record], dict[str, str]]:
+    """Records of every optimizer at the largest size that fits, and which are wrong and why."""
+    choice = largest_that_fits(sizes, device, limit_s=MEMORY_STEP_LIMIT_S)
+    work = RankWork(choice.candidate.workload, device, own_tokens=False)
+    found = {name: first_steps(make, work) for name, make in OPTIMIZERS.items()}
+    records = [*choice.records("memory"), *expected_records(work.workload, device)]
+    failed = {}
+    for name, ranks in found.items():
+        records += memory_records(name, ranks)
+        records += [
+            value("loss", own["loss"], "", variant=name, rank=rank)
+            for rank, own in enumerate(ranks)
+        ]
+        if reason := why_wrong(ranks, found[PLAIN][0]["digest"]):
+            failed[name] = reason
+    owned = enumerate(found[OURS][0]["owned_bytes"])
+    records += [value("owned_bytes", count, "B", rank=rank) for rank, count in owned]
+    return records, failed
 
 
-def moments_of(make: Make, work: RankWork) -> dict[str, Any]:
-    """One optimizer's first step on every rank, and a digest of the weights after it."""
+def first_steps(make: Make, work: RankWork) -> list[dict[str, Any]]:
+    """One optimizer's first step on every rank, with a digest of the weights after it."""
     release(work.device)
-    own = own_moments(make, work)
+    own = _first_step(make, work)
     release(work.device)
-    return {"ranks": across_ranks.gather(own)}
+    return across_ranks.gather(own)
 
 
-def own_moments(make: Make, work: RankWork) -> dict[str, Any]:
-    """The same on this rank; model and optimizer are gone when it returns."""
+def _first_step(make: Make, work: RankWork) -> dict[str, Any]:
     model = work.model()
     optimizer = make(model.parameters())
+    # PyTorch's sharded optimizer wraps one that holds the state of this rank.
+    inner = getattr(optimizer, "optim", optimizer)
     training = Training(
         model=model,
         optimizer=optimizer,
-        finish=lambda: None,  # same tokens, same gradients
-        state=lambda: state_of(optimizer),
+        finish=lambda: None,  # the same tokens give the same gradients
+        state=lambda: inner.state,
     )
-    owner = optimizer if isinstance(optimizer, ShardedOptimizer) else None
+    owner = optimizer.ownership if isinstance(optimizer, ShardedOptimizer) else None
     return {
         **first_step(training, work),
-        "owned_bytes": owner.ownership.bytes_by_rank if owner else None,
+        "owned_bytes": owner.bytes_by_rank if owner else None,
         "digest": weights_digest(model),
     }
 
 
-def state_of(optimizer: torch.optim.Optimizer) -> Any:
-    """What an optimizer remembers on this rank; PyTorch's keeps it in one that it wraps."""
-    inner = getattr(optimizer, "optim", optimizer)
-    return inner.state
-
-
 def weights_digest(model: nn.Module) -> list[float]:
-    """Two lengths of each parameter: a weight that missed its update shows, and nothing is copied.
+    """Two norms of each parameter: they reveal a missed update without copying weights.
 
-    Not its sum: the first step of AdamW moves every weight by the same amount up or down, and where
-    a gradient is next to zero the last bit decides which.
+    Not the sum: AdamW's first step moves every weight up or down by the same amount, and where a
+    gradient is almost zero, rounding decides which.
     """
     with torch.no_grad():
-        numbers = [
-            torch.linalg.vector_norm(p, order) for p in model.parameters() for order in (1, 2)
-        ]
-        digest: list[float] = torch.stack(numbers).double().tolist()
+        norms = [torch.linalg.vector_norm(p, order) for p in model.parameters() for order in (1, 2)]
+        digest: list[float] = torch.stack(norms).double().tolist()
     return digest
 
 
-def judged(arm: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """Whether an arm's ranks hold the weights that the plain optimizer has."""
-    off = across_ranks.max_error(
-        abs(found - expected) / (expected or 1.0)
-        for rank in arm["ranks"]
-        for found, expected in zip(rank["digest"], plain["ranks"][0]["digest"], strict=True)
+def why_wrong(ranks: list[dict[str, Any]], expected: list[float]) -> str | None:
+    """The reason, if a rank's weights after the step are not those of the plain optimizer."""
+    error = across_ranks.max_error(
+        abs(found - norm) / (norm or 1.0)
+        for rank in ranks
+        for found, norm in zip(rank["digest"], expected, strict=True)
     )
-    failed = off > TOLERANCE
-    reason = f"weights after a step are off by {off:.2g}, allowed is {TOLERANCE:g}"
-    kept = ("moments", "peaks_bytes", "loss")
-    return {
-        "status": "failed" if failed else "ok",
-        "reason": reason if failed else None,
-        "ranks": [{key: rank[key] for key in kept} for rank in arm["ranks"]],
-    }
+    if error <= TOLERANCE:
+        return None
+    return f"weights after a step are off by {error:.2g}, {TOLERANCE:g} is allowed"
 
 
 def measure_time(
     point: Point, sizes: list[Candidate], device: torch.device, names: list[str]
-) -> tuple[Rounds, dict[str, Any]]:
+) -> list[Record]:
     """Rounds of whole steps with every optimizer in turn, at the largest size that is quick."""
     bucket_mb = point.settings["bucket_mb"]
     choice = choose(
         sizes,
         device,
         limit_s=point.settings["step_limit_s"],
-        copies=4,  # state of the sharded ones, and messages under way
-        messages=1.5,  # gradients go both ways, parameters one
+        copies=4,  # state of the sharded ones, and messages in flight
+        messages=1.5,  # gradients travel twice, parameters once
         try_step=lambda candidate: trial_s(candidate, device, bucket_mb),
     )
     work = RankWork(choice.candidate.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
-    arms = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
-    rounds = interleave(
-        {name: step_with(optimizer, model, work) for name, optimizer in arms.items()},
-        device=device,
-        warmup=point.settings["warmup"],
-        rounds=point.settings["rounds"],
-        time_cap_s=point.settings["time_cap_s"],
-    )
-    return rounds, {
-        "choice": choice.to_json(),
-        "step_limit_s": point.settings["step_limit_s"],
-        "parameters_total": sum(p.numel() for p in model.parameters()),
-        "gradient_bytes": parameter_bytes(model),
-        "tokens_per_rank": work.workload.shape.tokens,
-        "arms": {
-            name: {
-                "ranks_ms": rounds.samples_ms[name]["total"],
-                "optimizer_ms": rounds.samples_ms[name][OPTIMIZER],
-            }
-            for name in names
-        },
-    }
+    optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
+    steps = {name: step_with(optimizer, model, work) for name, optimizer in optimizers.items()}
+    records = round_records(take_turns(steps, point, device), (OPTIMIZER, "total"))
+    return [*records, *choice.records("time"), *work_records(work, model)]
 
 
 def step_with(
     optimizer: torch.optim.Optimizer, model: BucketedDDP, work: RankWork
 ) -> Callable[[PhaseClock], None]:
-    """A train step that ends in this optimizer."""
+    """A training step with this optimizer."""
 
     def step(clock: PhaseClock) -> None:
         with clock.phase(GRADIENTS):
@@ -240,14 +178,8 @@ def step_with(
 
 
 def trial_s(candidate: Candidate, device: torch.device, bucket_mb: float) -> float:
-    """Seconds of a step with our sharded optimizer, the second time it runs."""
+    """Seconds of a step with our sharded optimizer."""
     work = RankWork(candidate.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     step = step_with(OPTIMIZERS[OURS](model.module.parameters()), model, work)
-    seconds = 0.0
-    for _ in range(2):
-        began = time.perf_counter()
-        step(PhaseClock(device))
-        synchronize(device)
-        seconds = time.perf_counter() - began
-    return seconds
+    return second_step_s(lambda: step(PhaseClock(device)), device)

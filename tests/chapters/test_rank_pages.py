@@ -1,0 +1,266 @@
+"""Pages of the chapters on several ranks: what they compute from records, and that every branch
+renders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmlab.chapters.data_parallel import page as data_parallel
+from lmlab.chapters.fsdp import page as fsdp
+from lmlab.chapters.rank_page import describe
+from lmlab.chapters.sharded_optimizer import page as sharded_optimizer
+from lmlab.jobs.memory_stages import memory_records
+from lmlab.measure.records import Record, value, without_value
+from lmlab.report.page import Chapter, build_chapter
+from lmlab.study.points import Point
+from tests.chapters.rank_results import group, render
+from tests.report.study import result, time_record, written
+
+PAGES: dict[str, ModuleType] = {
+    "data_parallel": data_parallel,
+    "sharded_optimizer": sharded_optimizer,
+    "fsdp": fsdp,
+}
+MIB = 2**20
+SETTINGS = {"step_limit_s": 2.0, "rounds": 4, "torch_bucket_mb": 25.0, "bucket_mb": 25.0}
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "other")
+
+
+def common(*purposes: str) -> list[Record]:
+    records = [value("optimizer", "torch.optim.AdamW", ""), value("gradient_bytes", 4 * MIB, "B")]
+    for purpose in purposes:
+        records += [
+            value("size", "small", "", purpose=purpose),
+            without_value("size", "unsupported", "too large", purpose=purpose, candidate="xl"),
+        ]
+    return records
+
+
+def step_records(variant: str, samples: list[float], phase: str = "total") -> list[Record]:
+    labels = {"variant": variant, "phase": phase}
+    ranks = [time_record(samples, **labels), time_record([s - 1 for s in samples], **labels)]
+    for rank, record in enumerate(ranks):
+        record["quantity"], record["labels"] = "rank_time", {**labels, "rank": rank}
+    return [time_record(samples, **labels), *ranks]
+
+
+def stages(share: float, *, peaks: bool) -> list[dict[str, Any]]:
+    """Two ranks, of which the second has allocated more; everything but activations scaled."""
+
+    def reading(stage: str, rank: int) -> dict[str, Any]:
+        sizes = {name: int(share * MIB) for name in CATEGORIES} | {"activations": MIB}
+        return {
+            "allocated_bytes": sum(sizes.values()) + rank,
+            "reserved_bytes": 8 * MIB if peaks else None,
+            "device_bytes": 9 * MIB,
+            "device_scope": "process",
+            "parts_bytes": sizes,
+        }
+
+    names = ("initialized", "after_forward", "before_step", "after_step")
+    return [
+        {
+            "stages": {stage: reading(stage, rank) for stage in names},
+            "peaks": {
+                "forward_backward": 20 * MIB + rank if peaks else None,
+                "optimizer": 10 * MIB if peaks else None,
+            },
+        }
+        for rank in range(2)
+    ]
+
+
+def expected() -> list[Record]:
+    return [value("expected_memory", MIB, "B", category=name) for name in CATEGORIES[:-1]]
+
+
+def ddp_records(flat: list[float]) -> list[Record]:
+    times = {
+        "alone": [10.0, 20.0, 10.0, 20.0],  # the machine drifts; rounds share it
+        "flat": flat,
+        "bucketed_1": [25.0, 50.1, 25.1, 50.0],
+        "bucketed_25": [20.0, 40.1, 20.1, 40.0],
+        "torch_ddp": [20.0, 41.0, 19.0, 40.0],
+    }
+    sent = {"alone": 0, "flat": 1, "bucketed_1": 8, "bucketed_25": 2}
+    records = [record for name, samples in times.items() for record in step_records(name, samples)]
+    for name, count in sent.items():
+        records += [
+            value("messages", count, "", variant=name),
+            value("message_bytes", 8 * MIB if count else 0, "B", variant=name),
+        ]
+    for name in times:
+        records.append(value("profiled_time", 5.0, "ms", variant=name, activity="communication"))
+        records.append(value("profiled_time", 1.0, "ms", variant=name, activity="overlapped"))
+    backward = time_record([6.0] * 4, phase="backward")
+    return [*records, {**backward, "quantity": "phase_time"}, *common("time")]
+
+
+def sharded_records(peaks: bool) -> list[Record]:
+    records = common("memory", "time") + expected()
+    for name, share in (("replicated", 1.0), ("sharded", 0.5), ("torch_zero", 0.5)):
+        records += memory_records(name, stages(share, peaks=peaks))
+        for phase in ("optimizer", "total"):
+            records += step_records(name, [10.0 / share, 10.1 / share, 9.9 / share], phase)
+    return [*records, *(value("owned_bytes", MIB, "B", rank=rank) for rank in range(2))]
+
+
+def fsdp_records(peaks: bool) -> list[Record]:
+    records = common("memory and time") + expected()
+    records += [value("parameter_bytes", 4 * MIB, "B"), value("sharded_bytes", 4 * MIB, "B")]
+    for name, share in (("ddp", 1.0), ("ddp_sharded_optimizer", 1.0), ("fsdp", 0.5)):
+        records += memory_records(name, stages(share, peaks=peaks))
+        records += step_records(name, [10.0 / share, 10.1 / share, 9.9 / share])
+    for phase, waited in (("forward", 4.0), ("backward", 2.5)):
+        records += [value("gather_wait", waited - r, "ms", phase=phase, rank=r) for r in range(2)]
+    refused = without_value(
+        "time", "unsupported", "no mesh", variant="torch_fully_shard", phase="total"
+    )
+    return [*records, refused]
+
+
+def payload(chapter: str) -> dict[str, Any]:
+    intervals = {"compute": [[0.0, 2.0]], "communication": [[1.0, 4.0]], "copies": []}
+    names = ("flat", "bucketed_25") if chapter == "data_parallel" else ("ddp", "fsdp")
+    waits = [
+        {"phase": phase, "layer": layer, "ms": ms}
+        for phase, layer, ms in (
+            ("forward", "embedding", [0.1, 0.1]),
+            ("forward", "head", [3.9, 2.9]),
+            ("backward", "head", [0.0, 0.0]),  # kept since forward: not gathered again
+            ("backward", "embedding", [2.5, 1.5]),
+        )
+    ]
+    return {"intervals_ms": dict.fromkeys(names, intervals), "waits_ms": waits}
+
+
+def point(chapter: str, placement: str, world_size: int) -> dict[str, Any]:
+    return {"placement": placement, "world_size": world_size, "context": 8, "batch": 2}
+
+
+def chapter_of(tmp_path: Path, name: str, *, gpus: bool = False, flat: Any = None) -> Chapter:
+    """One measured point and one that the machine cannot start, or both measured."""
+    records = {
+        "data_parallel": lambda: ddp_records(flat or [30.0, 60.0, 30.1, 60.1]),
+        "sharded_optimizer": lambda: sharded_records(peaks=gpus),
+        "fsdp": lambda: fsdp_records(peaks=gpus),
+    }[name]()
+    results = [
+        result(point(name, "cpu", 2), records, chapter=name, settings=SETTINGS,
+               data={**group(2), **payload(name)}),
+        result(point(name, "own_gpu", 2), records if gpus else (), chapter=name, settings=SETTINGS,
+               status="ok" if gpus else "unsupported",
+               reason=None if gpus else "needs 2 GPUs, 1 found",
+               data={**group(2, gpus=2), **payload(name)} if gpus else {}),
+    ]  # fmt: skip
+    return build_chapter(name, PAGES[name], written(tmp_path / name, results))
+
+
+def test_what_communication_costs_comes_from_paired_rounds(tmp_path: Path) -> None:
+    chapter = chapter_of(tmp_path, "data_parallel")
+    facts = chapter.facts
+    shares = {row["variant"]: row["value"] for row in facts["shares"]}
+    assert shares["flat"] == pytest.approx(2 / 3, rel=1e-2)
+    assert shares["bucketed_25"] == pytest.approx(1 / 2, rel=1e-2)
+    assert {row["verdict"] for row in facts["shares"]} == {"slower"}
+    assert chapter.value(quantity="added", variant="flat") == pytest.approx(30, rel=0.02)
+    assert facts["backward"] == facts["hideable"] == 6.0  # of 30 ms of communication
+    assert (facts["bucket_pairs"], facts["bucket_pairs_decided"]) == (1, 1)
+    assert [pair.verdict for pair in facts["overlapping"].pairs] == ["faster", "faster"]
+    assert chapter.compare["torch"].pairs[0].verdict == "undecided"
+    assert facts["sizes"] == {"size": "small", "left_out": [{"size": "xl", "reason": "too large"}]}
+    assert chapter.value(quantity="overlapped", variant="flat") == pytest.approx(0.2)
+
+
+def test_overlap_cannot_hide_more_than_there_is_communication(tmp_path: Path) -> None:
+    chapter = chapter_of(tmp_path, "data_parallel", flat=[12.0, 22.0, 12.0, 22.0])
+    assert chapter.facts["hideable"] == pytest.approx(2.0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(per_byte=st.floats(1e-9, 1e-6), call=st.floats(1e-3, 1.0))
+def test_the_bucket_model_recovers_bandwidth_and_time_per_message(
+    per_byte: float, call: float
+) -> None:
+    n, total = np.array([1.0, 200.0, 200.0, 50.0, 10.0, 2.0]), 1e9
+    hide = np.array([0.0, 0.0, 100.0, 100.0, 100.0, 100.0])
+    added = data_parallel.added_ms(total, n, hide, per_byte, call)
+    found = data_parallel.added_ms(total, n, hide, *data_parallel.fit_model(total, n, hide, added))
+    assert found == pytest.approx(added, rel=0.02, abs=0.02 * added.max())
+
+
+def test_the_best_number_of_messages_balances_calls_against_overlap() -> None:
+    best = data_parallel.best_messages(1e9, 100.0, 1e-5, 1.0)
+    assert best == pytest.approx(10, abs=1)  # sqrt(h / c)
+
+
+def test_memory_is_that_of_the_fullest_rank(tmp_path: Path) -> None:
+    facts = chapter_of(tmp_path, "sharded_optimizer", gpus=True).facts
+    assert facts["ranks"] == "2 GPUs over NCCL"
+    assert facts["allocated"]["replicated"] == 5 * MIB + 1
+    assert facts["peak"]["sharded"]["bytes"] == 20 * MIB + 1
+    assert facts["state"]["sharded"] == MIB // 2
+    assert facts["expected_error"] == pytest.approx(0.5)  # the fixture also halves parameters
+    assert facts["fullest_share"] == 0.5
+    assert facts["sent"]["ours"] == 1.5 * facts["sent"]["plain"] == 3 * MIB
+
+
+def test_waits_leave_out_the_block_that_keeps_its_weights(tmp_path: Path) -> None:
+    facts = chapter_of(tmp_path, "fsdp").facts
+    assert (facts["gathers"], facts["in_time"]) == (3, 1)
+    assert facts["longest_wait"]["layer"] == "head"
+    assert facts["longest_wait"]["value"] == 3.9
+    assert facts["waited"] == 6.5
+    assert facts["expected_error"]["fsdp"] == pytest.approx(0.0)
+    assert facts["versus_ddp"]["fsdp"].verdict == "slower"
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("gpus", [False, True])
+def test_pages_render(tmp_path: Path, name: str, gpus: bool) -> None:
+    front, body = render(chapter_of(tmp_path, name, gpus=gpus), tmp_path / "out")
+    assert ("needs 2 GPUs" in body) is not gpus
+    assert "too large" in body
+    assert (tmp_path / "out" / "figures" / name).exists()
+    assert ("**" in front) is (name != "fsdp"), "FSDP's answer is with the sharded optimizer's"
+
+
+def test_one_section_answers_for_sharding_and_fsdp(tmp_path: Path) -> None:
+    chapters = [chapter_of(tmp_path, name) for name in ("sharded_optimizer", "fsdp")]
+    front, _ = render(chapters[0], tmp_path / "out", chapters[1])
+    assert front.count("\n### ") == 1
+    assert "| FSDP |" in front
+
+
+@pytest.mark.parametrize("flat", [[11.0, 19.0, 9.0, 21.0], [12.0, 22.0, 12.0, 22.0]])
+def test_an_undecided_cost_renders(tmp_path: Path, flat: list[float]) -> None:
+    front, _ = render(chapter_of(tmp_path, "data_parallel", flat=flat), tmp_path / "out")
+    assert "could not be rendered" not in front
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_chapter_without_a_result_renders(tmp_path: Path, name: str) -> None:
+    missing = Point(name, point(name, "cpu", 2), SETTINGS)
+    results = written(tmp_path / "results", [], missing=[missing])
+    _, body = render(build_chapter(name, PAGES[name], results), tmp_path / "out")
+    assert "|" not in body
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (group(8), "8 CPU ranks over gloo"),
+        (group(1, gpus=1), "1 GPU over NCCL"),
+        (group(4, gpus=1), "4 ranks on one GPU over gloo"),
+        (group(4, gpus=2), "4 ranks on 2 GPUs over gloo"),
+    ],
+)
+def test_a_group_is_named_by_what_it_reported(data: dict[str, Any], name: str) -> None:
+    assert describe(data["ranks"]) == name
