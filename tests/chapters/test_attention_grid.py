@@ -52,9 +52,9 @@ def test_variants_that_compile_take_part_where_the_study_says() -> None:
             point.parameters["sequence"] in block["compile"]["sequences"]
             and point.parameters["head_dim"] in block["compile"]["head_dims"]
         )
-        assert ("flex" in point.settings["arms"]) == compiles
-        assert ("compiled" in point.settings["arms"]) == compiles
-        assert "flash" in point.settings["arms"]
+        assert ("flex" in point.settings["variants"]) == compiles
+        assert ("compiled" in point.settings["variants"]) == compiles
+        assert "flash" in point.settings["variants"]
 
 
 def test_the_leaderboard_is_the_published_shape() -> None:
@@ -83,7 +83,7 @@ def test_a_topic_that_is_not_named_has_no_points() -> None:
 def test_the_model_is_raced_at_all_contexts() -> None:
     found = of("model", points("full"))
     assert {p.parameters["context"] for p in found} == {128, 256, 512, 1024}
-    assert all(p.settings["arms"] == ["naive", "flash"] for p in found)
+    assert all(p.settings["variants"] == ["naive", "flash"] for p in found)
 
 
 def test_an_unknown_size_or_topic_is_one_line() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from lmlab.study.points import Point, Scalar
 from tests.jobs.points import SETTINGS
 
-RACE = {"samples": 3, "arm_cap_s": 0.05, "seed": 0, "batch": 1, "causal": True}
+RACE = {"samples": 3, "variant_cap_s": 0.05, "seed": 0, "batch": 1, "causal": True}
 
 
 def naive_point(**changes: Any) -> Point:
@@ -18,7 +18,7 @@ def naive_point(**changes: Any) -> Point:
         "causal": False,
         "warmup": 1,
         "steps": 3,
-        "arms": ["naive"],
+        "variants": ["naive"],
         "time_cap_s": 30.0,
         "seed": 0,
         **changes,
@@ -34,7 +34,7 @@ def benchmark_point(*arms: str, sequence: int = 64, precision: str = "fp32", **m
         "head_dim": 16,
         "sequence": sequence,
     }
-    return Point("attention", parameters, {**RACE, "arms": list(arms), **more})
+    return Point("attention", parameters, {**RACE, "variants": list(arms), **more})
 
 
 def tiles_point(direction: str = "forward", **changes: Any) -> Point:
@@ -54,7 +54,7 @@ def tiles_point(direction: str = "forward", **changes: Any) -> Point:
 
 def leaderboard_point() -> Point:
     """The leaderboard's point in small."""
-    settings = {**RACE, "heads": 2, "sequence": 64, "precision": "fp32", "arms": ["sdpa_math"]}
+    settings = {**RACE, "heads": 2, "sequence": 64, "precision": "fp32", "variants": ["sdpa_math"]}
     return Point("attention", {"topic": "leaderboard", "head_dim": 16}, settings)
 
 
@@ -67,7 +67,7 @@ def model_point(topic: str, *arms: str, **changes: Any) -> Point:
         "mode": "train_step",
         "attention": "naive",
         "warmup": 1,
-        **({"arms": list(arms)} if arms else {}),
+        **({"variants": list(arms)} if arms else {}),
         **changes,
     }
     return Point("attention", {"topic": topic, "size": "custom", "context": 8}, settings)

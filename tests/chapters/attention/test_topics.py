@@ -34,7 +34,7 @@ def test_a_topic_that_does_not_exist_is_refused(cpu: torch.device) -> None:
 
 
 def test_naive_gives_forward_and_backward_of_every_arm(cpu: torch.device) -> None:
-    outcome = measure(naive_point(arms=["naive", "tiled"]), cpu)
+    outcome = measure(naive_point(variants=["naive", "tiled"]), cpu)
     assert outcome.status == "ok"
     assert list(outcome.measurements) == [
         *("naive.forward", "naive.backward", "tiled.forward", "tiled.backward"),
@@ -45,7 +45,7 @@ def test_naive_gives_forward_and_backward_of_every_arm(cpu: torch.device) -> Non
 
 
 def test_naive_says_what_it_keeps_for_backward(cpu: torch.device) -> None:
-    rows = arms(measure(naive_point(arms=["naive", "tiled"]), cpu))
+    rows = arms(measure(naive_point(variants=["naive", "tiled"]), cpu))
     assert rows["naive"]["saved_bytes"] == 2 * 32 * 32 * 4, "one tensor of weights"
     assert rows["tiled"]["saved_bytes"] == 2 * 32 * 8 * 4 + 2 * 32 * 4, "output and log-sum-exp"
     assert rows["naive"]["peak_memory_bytes"] is None, "nobody counts on a CPU"
@@ -72,7 +72,7 @@ def test_naive_holds_its_inputs_and_what_comes_on_top_at_three_moments(
 
 
 def test_naive_without_memory_is_a_value_with_its_account(cpu: torch.device) -> None:
-    outcome = measure(naive_point(arms=[TOO_LARGE]), cpu)
+    outcome = measure(naive_point(variants=[TOO_LARGE]), cpu)
     assert outcome.status == "oom"
     assert outcome.measurements == {}
     assert [row["tensor"] for row in outcome.data["account"]["peak"]][4] == "weights"
@@ -117,14 +117,14 @@ def test_an_arm_that_walks_in_python_is_capped_by_its_time_over_a_short_sequence
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "PROBE", 32)
-    outcome = measure(benchmark_point("tiled", "naive", sequence=96, arm_cap_s=1e-6), cpu)
+    outcome = measure(benchmark_point("tiled", "naive", sequence=96, variant_cap_s=1e-6), cpu)
     assert arms(outcome)["tiled"]["status"] == "capped"
     assert "over 32 queries; the cap is 1e-06 s" in arms(outcome)["tiled"]["reason"]
     assert "naive.forward" in outcome.measurements, "an arm of one launch is never capped"
 
 
 def test_a_short_sequence_is_never_capped(cpu: torch.device) -> None:
-    outcome = measure(benchmark_point("tiled", arm_cap_s=1e-6), cpu)
+    outcome = measure(benchmark_point("tiled", variant_cap_s=1e-6), cpu)
     assert arms(outcome)["tiled"]["status"] == "ok"
 
 

@@ -32,7 +32,7 @@ def _naive(study: Study, block: Block) -> list[Point]:
             study,
             {"topic": "naive", "head_dim": head_dim, "sequence": sequence},
             _only(naive, "batch", "precision", "causal", "warmup", "steps"),
-            arms=_arms_at(naive, head_dim, sequence),
+            variants=_arms_at(naive, head_dim, sequence),
             time_cap_s=study.common["time_cap_s"],
         )
         for head_dim, sequence in dict.fromkeys(shapes)
@@ -51,8 +51,8 @@ def _benchmark(study: Study, block: Block) -> list[Point]:
                 "head_dim": head_dim,
                 "sequence": sequence,
             },
-            {**_only(asked, "batch", "samples", "arm_cap_s"), "causal": True},
-            arms=_arms_at(asked, head_dim, sequence),
+            {**_only(asked, "batch", "samples", "variant_cap_s"), "causal": True},
+            variants=_arms_at(asked, head_dim, sequence),
         )
         for precision, head_dim, sequence in axes
     ]
@@ -66,7 +66,7 @@ def _tiles(study: Study, block: Block) -> list[Point]:
         _point(
             study,
             {"topic": "tiles", "head_dim": head_dim, "direction": direction},
-            {**shared, **_only(asked, "samples", "arm_cap_s"), "causal": True, "tiles": shapes},
+            {**shared, **_only(asked, "samples", "variant_cap_s"), "causal": True, "tiles": shapes},
             attention="flash",
         )
         for head_dim, direction in product(asked["head_dims"], ("forward", "backward"))
@@ -75,7 +75,7 @@ def _tiles(study: Study, block: Block) -> list[Point]:
 
 def _leaderboard(study: Study, block: Block) -> list[Point]:
     asked = block["leaderboard"]
-    keys = ("batch", "heads", "sequence", "precision", "arms", "samples", "arm_cap_s")
+    keys = ("batch", "heads", "sequence", "precision", "variants", "samples", "variant_cap_s")
     return [
         _point(
             study,
@@ -89,7 +89,7 @@ def _leaderboard(study: Study, block: Block) -> list[Point]:
 def _model(study: Study, block: Block) -> list[Point]:
     asked = block["model"]
     return [
-        _model_point(study, asked, "model", size, context, attention=asked["arms"][0])
+        _model_point(study, asked, "model", size, context, attention=asked["variants"][0])
         for size, context in product(block["sizes"], asked["contexts"])
     ]
 
@@ -116,7 +116,7 @@ TOPICS: dict[str, Callable[[Study, Block], list[Point]]] = {
 def _model_point(
     study: Study, asked: Block, topic: str, size: str, context: int, *, attention: str
 ) -> Point:
-    arms = {"arms": asked["arms"]} if "arms" in asked else {}
+    arms = {"variants": asked["variants"]} if "variants" in asked else {}
     return _point(
         study,
         {"topic": topic, "size": size, "context": context, **study.own_model()},
@@ -139,8 +139,8 @@ def _arms_at(asked: Block, head_dim: int, sequence: int) -> list[str]:
     """The variants that take part at a shape."""
     compiling = asked["compile"]
     if head_dim in compiling["head_dims"] and sequence in compiling["sequences"]:
-        return list(asked["arms"])
-    return [arm for arm in asked["arms"] if arm not in COMPILES]
+        return list(asked["variants"])
+    return [arm for arm in asked["variants"] if arm not in COMPILES]
 
 
 def _only(asked: Block, *keys: str) -> dict[str, Any]:

@@ -40,21 +40,21 @@ def measure(point: Point, device: torch.device) -> Outcome:
     shape = shape_of({**settings, **point.parameters})
     if reason := why_unsupported(shape.precision, device):
         raise Unsupported(reason)
-    arms = Arms(settings["arms"], device)
+    arms = Arms(settings["variants"], device)
     # One collection for all: each of the many short measurements below would pay for its own.
     with (
         tf32_allowed(shape.tf32),
-        compiler_for(settings["arms"], graphs_kept=True),
+        compiler_for(settings["variants"], graphs_kept=True),
         collector_paused(),
     ):
         problem = Problem(shape, device, settings["seed"])
         right = reference(*problem.inputs, problem.grad_o, is_causal=shape.is_causal)
         attends: dict[str, Attend] = {}
-        for name in settings["arms"]:
+        for name in settings["variants"]:
             with arms.attempt(name):
                 refuse_unsupported(name, device, shape.dtype, shape.head_dim)
                 attends[name] = partial(registry.load(name), is_causal=shape.is_causal)
-                refuse_too_slow(name, attends[name], shape, device, settings["arm_cap_s"])
+                refuse_too_slow(name, attends[name], shape, device, settings["variant_cap_s"])
                 try_out(name, attends[name], problem, right, arms, device)
         del right
         measurements = race(arms, attends, problem.passes(), device, patience_of(settings))

@@ -34,13 +34,13 @@ def measure(point: Point, device: torch.device) -> Outcome:
     shape = shape_of({**settings, **point.parameters})
     if device.type != "cuda":
         raise Unsupported("a shape for GPUs: a CPU would take minutes for each of its passes")
-    arms = Arms(settings["arms"], device)
+    arms = Arms(settings["variants"], device)
     with tf32_allowed(shape.tf32), compiler(graphs_kept=True), collector_paused():
         problem = Problem(shape, device, settings["seed"])
         problem.grad_o = gradient_of_sum(problem)
         right = reference(*problem.inputs, problem.grad_o, is_causal=shape.is_causal)
         attends: dict[str, Attend] = {}
-        for name in settings["arms"]:
+        for name in settings["variants"]:
             with arms.attempt(name):
                 refuse_unsupported(name, device, shape.dtype, shape.head_dim)
                 attends[name] = compiled(name, is_causal=shape.is_causal)

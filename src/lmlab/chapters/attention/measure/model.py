@@ -32,7 +32,7 @@ from lmlab.study.points import Point
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Race the variants inside one model."""
-    names = point.settings["arms"]
+    names = point.settings["variants"]
     workload = workload_of(point)
     if reason := why_unsupported(workload.precision.name, device):
         raise Unsupported(reason)

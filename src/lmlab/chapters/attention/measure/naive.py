@@ -42,12 +42,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Measure one shape."""
     settings = point.settings
     shape = shape_of({**settings, **point.parameters})
-    arms = Arms(settings["arms"], device)
-    with tf32_allowed(shape.tf32), compiler_for(settings["arms"], cold=True):
+    arms = Arms(settings["variants"], device)
+    with tf32_allowed(shape.tf32), compiler_for(settings["variants"], cold=True):
         problem = Problem(shape, device, settings["seed"])
         right = reference(*problem.inputs, problem.grad_o, is_causal=shape.is_causal)
-        attends = {name: _attend(name, shape.is_causal) for name in settings["arms"]}
-        for name in settings["arms"]:
+        attends = {name: _attend(name, shape.is_causal) for name in settings["variants"]}
+        for name in settings["variants"]:
             with arms.attempt(name):
                 refuse_unsupported(name, device, shape.dtype, shape.head_dim)
                 try_out(name, attends[name], problem, right, arms, device)

@@ -27,7 +27,7 @@ def patience_of(settings: Mapping[str, Any]) -> Patience:
     """How long a point lets each arm be sampled."""
     samples = settings["samples"]
     return Patience(
-        min_samples=min(10, samples), max_samples=samples, time_cap_s=settings["arm_cap_s"]
+        min_samples=min(10, samples), max_samples=samples, time_cap_s=settings["variant_cap_s"]
     )
 
 
