@@ -15,7 +15,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,17 @@ def open_record(point: Point, machine: Machine, *, began_s: float | None = None)
 def crashed(point: Point, machine: Machine, *, signal_number: int, began_s: float) -> Result:
     """The result of a point whose process died of a signal before it could write one."""
     return open_record(point, machine, began_s=began_s).close(killed_by(signal_number))
+
+
+def save(result: Result, out: Path) -> Result:
+    """Write a result; one that cannot be written (too large, not finite) becomes a failure."""
+    try:
+        result.write(out)
+    except ValueError as error:
+        reason = without_numbers("failed", str(error)).reason
+        result = replace(result, status="failed", reason=reason, measurements=(), data={})
+        result.write(out)
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

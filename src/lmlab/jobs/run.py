@@ -24,7 +24,7 @@ import torch
 
 from lmlab.jobs import budget
 from lmlab.jobs.outcome import Chapter, Outcome, Unsupported, without_numbers
-from lmlab.jobs.record import open_record
+from lmlab.jobs.record import open_record, save
 from lmlab.jobs.registry import load
 from lmlab.measure.device import is_out_of_memory, set_threads, torch_device
 from lmlab.measure.exclusive import exclusive
@@ -56,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"machine = {arguments.machine!r}, but this is {machine.id!r}; "
                 "a result is measured where it belongs"
             )
-        result = measure_point(point_from_json(arguments.point), machine)
-        result.write(arguments.out)
+        result = save(measure_point(point_from_json(arguments.point), machine), arguments.out)
     except ValueError as error:
         print(error, file=sys.stderr)
         return NOTHING_WRITTEN
