@@ -70,8 +70,8 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_FINISHED:
             return self.progress.finish(fields["job_id"])
         elif event == LogEvent.GROUP_ERROR:
-            logs = ", ".join(map(str, fields["aux_logs"]))
-            return f"An allocation of {len(fields['job_error_info'])} points failed, see {logs}"
+            count, logs = len(fields["job_error_info"]), ", ".join(map(str, fields["aux_logs"]))
+            return f"An allocation of {count} point{'s' * (count > 1)} failed, see {logs}"
         return ""
 
 

@@ -75,7 +75,7 @@ class Project:
         jobs: dict[str, list[str]] = {}
         for rule, output in re.findall(
             r"^(?:local)?rule (\w+):\n(?:    input: .*\n)?(?:    output: ([^,\n]*).*\n)?",
-            done.stderr,
+            done.stdout + done.stderr,
             re.M,
         ):
             jobs.setdefault(rule, []).append(output)

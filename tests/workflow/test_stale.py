@@ -36,10 +36,10 @@ def test_what_changes_no_number_reruns_nothing(measured: Project, tmp_path: Path
 
 
 EDITS = {
-    "a chapter's measure": ("src/lmlab/chapters/end_to_end/measure.py", CODE, {"end_to_end"}),
+    "a chapter's measure": ("src/lmlab/chapters/precision/measure.py", CODE, {"precision"}),
     "the model": ("src/lmlab/model/transformer.py", CODE, RUN_THE_MODEL),
     "how a device is found": ("src/lmlab/measure/device.py", CODE, MEASURE),
-    "the stated peaks": ("src/lmlab/measure/peaks.yaml", "\nadded: {}\n", {"machine"}),
+    "the stated peaks": ("src/lmlab/measure/peaks.yaml", "\n- names: [Test GPU]\n", {"machine"}),
 }
 
 
@@ -125,13 +125,13 @@ def test_a_clone_of_ones_own_results_measures_nothing_and_says_what_is_stale(
 ) -> None:
     clone = checkout(tmp_path / "clone")
     shutil.copytree(first_run.folder / "results", clone.folder / "results")
-    clone.append("src/lmlab/chapters/end_to_end/measure.py", CODE)
+    clone.append("src/lmlab/chapters/precision/measure.py", CODE)
     done = clone.run(f"snakemake {NANO}")
     assert clone.results().keys() == first_run.results().keys()
-    assert "5 stale (code changed)" in done.stderr
+    assert "3 stale (code changed)" in done.stderr
     status = clone.run(f"lmlab status {NANO}").stdout.splitlines()
-    assert sum("stale: code changed" in line for line in status) == 5
-    assert "5 stale (code changed)" in status[-1]
+    assert sum("stale: code changed" in line for line in status) == 3
+    assert "3 stale (code changed)" in status[-1]
 
 
 def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> None:

@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 from lmlab.jobs.outcome import Outcome, without_numbers
 from lmlab.jobs.record import open_record, save
-from lmlab.jobs.registry import RANK_ERRORS, load
+from lmlab.jobs.registry import RANK_ERRORS
 from lmlab.jobs.run import attempt, import_from_working_folder
 from lmlab.measure.device import torch_device, usable_cores
 from lmlab.measure.gpu_state import GpuWatch
@@ -95,7 +95,7 @@ def take_part(point: Point, me: Rank) -> Result | None:
     torch.set_num_threads(max(1, usable_cores() // me.local_world_size))
     with GpuWatch(device) as watch:
         join(BACKENDS[placement], device)
-        outcome = attempt(load(point.chapter), point, device)
+        outcome = attempt(point, device)
         # No numbers: it raised, and other ranks may be waiting for this one.
         if outcome.status != "ok" and not outcome.data:
             leave(me, outcome)

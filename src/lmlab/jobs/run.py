@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from lmlab.jobs import budget
-from lmlab.jobs.outcome import Chapter, Outcome, Unsupported, without_numbers
+from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
 from lmlab.jobs.record import open_record, save
 from lmlab.jobs.registry import load
 from lmlab.measure.device import is_out_of_memory, set_threads, torch_device
@@ -68,14 +68,13 @@ def measure_point(point: Point, machine: Machine) -> Result:
     """The result of a point, measured here and now, alone on its device."""
     import_from_working_folder()
     device = torch_device(machine.device)
-    chapter = load(point.chapter)
     with exclusive(machine.device):
         record = open_record(point, machine)
         if reason := budget.why_skipped():
             return record.close(without_numbers("unsupported", reason))
         set_threads()
         with GpuWatch(device) as watch:
-            outcome = attempt(chapter, point, device)
+            outcome = attempt(point, device)
     flags = [*watch.flags, *(["noisy"] if outcome.noisy else [])]
     return record.close(outcome.flagged(*flags))
 
@@ -86,10 +85,10 @@ def import_from_working_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def attempt(chapter: Chapter, point: Point, device: torch.device) -> Outcome:
+def attempt(point: Point, device: torch.device) -> Outcome:
     """Run a chapter's code; whatever it raises becomes an outcome with a reason."""
     try:
-        return chapter(point, device)
+        return load(point.chapter)(point, device)
     except Unsupported as error:
         return without_numbers("unsupported", str(error))
     except Exception as error:
