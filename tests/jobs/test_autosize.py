@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lmlab.jobs import autosize as size_choice
+from lmlab.jobs import autosize
 from lmlab.jobs.autosize import Choice, choose, why_too_large, why_too_slow
 from lmlab.jobs.rank_work import Candidate, candidates
 from lmlab.study.points import Point
@@ -44,7 +45,7 @@ def sizes() -> list[Candidate]:
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float]) -> Choice:
-    monkeypatch.setattr(size_choice, "bandwidth", lambda device: rate)
+    monkeypatch.setattr(autosize, "bandwidth", lambda device: rate)
     asked: dict[str, Any] = {"limit_s": 2.0, "copies": 1, "messages": 1}
     return choose(sizes(), CPU, try_step=lambda c: steps_s[c.size], **asked)
 
@@ -74,34 +75,29 @@ def test_the_last_is_taken_even_if_it_is_slow(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_no_room_for_any_size_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size_choice, "free_bytes", lambda device: 1000.0)
+    monkeypatch.setattr(autosize, "free_bytes", lambda device: 1000.0)
     with pytest.raises(MemoryError, match="no size fits: slim a rank needs about"):
         chosen(monkeypatch, 1e12, {})
 
 
 def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = sizes()[1]
-    needed = size_choice.needed_bytes(wide, CPU, copies=3)
+    needed = autosize.needed_bytes(wide, CPU, copies=3)
     assert needed is not None
-    monkeypatch.setattr(size_choice, "free_bytes", lambda device: 1.5 * needed)
+    monkeypatch.setattr(autosize, "free_bytes", lambda device: 1.5 * needed)
     assert why_too_large(wide, CPU, copies=3) is None
-    monkeypatch.setattr(size_choice.together, "ranks_on_one_device", lambda device: 2)
+    monkeypatch.setattr(autosize.together, "ranks_on_one_device", lambda device: 2)
     reason = why_too_large(wide, CPU, copies=3)
     assert reason is not None
     assert reason.startswith("2 ranks on one device need")
 
 
 def test_a_model_that_nobody_has_counted_is_tried() -> None:
-    (mine,) = [Candidate(size="mine", workload=_foreign(candidate)) for candidate in sizes()[:1]]
+    workload = replace(sizes()[0].workload, model="mine.net:Net")
+    mine = Candidate(size="mine", workload=workload)
     assert why_too_slow(mine, 1.0, messages=1, limit_s=1e-9) is None
     assert why_too_large(mine, CPU, copies=1e9) is None
 
 
-def _foreign(candidate: Candidate) -> Any:
-    from dataclasses import replace
-
-    return replace(candidate.workload, model="mine.net:Net")
-
-
 def test_the_bandwidth_of_an_all_reduce_is_measured() -> None:
-    assert size_choice.bandwidth(CPU) > 1e6
+    assert autosize.bandwidth(CPU) > 1e6

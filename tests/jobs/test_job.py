@@ -48,9 +48,9 @@ def test_a_real_crash_is_recorded_as_a_failure(tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text(CRASHING_MODEL)
     point = end_to_end_point(model="crashing:Model", start="cold")
     out = tmp_path / "results" / "point.json"
-    words = ["--point", point.to_json(), "--machine", find_machine().id, "--out", str(out)]
+    arguments = ["--point", point.to_json(), "--machine", find_machine().id, "--out", str(out)]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words],
+        [sys.executable, str(SCRIPT), *arguments],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
