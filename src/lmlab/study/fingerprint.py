@@ -27,8 +27,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lmlab.study.source_facts import facts_of
 from lmlab.study.source_text import parse
 
@@ -58,10 +56,17 @@ def code_fingerprint(
     for name, file in sorted(import_closure(roots, search_path).items()):
         if not any(fnmatchcase(name, pattern) for pattern in excluded):
             digest.update(f"{name}\0{_facts(file, file.stat().st_mtime_ns)['hash']}\0".encode())
-            data = file.with_suffix(".yaml")
-            if data.is_file():
-                digest.update(repr(yaml.safe_load(data.read_text())).encode())
+            digest.update(_data(file.with_suffix(".yaml")))
     return digest.hexdigest()[:16]
+
+
+def _data(file: Path) -> bytes:
+    """What a YAML file says, without its comments; nothing if there is none."""
+    if not file.is_file():
+        return b""
+    import yaml  # here, so that hashing source code needs Python alone
+
+    return repr(yaml.safe_load(file.read_text())).encode()
 
 
 def import_closure(
