@@ -80,7 +80,7 @@ def _keys_in(prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
         else:
             yield name, part
             yield f"{prefix}{name}", part
-            if part.get("type") == "array":
+            if part.get("type") == "array" and name.endswith("s"):
                 plural = "es" if name.endswith("ches") else "s"
                 yield name.removesuffix(plural), part["items"]
 
