@@ -1,13 +1,11 @@
 """Which size of model a job is measured with: the largest that fits and keeps its step short.
 
-Links differ by a factor of a thousand. Eight gigabytes of gradients are tens of milliseconds
-between GPUs with links of their own and many seconds between processes that talk through the host,
-so a study cannot name one size for all machines. It names several, largest first, and a limit for
-the step. A size is left out by arithmetic where that suffices, before anything is built: memory
-from the cost model, time from its gradient's bytes over a bandwidth that is measured first. What
-arithmetic cannot rule out is tried with a real step. Why a larger size was left is kept.
-
-All ranks decide on the same numbers: the least free memory, the slowest step.
+Links differ by a factor of a thousand: eight gigabytes of gradients take tens of milliseconds over
+NVLink and many seconds through host memory, so a study cannot name one size for all machines. It
+names several, largest first, and a limit for the step. A size is ruled out by arithmetic where that
+suffices (memory from the cost model, time from the gradient's bytes over a measured bandwidth),
+else by a real step; the reason is recorded. All ranks decide on the same numbers: the least free
+memory, the slowest step.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from lmlab.jobs.rank_work import Candidate, release
-from lmlab.jobs.workload import OWN_ATTENTION
+from lmlab.jobs.rank_work import Candidate, expected_memory, release
 from lmlab.measure import together
 from lmlab.measure.clock import synchronize
 from lmlab.model import cost, footprint
@@ -30,12 +27,12 @@ from lmlab.model import cost, footprint
 GIB = 2**30
 PROBE_BYTES = 32 * 2**20
 PROBES = 3
-USABLE = 0.9  # of the memory that is free: allocators round, libraries take their own
+USABLE = 0.9  # of the free memory: allocators round, libraries take their share
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A size that was not taken, in words."""
+    """A size that was not taken."""
 
     size: str
     reason: str
@@ -47,9 +44,9 @@ class Choice:
 
     candidate: Candidate
     all_reduce_gb_per_s: float
-    """Bytes of a tensor over the time its all-reduce takes."""
+    """Bytes of a tensor over the time of its all-reduce."""
     step_s: float | None
-    """The trial's step on the slowest rank; None where nothing had to be tried."""
+    """The trial step on the slowest rank."""
     over_limit: bool = False
     left_out: list[LeftOut] = field(default_factory=list)
 
@@ -74,7 +71,7 @@ def choose(
 ) -> Choice:
     """The first size that fits and whose step stays under the limit; else the last.
 
-    `copies` of the weights are kept beside what a train step needs; a step sends at least
+    `copies` of the weights are held on top of what a train step needs; a step sends at least
     `messages` times the bytes of the gradient. `try_step` gives a step's seconds on this rank.
     """
     rate = bandwidth(device)
@@ -101,7 +98,7 @@ def choose(
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second of an all-reduce between these ranks, the same number on all of them."""
+    """Bytes per second of an all-reduce between these ranks, the same number on all of them."""
     buffer = torch.ones(PROBE_BYTES // 4, device=device)
     seconds = []
     for _ in range(PROBES):
@@ -118,7 +115,7 @@ def why_too_slow(
 ) -> str | None:
     """A reason if sending the gradient alone takes longer than a step may."""
     if not candidate.workload.is_ours:
-        return None  # nobody has counted its parameters, so it is tried
+        return None  # the cost model does not know its parameters, so it is tried
     parameters = cost.parameter_count(candidate.workload.shape).total
     least_s = messages * footprint.FP32 * parameters / rate
     if least_s <= limit_s:
@@ -138,26 +135,18 @@ def why_too_large(candidate: Candidate, device: torch.device, *, copies: float) 
     free = together.smallest(free_bytes(device))
     if needed * sharing <= USABLE * free:
         return None
-    whom = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"
-    return f"{whom} about {needed * sharing / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
+    who = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"
+    return f"{who} about {needed * sharing / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
 
 
 def needed_bytes(candidate: Candidate, device: torch.device, *, copies: float) -> float | None:
-    """A train step's peak and the copies beside it; None for a model nobody has counted."""
-    workload = candidate.workload
-    if not workload.is_ours or workload.attention != OWN_ATTENTION:
-        return None
-    expected = footprint.memory(
-        workload.shape,
-        workload.precision.name,  # type: ignore[arg-type]
-        "train_step",
-        device="cuda" if device.type == "cuda" else "cpu",
-    )
-    return expected.peak + copies * expected.parameters
+    """A train step's peak and the copies on top of it; None where the cost model does not apply."""
+    expected = expected_memory(candidate.workload, device)
+    return None if expected is None else expected.peak + copies * expected.parameters
 
 
 def free_bytes(device: torch.device) -> float:
-    """What can still be taken on the device."""
+    """What can still be allocated on the device."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     return float(psutil.virtual_memory().available)

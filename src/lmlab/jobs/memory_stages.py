@@ -1,14 +1,13 @@
-"""A rank's memory at four moments of its first train step.
+"""A rank's memory at four stages of its first train step.
 
     initialised      the model, its wrapper and its optimizer exist
-    after_forward    what autograd keeps for backward is added
-    before_step      that is gone, gradients are there
-    after_step       the optimizer has made its state
+    after_forward    plus what autograd saves for backward
+    before_step      without that, plus gradients
+    after_step       plus the optimizer's state
 
-Each arm is built, taken through the step and torn down by itself, so that a reading holds nothing
-of another arm. The first step is the one that counts: an optimizer makes its state in it, and so it
-shows what the state costs. Peaks are those of forward with backward, and of the optimizer's step,
-where the device counts them.
+Each variant is built, taken through the step and torn down by itself, so that a reading includes
+nothing of another. The first step counts, because an optimizer allocates its state in it. Peaks are
+those of forward with backward, and of the optimizer's step, where the device counts them.
 """
 
 from __future__ import annotations
@@ -20,28 +19,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmlab.jobs.rank_work import RankWork
-from lmlab.jobs.workload import OWN_ATTENTION, Workload
+from lmlab.jobs.rank_work import RankWork, expected_memory
+from lmlab.jobs.workload import Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.rank_memory import Saved, gradients, optimizer_tensors, read_memory
-from lmlab.model import footprint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model in training: what a step needs, and where its memory lies."""
+    """A model in training: what a step needs, and where its memory is."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     finish: Callable[[], None]
     """Called between backward and the optimizer."""
     state: Callable[[], Mapping[Any, Any]]
-    """What the optimizer remembers on this rank."""
+    """The optimizer's state on this rank."""
     buffers: Callable[[], Iterable[Tensor]] = tuple
-    """Memory that is there for gradients even when there are none."""
+    """Memory reserved for gradients even when there are none."""
 
     def parts(self) -> dict[str, Iterable[Tensor]]:
-        """Tensors by what they are for."""
+        """Tensors by purpose."""
         parameters = list(self.model.parameters())
         return {
             "parameters": [*parameters, *self.model.buffers()],
@@ -60,7 +58,7 @@ class Training:
 
 
 def first_step(training: Training, work: RankWork) -> dict[str, Any]:
-    """Memory of this rank at every moment of a first step, peaks, and its loss."""
+    """Memory of this rank at every stage of a first step, peaks, and its loss."""
     device = work.device
     moments = {"initialised": read_memory(device, training.parts())}
     reset_peak_memory(device)
@@ -82,15 +80,10 @@ def first_step(training: Training, work: RankWork) -> dict[str, Any]:
 
 
 def expected_bytes(workload: Workload, device: torch.device) -> dict[str, int] | None:
-    """What the cost model says of one unsharded rank; None for a model that it does not know."""
-    if not workload.is_ours or workload.attention != OWN_ATTENTION:
+    """The cost model's bytes of one unsharded rank; None for a model it does not describe."""
+    expected = expected_memory(workload, device)
+    if expected is None:
         return None
-    expected = footprint.memory(
-        workload.shape,
-        workload.precision.name,  # type: ignore[arg-type]
-        "train_step",
-        device="cuda" if device.type == "cuda" else "cpu",
-    )
     return {
         "parameters": expected.parameters + expected.buffers,
         "gradients": expected.gradients,

@@ -1,11 +1,10 @@
-"""Time on several ranks: what one does is over when the slowest is done.
+"""Time on several ranks: an operation is over when the slowest rank is done.
 
-A collective has no time of its own; each rank has one, from its call to its return. Ranks are let
-go together by a barrier before every repetition, each reads its own clock (no two processes' clocks
-are compared), and a repetition took as long as it took the slowest. Repetitions go on until the
-slowest rank's time has settled. All ranks must stop at the same one, or the next message finds
-nobody at the other end, so whatever decides is exchanged first: times of all ranks, and the longest
-time that one has been at it.
+A barrier releases the ranks together before every repetition; each reads its own clock (clocks of
+two processes are never compared), and a repetition took as long as on its slowest rank. Repetitions
+go on until that time has settled. All ranks must stop at the same repetition, or the next message
+finds no partner, so whatever decides is exchanged first: the times of all ranks, and the longest
+time that one has been measuring.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class RankTimes:
 
 
 def gather_floats(values: list[float], device: torch.device) -> list[list[float]]:
-    """What each rank gives, on every rank, in the order of ranks."""
-    # Gloo passes messages between hosts' memories; NCCL only between GPUs'.
+    """The values of each rank, on every rank, in order of ranks."""
+    # Gloo exchanges host memory, NCCL only GPU memory.
     home = device if dist.get_backend() == "nccl" else torch.device("cpu")
     mine = torch.tensor(values, dtype=torch.float64, device=home)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -64,7 +63,7 @@ def time_on_all_ranks(
 ) -> RankTimes:
     """Repeat `run`, which every rank calls alike, until the slowest rank's time has settled.
 
-    The caller pauses the garbage collector: emptying it anew takes longer than many an operation.
+    The caller pauses the garbage collector: a collection takes longer than many operations.
     """
     rule = StopRule(
         min_samples=min_samples,

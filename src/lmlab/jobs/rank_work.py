@@ -1,26 +1,24 @@
 """What one rank of a data-parallel job computes: a model, its own part of the batch, a loss.
 
-Every rank starts from the same weights, as a seed gives them, and draws its own tokens, so that
-ranks have unlike gradients and averaging them is visible. The optimizer is PyTorch's AdamW for
-everybody: comparisons here are about communication, and the sharded variants of PyTorch take its
-own optimizers.
+Every rank starts from the same weights and draws its own tokens, so that gradients differ between
+ranks and averaging them is visible. The optimizer is PyTorch's AdamW for every variant: these
+comparisons are about communication, and PyTorch's own sharded variants take its optimizers.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmlab.jobs.outcome import Unsupported
-from lmlab.jobs.workload import Workload, workload_of
+from lmlab.jobs.workload import OWN_ATTENTION, Workload, workload_of
 from lmlab.measure.precision import why_unsupported
+from lmlab.model import footprint
 from lmlab.model.loss import cross_entropy
 from lmlab.study.points import Point
 
@@ -40,16 +38,11 @@ def candidates(point: Point, device: torch.device) -> list[Candidate]:
     """The sizes of a point, in the study's order; `Unsupported` if the precision is."""
     if reason := why_unsupported(str(point.parameters["precision"]), device):
         raise Unsupported(reason)
+    parameters = {**point.parameters, "mode": "train_step"}
     return [
         Candidate(
             size=shape["size"],
-            workload=workload_of(
-                Point(
-                    point.chapter,
-                    {**point.parameters, "mode": "train_step"},
-                    {**point.settings, **shape},
-                )
-            ),
+            workload=workload_of(Point(point.chapter, parameters, {**point.settings, **shape})),
         )
         for shape in point.settings["sizes"]
     ]
@@ -72,22 +65,16 @@ class RankWork:
 
     def loss(self, model: nn.Module) -> Tensor:
         """Loss of this rank's tokens."""
-        with self._autocast():
+        with self.workload.precision_context(self.device):
             return cross_entropy(model(self.tokens), self.targets)
 
     def adamw(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of every arm that has a plain one."""
+        """The optimizer of every variant that has a plain one."""
         return torch.optim.AdamW(parameters)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        precision = self.workload.precision
-        if not precision.autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=precision.dtype)
 
 
 def release(device: torch.device) -> None:
-    """Give back what was torn down: to the allocator, and from there to the device."""
+    """Return what was torn down to the allocator, and from there to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -97,3 +84,15 @@ def release(device: torch.device) -> None:
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of the weights, and of their gradients."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def expected_memory(workload: Workload, device: torch.device) -> footprint.Footprint | None:
+    """The cost model's memory of an unsharded train step; None for a model it does not describe."""
+    if not workload.is_ours or workload.attention != OWN_ATTENTION:
+        return None
+    return footprint.memory(
+        workload.shape,
+        workload.precision.name,  # type: ignore[arg-type]
+        "train_step",
+        device="cuda" if device.type == "cuda" else "cpu",
+    )

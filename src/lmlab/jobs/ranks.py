@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 
 from lmlab.jobs.outcome import Outcome, without_numbers
-from lmlab.jobs.record import open_record, save
+from lmlab.jobs.record import Record, save
 from lmlab.jobs.registry import RANK_ERRORS
 from lmlab.jobs.run import attempt, import_from_working_folder
 from lmlab.measure.device import torch_device, usable_cores
@@ -91,7 +91,7 @@ def take_part(point: Point, me: Rank) -> Result | None:
     import_from_working_folder()
     placement = str(point.parameters["placement"])
     device = device_of(placement, me)
-    record = open_record(point, find_machine()) if me.rank == 0 else None
+    record = Record(point, find_machine()) if me.rank == 0 else None
     torch.set_num_threads(max(1, usable_cores() // me.local_world_size))
     with GpuWatch(device) as watch:
         join(BACKENDS[placement], device)

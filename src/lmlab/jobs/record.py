@@ -15,10 +15,9 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from lmlab.jobs.outcome import Outcome, killed_by, without_numbers
 from lmlab.jobs.registry import fingerprint
@@ -29,17 +28,18 @@ from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
 
 
-@dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is known of a result before its numbers are."""
+    """What is known of a result before its numbers are, taken when the point begins."""
 
-    point: Point
-    machine: Machine
-    code_fingerprint: str
-    commit: dict[str, Any]
-    started_at: datetime
-    began_s: float
-    """The monotonic clock at `started_at`."""
+    def __init__(self, point: Point, machine: Machine, *, began_s: float | None = None) -> None:
+        """For a point that begins now, or began at that time of the monotonic clock."""
+        self.point = point
+        self.machine = machine
+        self.code_fingerprint = fingerprint(point)
+        self.commit = commit(ROOT)
+        now_s = time.monotonic()
+        self.began_s = now_s if began_s is None else began_s
+        self.started_at = datetime.now(UTC) - timedelta(seconds=now_s - self.began_s)
 
     def close(self, outcome: Outcome) -> Result:
         """The result of the point, as it is written."""
@@ -62,23 +62,9 @@ class Record:
         )
 
 
-def open_record(point: Point, machine: Machine, *, began_s: float | None = None) -> Record:
-    """The record of a point that begins now, or began at that time of the monotonic clock."""
-    now_s = time.monotonic()
-    began_s = now_s if began_s is None else began_s
-    return Record(
-        point=point,
-        machine=machine,
-        code_fingerprint=fingerprint(point),
-        commit=commit(ROOT),
-        started_at=datetime.now(UTC) - timedelta(seconds=now_s - began_s),
-        began_s=began_s,
-    )
-
-
 def crashed(point: Point, machine: Machine, *, signal_number: int, began_s: float) -> Result:
     """The result of a point whose process died of a signal before it could write one."""
-    return open_record(point, machine, began_s=began_s).close(killed_by(signal_number))
+    return Record(point, machine, began_s=began_s).close(killed_by(signal_number))
 
 
 def save(result: Result, out: Path) -> Result:
@@ -100,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--status", required=True, choices=["unsupported", "oom", "failed"])
     parser.add_argument("--reason", required=True, help="why there are no numbers")
     arguments = parser.parse_args(argv)
-    record = open_record(point_from_json(arguments.point), find_machine())
+    record = Record(point_from_json(arguments.point), find_machine())
     result = record.close(without_numbers(arguments.status, arguments.reason))
     result.write(arguments.out)
     print(result.headline())

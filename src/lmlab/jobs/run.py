@@ -24,7 +24,7 @@ import torch
 
 from lmlab.jobs import budget
 from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
-from lmlab.jobs.record import open_record, save
+from lmlab.jobs.record import Record, save
 from lmlab.jobs.registry import load
 from lmlab.measure.device import is_out_of_memory, set_threads, torch_device
 from lmlab.measure.exclusive import exclusive
@@ -69,7 +69,7 @@ def measure_point(point: Point, machine: Machine) -> Result:
     import_from_working_folder()
     device = torch_device(machine.device)
     with exclusive(machine.device):
-        record = open_record(point, machine)
+        record = Record(point, machine)
         if reason := budget.why_skipped():
             return record.close(without_numbers("unsupported", reason))
         set_threads()
