@@ -34,7 +34,7 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200
 
 # These tests look at the clock, so nothing runs beside them.
-QUIET := tests/workflow/test_study_times.py tests/measure/warm_start tests/measure/test_ceilings.py
+QUIET := tests/measure/warm_start tests/measure/test_ceilings.py
 # The longest first; many wait for other processes, so four of them fill two cores.
 BESIDE := -n 4 --dist loadfile tests/workflow tests $(QUIET:%=--ignore=%)
 

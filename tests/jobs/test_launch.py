@@ -344,19 +344,6 @@ def test_the_first_error_gives_the_reason_and_a_crash_goes_before_it(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"),
-    [
-        ("unsupported", "bf16 is not there"),
-        ("oom", "rank 2: bf16 is not there"),
-        ("failed", "rank 2: bf16 is not there"),
-    ],
-)
-def test_what_no_rank_can_do_is_nobodys_fault(status: str, reason: str) -> None:
-    error = {"rank": 2, "at_ns": 1, "status": status, "reason": "bf16 is not there"}
-    assert why_it_failed(TorchrunExit(status=1, stderr=""), [error], 9) == (status, reason)
-
-
-@pytest.mark.parametrize(
     ("stderr", "reason"),
     [
         ("one\nport taken\n", "torchrun exited with status 3 and no result: port taken"),

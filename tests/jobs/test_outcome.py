@@ -36,19 +36,11 @@ def test_noise_is_judged_by_the_total(measurements: list[Record], noisy: bool) -
     assert Outcome(measurements=measurements).noisy is noisy
 
 
-def test_each_flag_is_raised_once() -> None:
-    assert Outcome(flags=("noisy",)).flagged("throttled", "noisy").flags == ("noisy", "throttled")
-
-
 def test_a_reason_is_one_line_of_bounded_length() -> None:
     outcome = without_numbers("failed", "first\n  second\n" + "x" * 1000)
     assert outcome.reason is not None
     assert outcome.reason.startswith("first second xxx")
     assert len(outcome.reason) == 300
-
-
-def test_an_error_without_words_still_has_a_reason() -> None:
-    assert without_numbers("failed", " \n ").reason == "no reason given"
 
 
 @pytest.mark.parametrize(

@@ -99,15 +99,6 @@ def test_a_point_that_cannot_be_measured_is_a_result_with_a_reason(
     assert result.measurements == ()
 
 
-def test_the_traceback_of_a_failure_goes_to_the_log(
-    measure: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    measure(raising(RuntimeError("here it broke")))
-    captured = capsys.readouterr()
-    assert "Traceback" in captured.err
-    assert captured.out == "failed: RuntimeError: here it broke\n"
-
-
 def test_a_result_carries_its_point_and_its_provenance(
     measure: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,14 +164,6 @@ def test_an_interrupt_goes_through_and_writes_nothing(
     with pytest.raises(interrupt):
         measure(raising(interrupt()))
     assert not (tmp_path / "results").exists()
-
-
-def test_a_point_that_is_no_json_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--point", "{", "--machine", find_machine().id, "--out", str(tmp_path / "x.json")]
-    assert run.main(arguments) == 2
-    assert "is not a JSON object" in capsys.readouterr().err
 
 
 def test_the_working_folder_is_importable_while_measuring(

@@ -10,10 +10,8 @@ import pytest
 
 from lmlab.jobs.registry import fingerprint
 from lmlab.jobs.staleness import (
-    advice,
     installed_torch,
     missing_parts,
-    report_fingerprint,
     state_of,
     summary,
 )
@@ -129,11 +127,6 @@ def test_the_summary_counts_states_and_remarks(result: Result, tmp_path: Path) -
     )
 
 
-def test_only_what_can_be_measured_again_here_may_be_deleted() -> None:
-    assert "deleting" in advice("nano", MACHINE, measuring=True)
-    assert "deleting" not in advice("full", "nvidia-h200", measuring=False)
-
-
 def test_the_installed_torch_is_the_one_that_measures() -> None:
     import torch
 
@@ -148,7 +141,3 @@ def test_missing_parts_of_a_report_are_pages_and_images(tmp_path: Path) -> None:
     gone = tmp_path / "index.md"
     missing = missing_parts([str(page), str(gone)])
     assert missing == [gone, tmp_path / "figures" / "b.png"]
-
-
-def test_the_code_of_a_report_has_a_fingerprint() -> None:
-    assert report_fingerprint(["machine"]) == report_fingerprint(["machine"])

@@ -138,14 +138,6 @@ def test_a_report_is_not_written_among_other_files(
     )
 
 
-@pytest.mark.parametrize("report", ["report", "report/mine", "docs/nvidia-h200", "new/folder"])
-def test_a_report_has_a_folder_of_its_own(
-    report: str, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert load({**config, "report": report}, "cpu") == load(config, "cpu")
-
-
 def test_only_folders_of_a_run_are_taken_outside_of_the_checkout(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,22 +160,6 @@ def test_a_chapter_that_is_switched_off_has_no_points(config: Config) -> None:
     study = load(config, "cpu")
     assert points_of(study, "precision") == []
     assert points_of(study, "end_to_end") != []
-
-
-def test_the_full_study_is_the_one_promised(config: Config) -> None:
-    study = load(config, "cuda")
-    points = points_of(study, "end_to_end")
-    warm = [point.parameters for point in points if point.parameters["start"] == "warm"]
-    assert len(warm) == 5 * 4 * 2 * 3
-    assert {point["warmup"] for point in warm} == {5}
-    cold = [point.parameters for point in points if point.parameters["start"] == "cold"]
-    assert {(p["size"], p["warmup"]) for p in cold} == {
-        (size, warmup)
-        for size in ("small", "medium", "large", "xl", "2.7b")
-        for warmup in (0, 1, 2, 5)
-    }
-    assert points[0].settings["vocab_size"] == 10_000
-    assert points[0].settings["steps"] == 10
 
 
 def test_sizes_are_ordered_by_their_weights_and_not_by_their_names(config: Config) -> None:
