@@ -38,7 +38,7 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 		docs/nvidia-h200/writeup.md docs/nvidia-h200/explore.html
 
 # These tests look at the clock, so nothing runs beside them.
-QUIET := tests/workflow/test_study_times.py tests/measure/warm_start
+QUIET :=
 # The longest first; many wait for other processes, so four of them fill two cores.
 BESIDE := -n 4 --dist loadfile tests/workflow tests $(QUIET:%=--ignore=%)
 

@@ -1,57 +1,61 @@
-"""Which kernels a step is made of: one point a job, recorded by nsys or by torch's profiler.
+"""Profiles: one point per job, recorded by nsys or by torch's profiler.
 
-nsys records from outside, so it is this rule's shell that starts it, around a plain process of its
-own (it does not follow the fork of a warm start); then it exports its report, and the result is
-completed from that. The report stays, for a user to open. Whatever goes wrong with nsys is one line
-in the log, and under `profiler: auto` torch's profiler takes over.
+nsys records from outside, so this rule's shell starts it, around a plain process (it does not follow
+the fork of a warm start). It then exports its report, from which the result is completed; the report
+stays, for a user to open. If anything goes wrong with nsys, one line in the log says so, and under
+`profiler: auto` torch's profiler takes over.
 """
 
+if "profile" in PATHS:
+    NSYS, WITHOUT_NSYS = nsys_for(STUDY.chapters["profile"])
+    if WITHOUT_NSYS and not workflow.remote_exec:
+        print(f"profile: {WITHOUT_NSYS}; torch's profiler records instead", file=sys.stderr)
 
-include: "nsys.smk"
+    WITH_TORCH = (
+        f"env {NSYS_UNAVAILABLE}={{params.trouble:q}} {{params.script}} "
+        "--point {params.point:q} --machine {wildcards.machine} --out {output.result:q}"
+    )
+    WITH_NSYS = (
+        "work=$(mktemp -d) && trap 'rm -rf \"$work\"' EXIT && "
+        f"( env {UNDER_NSYS}=1 "
+        "{params.nsys} profile {params.profile_options} --output={output.trace:q}/report "
+        "{params.program} --point {params.point:q} --machine {wildcards.machine} "
+        '--out "$work/measured.json" && '
+        # A point that ran out of memory has a result and no report.
+        '( {params.nsys} export {params.export_options} --output="$work/report.sqlite" '
+        "{output.trace:q}/report{params.suffix} || true ) && "
+        '{params.complete} --measured "$work/measured.json" --export "$work/report.sqlite" '
+        "--out {output.result:q} ) || "
+        '( echo "profile: "{params.trouble:q} >&2 && [ {params.profiler} = auto ] && '
+        f"{WITH_TORCH} )"
+    )
 
-
-WITH_TORCH = (
-    f"env {NSYS_UNAVAILABLE}={{params.trouble:q}} {{params.script}} "
-    "--point {params.point:q} --machine {wildcards.machine} --out {output.result:q}"
-)
-WITH_NSYS = (
-    "work=$(mktemp -d) && trap 'rm -rf \"$work\"' EXIT && "
-    f"( env {UNDER_NSYS}=1 "
-    "{params.nsys} profile {params.profile_options} --output={output.trace:q}/report "
-    "{params.program} --point {params.point:q} --machine {wildcards.machine} "
-    '--out "$work/measured.json" && '
-    # A point that ran out of memory has no report, and a result all the same.
-    '( {params.nsys} export {params.export_options} --output="$work/report.sqlite" '
-    "{output.trace:q}/report{params.suffix} || true ) && "
-    '{params.complete} --measured "$work/measured.json" --export "$work/report.sqlite" '
-    "--out {output.result:q} ) || "
-    '( echo "profile: "{params.trouble:q} >&2 && [ {params.profiler} = auto ] && '
-    f"{WITH_TORCH} )"
-)
-
-
-rule profile:
-    output:
-        result=ensure(f"{RESULTS}/{{machine}}/profile/{{point}}.json", non_empty=True),
-        # What the profiler itself wrote: nsys's report always, torch's trace if keep_traces asks.
-        trace=directory("traces/{machine}/profile/{point}.trace"),
-    log:
-        "logs/{machine}/profile/{point}.log",
-    conda:
-        "../workflow/envs/lmlab.yaml"
-    resources:
-        gpu=1,
-    params:
-        script=script("measure.py"),
-        complete=script("nsys_result.py"),
-        program=derived(sys.executable, "-m", "lmlab.jobs.run"),
-        nsys=derived(NSYS.path if NSYS else "nsys"),
-        profile_options=derived(*(NSYS.profile_options() if NSYS else [])),
-        export_options=derived(*(NSYS.export_options() if NSYS else [])),
-        suffix=derived(NSYS.report_suffix if NSYS else ""),
-        profiler=derived(PROFILE["profiler"] if PROFILE else ""),
-        trouble=lambda wildcards, output: TROUBLE_LINE,
-        point=point_json("profile"),
-        made_with=made_with("profile"),
-    shell:
-        "mkdir -p {output.trace:q} && " f"( {WITH_NSYS if NSYS else WITH_TORCH} ) > {{log:q}} 2>&1"
+    rule profile:
+        output:
+            result=ensure(result_of("profile"), non_empty=True),
+            # What the profiler wrote: nsys's report always, torch's trace with keep_traces.
+            trace=directory("traces/{machine}/profile/{point}.trace"),
+        log:
+            log_of("profile"),
+        conda:
+            "../workflow/envs/lmlab.yaml"
+        resources:
+            gpu=1,
+        params:
+            script=script("measure.py"),
+            complete=script("nsys_result.py"),
+            program=unrecorded(sys.executable, "-m", "lmlab.jobs.run"),
+            nsys=unrecorded(NSYS.path if NSYS else "nsys"),
+            profile_options=unrecorded(*(NSYS.profile_options() if NSYS else [])),
+            export_options=unrecorded(*(NSYS.export_options() if NSYS else [])),
+            suffix=unrecorded(NSYS.report_suffix if NSYS else ""),
+            profiler=unrecorded(STUDY.chapters["profile"]["profiler"]),
+            trouble=lambda wildcards, output: (
+                f"nsys {NSYS.version} failed, see the log" if NSYS else WITHOUT_NSYS
+            ),
+            ignore_budget=ignore_budget("profile"),
+            point=point_json("profile"),
+            made_with=made_with("profile"),
+        shell:
+            "{params.ignore_budget}mkdir -p {output.trace:q} && "
+            f"( {WITH_NSYS if NSYS else WITH_TORCH} ) > {{log:q}} 2>&1"

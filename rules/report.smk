@@ -1,1 +1,47 @@
 """From results to the report: front page, chapters, index and figures, in one job."""
+
+
+rule report:
+    input:
+        results=report_inputs,
+        templates=files_of(TEMPLATES),
+        references=files_of(REFERENCES),
+    output:
+        page=report(PAGES[0], category="study"),
+        index=PAGES[1],
+        chapters=[report(page, category=Path(page).stem) for page in PAGES[2:]],
+        figures=report(
+            directory(f"{REPORT}/figures"), patterns=["{chapter}/{name}.svg"], category="{chapter}"
+        ),
+    log:
+        f"logs/{REPORT}/report.log",
+    conda:
+        "../workflow/envs/lmlab.yaml"
+    params:
+        script=script("report.py"),
+        study=report_arguments,
+        folders=unrecorded("--templates", str(TEMPLATES), "--references", str(REFERENCES)),
+        made_with=report_fingerprint(STUDY.chapters),
+        out=lambda wildcards, output: os.path.dirname(output.page),
+    shell:
+        "{params.script} {params.study} {params.folders} --out {params.out:q} > {log:q} 2>&1"
+
+
+rule explore:
+    input:
+        results=report_inputs,
+        templates=files_of(TEMPLATES),
+        references=files_of(REFERENCES),
+    output:
+        report(f"{REPORT}/explore.html", category="study"),
+    log:
+        f"logs/{REPORT}/explore.log",
+    conda:
+        "../workflow/envs/lmlab.yaml"
+    params:
+        script=script("explore.py"),
+        study=report_arguments,
+        folders=unrecorded("--templates", str(TEMPLATES), "--references", str(REFERENCES)),
+        made_with=report_fingerprint(STUDY.chapters),
+    shell:
+        "{params.script} {params.study} {params.folders} --out {output:q} > {log:q} 2>&1"

@@ -1,7 +1,7 @@
-"""Let a target stand behind `--resources gpu=1`, where everybody writes it.
+"""Accept a target after `--resources gpu=1`, where everybody writes it.
 
-`--resources` and `--config` take every word that follows, so a target behind them is read as one
-more NAME=VALUE and refused. A word without `=` can never be one of theirs: it is moved to the
+`--resources` and `--config` take every argument that follows, so a target after them is read as one
+more NAME=VALUE and refused. An argument without `=` can never be one of theirs: it is moved to the
 front, where targets are read as targets. Any other command line stays as it is.
 """
 
@@ -17,24 +17,16 @@ def repair(argv: list[str]) -> None:
     """Move swallowed targets to the front of a Snakemake command line, in place."""
     if not argv or PurePath(argv[0]).name not in SNAKEMAKE:
         return
-    swallowed = _swallowed(argv)
-    targets = [argv[index] for index in swallowed]
-    rest = [word for index, word in enumerate(argv) if index not in swallowed]
-    argv[:] = [rest[0], *targets, *rest[1:]]
-
-
-def _swallowed(argv: list[str]) -> list[int]:
-    """Where words without `=` follow at least one assignment of such an option."""
-    found: list[int] = []
-    assignments: int | None = None  # None: not behind such an option
-    for index, word in enumerate(argv):
-        if word == "--":
+    targets: list[str] = []
+    rest: list[str] = []
+    assignments: int | None = None  # None: not after such an option
+    for index, argument in enumerate(argv):
+        if argument == "--":
+            rest += argv[index:]
             break
-        if word.startswith("-"):
-            assignments = 0 if word in TAKES_ASSIGNMENTS else None
-        elif assignments is not None:
-            if "=" in word:
-                assignments += 1
-            elif assignments:
-                found.append(index)
-    return found
+        if argument.startswith("-"):
+            assignments = 0 if argument in TAKES_ASSIGNMENTS else None
+        elif assignments is not None and "=" in argument:
+            assignments += 1
+        (targets if assignments and "=" not in argument else rest).append(argument)
+    argv[:] = [rest[0], *targets, *rest[1:]]

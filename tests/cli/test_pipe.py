@@ -1,4 +1,4 @@
-"""A reader that has seen enough (`lmlab status | head -1`) ends a command without a word."""
+"""A reader that has seen enough (`lmlab status | head -1`) ends a command quietly."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NANO = ["--config", "study=nano"]
 BY_SIGPIPE = 141
 
 
-def run_without_a_reader(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run_without_a_reader(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command whose output goes to a pipe that is closed at the other end."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
         return subprocess.run(
-            [sys.executable, "-c", PROGRAM, *words],
+            [sys.executable, "-c", PROGRAM, *arguments],
             cwd=folder,
             stdout=writer,
             stderr=subprocess.PIPE,
@@ -39,10 +39,10 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_a_reader_that_left_ends_the_command_quietly(words: list[str], tmp_path: Path) -> None:
-    done = run_without_a_reader(words, tmp_path)
-    # Tests beside this one measure too, and measurements wait for each other.
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_a_reader_that_left_ends_the_command_quietly(arguments: list[str], tmp_path: Path) -> None:
+    done = run_without_a_reader(arguments, tmp_path)
+    # Other tests measure too, and measurements wait for each other.
     said = [line for line in done.stderr.splitlines() if not line.startswith("waiting for another")]
     assert (done.returncode, said) == (BY_SIGPIPE, [])
 
@@ -52,6 +52,6 @@ def test_help_that_nobody_reads_ends_quietly(tmp_path: Path) -> None:
 
 
 def test_a_result_is_written_though_nobody_reads_it(tmp_path: Path) -> None:
-    words = ["measure", "precision", "topic=accumulation", "--out", "mine.json", *NANO]
-    assert run_without_a_reader(words, tmp_path).returncode == BY_SIGPIPE
+    arguments = ["measure", "precision", "topic=accumulation", "--out", "mine.json", *NANO]
+    assert run_without_a_reader(arguments, tmp_path).returncode == BY_SIGPIPE
     assert read(tmp_path / "mine.json").status == "ok"

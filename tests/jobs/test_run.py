@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lmlab.jobs import run
+from lmlab.jobs import budget, run
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.registry import fingerprint
+from lmlab.measure import records
 from lmlab.measure.identity import find_machine
 from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
@@ -49,8 +50,8 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
         monkeypatch.setattr(run, "torch_device", lambda name: torch.device("cpu"))
         out = tmp_path / "results" / "point.json"
         machine = machine or find_machine().id
-        words = ["--point", POINT.to_json(), "--machine", machine, "--out", str(out)]
-        return run.main(words), out
+        arguments = ["--point", POINT.to_json(), "--machine", machine, "--out", str(out)]
+        return run.main(arguments), out
 
     return measure
 
@@ -95,23 +96,15 @@ def test_a_point_that_cannot_be_measured_is_a_result_with_a_reason(
     assert code == 0
     assert result.status == status
     assert str(result.reason).startswith(reason)
-    assert result.measurements == {}
-
-
-def test_the_traceback_of_a_failure_goes_to_the_log(
-    measure: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    measure(raising(RuntimeError("here it broke")))
-    captured = capsys.readouterr()
-    assert "Traceback" in captured.err
-    assert captured.out == "failed: RuntimeError: here it broke\n"
+    assert result.measurements == ()
 
 
 def test_a_result_carries_its_point_and_its_provenance(
     measure: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    times = Measurement(samples_ms=(1.0, 2.0, 4.0), clock="host", cache="warm", stopped="3 samples")
-    _, out = measure(lambda point, device: Outcome(measurements={"total": times}, data={"a": 1}))
+    times = Measurement(samples_ms=(1.0, 2.0, 4.0), clock="wall", cache="warm", stopped="3 samples")
+    total = records.timed(times, phase="total")
+    _, out = measure(lambda point, device: Outcome(measurements=[total], data={"a": 1}))
     result, machine = read(out), find_machine()
     assert (result.chapter, result.parameters, result.settings) == (
         POINT.chapter,
@@ -121,7 +114,7 @@ def test_a_result_carries_its_point_and_its_provenance(
     assert result.machine == {"id": machine.id, "device": machine.device, "name": machine.name}
     assert result.versions["torch"] == torch.__version__
     assert result.code_fingerprint == fingerprint(POINT)
-    assert result.measurements["total"]["samples_ms"] == [1.0, 2.0, 4.0]
+    assert result.measurements == (total,)
     assert result.data == {"a": 1}
     assert result.flags == ("noisy",)
     assert capsys.readouterr().out.splitlines()[-1] == "total 2 ms"
@@ -147,6 +140,23 @@ def test_another_machine_is_refused_in_one_line(
     assert find_machine().id in lines[0]
 
 
+def test_a_result_that_cannot_be_written_is_a_failure(
+    measure: Callable[..., tuple[int, Path]],
+) -> None:
+    code, out = measure(lambda point, device: Outcome(data={"value": float("nan")}))
+    assert (code, read(out).status, read(out).data) == (0, "failed", {})
+
+
+def test_a_point_that_begins_after_the_budget_is_skipped(
+    measure: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(budget.VARIABLE, "1 240")
+    code, out = measure(raising(AssertionError("must not run")))
+    assert (code, read(out).status) == (0, "unsupported")
+    assert read(out).reason == "skipped: the study's time budget of 240 s was used up"
+    assert budget.was_skipped(out)
+
+
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit], ids=["ctrl-c", "exit"])
 def test_an_interrupt_goes_through_and_writes_nothing(
     measure: Callable[..., tuple[int, Path]], tmp_path: Path, interrupt: type[BaseException]
@@ -154,14 +164,6 @@ def test_an_interrupt_goes_through_and_writes_nothing(
     with pytest.raises(interrupt):
         measure(raising(interrupt()))
     assert not (tmp_path / "results").exists()
-
-
-def test_a_point_that_is_no_json_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--point", "{", "--machine", find_machine().id, "--out", str(tmp_path / "x.json")]
-    assert run.main(words) == 2
-    assert "is not a JSON object" in capsys.readouterr().err
 
 
 def test_the_working_folder_is_importable_while_measuring(

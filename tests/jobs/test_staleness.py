@@ -1,14 +1,20 @@
-"""A result is held against the present: its code, its settings, its torch."""
+"""A result is compared with the present: its code, its settings, its torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmlab.jobs.registry import fingerprint
-from lmlab.jobs.staleness import Standing, advice, installed_torch, remarks_on, standing
+from lmlab.jobs.staleness import (
+    installed_torch,
+    missing_parts,
+    state_of,
+    summary,
+)
 from lmlab.study.results import Result
 from tests.jobs.points import precision_point
 
@@ -34,116 +40,104 @@ def result() -> Result:
 
 
 def test_a_point_without_a_file_is_missing(tmp_path: Path) -> None:
-    found = standing(POINT, tmp_path, MACHINE, TORCH)
-    assert found.state == "missing"
-    assert found.remarks() == []
+    assert state_of(POINT, tmp_path, MACHINE, TORCH).state == "missing"
 
 
-def test_a_result_of_the_present_is_current_whatever_the_build_is_called(
-    result: Result, tmp_path: Path
-) -> None:
-    result.write(POINT.path(tmp_path, MACHINE))
-    found = standing(POINT, tmp_path, MACHINE, TORCH)
-    assert found.state == "ok"
-    assert found.is_current
-    assert found.remarks() == []
-
-
-CHANGES = {
-    "other code": ({"code_fingerprint": "0" * 16}, "made by other code"),
-    "other settings": (
+CASES: dict[str, tuple[dict[str, Any], bool, list[str]]] = {
+    "current, whatever the build is called": ({}, False, []),
+    "code": ({"code_fingerprint": "0" * 16}, True, ["stale: code changed"]),
+    "a setting": (
         {"settings": {**POINT.settings, "terms": 10}},
-        "other settings: terms 10 (now 1000)",
+        True,
+        ["stale: settings changed (terms 10, now 1000)"],
     ),
-    "a setting that is new": (
+    "a new setting": (
         {"settings": {"seed": 0, "term": 0.01}},
-        "other settings: terms absent (now 1000)",
+        True,
+        ["stale: settings changed (terms absent, now 1000)"],
     ),
-    "other torch": (
+    "torch": (
         {"versions": {"python": "3.11.0", "torch": "2.11.0", "lmlab": "0.1.0"}},
-        "made with torch 2.11.0",
+        True,
+        ["measured with torch 2.11.0"],
     ),
+    "no numbers": ({"status": "oom", "reason": "asked for 9 GiB"}, False, ["asked for 9 GiB"]),
+    "uncommitted code": ({"commit": {"id": None, "dirty": True}}, False, []),
 }
 
 
-@pytest.mark.parametrize(("change", "remark"), CHANGES.values(), ids=CHANGES)
-def test_what_has_changed_since_is_named(
-    result: Result, tmp_path: Path, change: dict[str, object], remark: str
+@pytest.mark.parametrize(("change", "stale", "remarks"), CASES.values(), ids=CASES)
+def test_what_has_changed_since_makes_a_result_stale(
+    result: Result, tmp_path: Path, change: dict[str, Any], stale: bool, remarks: list[str]
 ) -> None:
-    replace(result, **change).write(POINT.path(tmp_path, MACHINE))  # type: ignore[arg-type]
-    found = standing(POINT, tmp_path, MACHINE, TORCH)
-    assert not found.is_current
-    assert found.remarks() == [remark]
+    replace(result, **change).write(POINT.path(tmp_path, MACHINE))
+    found = state_of(POINT, tmp_path, MACHINE, TORCH)
+    assert (found.state, found.stale) == (change.get("status", "ok"), stale)
+    assert found.remarks() == remarks
+    assert found.uncommitted == change.get("commit", {}).get("dirty", False)
 
 
 def test_torch_is_not_compared_for_another_machine(result: Result, tmp_path: Path) -> None:
-    result.write(POINT.path(tmp_path, MACHINE))
-    assert standing(POINT, tmp_path, MACHINE, None).is_current
+    old = {**result.versions, "torch": "1.0"}
+    replace(result, versions=old).write(POINT.path(tmp_path, MACHINE))
+    assert not state_of(POINT, tmp_path, MACHINE, None).stale
 
 
-def test_a_result_without_numbers_keeps_its_reason(result: Result, tmp_path: Path) -> None:
-    replace(result, status="oom", reason="asked for 9 GiB").write(POINT.path(tmp_path, MACHINE))
-    found = standing(POINT, tmp_path, MACHINE, TORCH)
-    assert (found.state, found.remarks()) == ("oom", ["asked for 9 GiB"])
-
-
-FOREIGN = {
-    "of another point": ({"parameters": {"topic": "layernorm"}}, "the result of another point"),
-    "of another chapter": ({"chapter": "machine"}, "the result of another point"),
-    "of another machine": (
-        {"machine": {"id": "nvidia-h200", "device": "cuda", "name": "H200"}},
-        "measured on nvidia-h200, not on cpu-test",
-    ),
+FOREIGN: dict[str, dict[str, Any]] = {
+    "another point": {"parameters": {"topic": "layernorm"}},
+    "another chapter": {"chapter": "machine"},
+    "another machine": {"machine": {"id": "nvidia-h200", "device": "cuda", "name": "H200"}},
 }
 
 
-@pytest.mark.parametrize(("change", "remark"), FOREIGN.values(), ids=FOREIGN)
-def test_a_file_that_was_copied_here_is_no_result(
-    result: Result, tmp_path: Path, change: dict[str, object], remark: str
+@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
+def test_the_result_of_something_else_is_unreadable(
+    result: Result, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    replace(result, **change).write(POINT.path(tmp_path, MACHINE))  # type: ignore[arg-type]
-    found = standing(POINT, tmp_path, MACHINE, TORCH)
-    assert found.state == "unreadable"
-    assert remark in found.remarks()[0]
+    replace(result, **change).write(POINT.path(tmp_path, MACHINE))
+    assert state_of(POINT, tmp_path, MACHINE, TORCH).state == "unreadable"
 
 
-def test_a_damaged_file_is_unreadable_and_named(result: Result, tmp_path: Path) -> None:
+def test_a_second_set_of_a_machines_results_is_that_machines(
+    result: Result, tmp_path: Path
+) -> None:
+    result.write(POINT.path(tmp_path, f"{MACHINE}@repeat"))
+    assert state_of(POINT, tmp_path, f"{MACHINE}@repeat", TORCH).state == "ok"
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema_version": 1}'], ids=["damaged", "schema 1"])
+def test_a_file_that_is_not_read_is_named_in_one_line(tmp_path: Path, text: str) -> None:
     path = POINT.path(tmp_path, MACHINE)
-    result.write(path)
-    path.write_text(path.read_text()[:-20])
-    found = standing(POINT, tmp_path, MACHINE, TORCH)
-    assert found.state == "unreadable"
-    assert path.name in found.remarks()[0]
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    found = state_of(POINT, tmp_path, MACHINE, TORCH)
+    assert found.needs_attention
+    [remark] = found.remarks()
+    assert str(path) in remark
+    assert "\n" not in remark
 
 
-def test_every_fault_of_results_is_one_line_that_names_a_file() -> None:
-    standings = {
-        "sound": Standing(point=POINT, state="ok"),
-        "coded": Standing(point=POINT, state="ok", other_code=True),
-        "set": Standing(point=POINT, state="ok", other_settings=("terms 1 (now 2)",)),
-        "set too": Standing(point=POINT, state="ok", other_settings=("terms 3 (now 2)",)),
-        "torched": Standing(point=POINT, state="ok", other_torch="1.0"),
-        "broken": Standing(point=POINT, state="unreadable"),
-        "none": Standing(point=POINT, state="missing"),
-    }
-    assert list(remarks_on(standings)) == [
-        "1 of 7 results were made by other code than the present, coded among them",
-        "2 of 7 results were made with other settings, set among them",
-        "1 of 7 results were made with another torch, torched among them",
-        "1 of 7 results cannot be read, broken among them",
-    ]
-
-
-def test_nobody_is_told_to_delete_what_cannot_be_measured_again_here() -> None:
-    here = advice(MACHINE, MACHINE, measuring=True)
-    nano = advice(MACHINE, MACHINE, measuring=True, options=["--config", "study=nano"])
-    assert nano.startswith("`lmlab status --config study=nano` lists them")
-    assert here == "`lmlab status` lists them, deleting them measures them anew"
-    elsewhere = advice("nvidia-h200", MACHINE, measuring=False)
-    assert elsewhere == "`lmlab status --machine nvidia-h200` lists them"
+def test_the_summary_counts_states_and_remarks(result: Result, tmp_path: Path) -> None:
+    states = [state_of(POINT, tmp_path / "none", MACHINE, TORCH)]
+    for change in ({}, {"code_fingerprint": "0" * 16}, {"commit": {"id": None, "dirty": True}}):
+        replace(result, **change).write(POINT.path(tmp_path, MACHINE))
+        states.append(state_of(POINT, tmp_path, MACHINE, TORCH))
+    assert summary(states) == (
+        "4 points: 3 ok, 1 missing; 1 stale (code changed); 1 from uncommitted code"
+    )
 
 
 def test_the_installed_torch_is_the_one_that_measures() -> None:
     import torch
 
     assert torch.__version__.partition("+")[0] == installed_torch().partition("+")[0]
+
+
+def test_missing_parts_of_a_report_are_pages_and_images(tmp_path: Path) -> None:
+    page = tmp_path / "writeup.md"
+    page.write_text('![a](figures/a.svg) ![b](figures/b.png "title") ![c](https://x.org/c.png)')
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "a.svg").touch()
+    gone = tmp_path / "index.md"
+    missing = missing_parts([str(page), str(gone)])
+    assert missing == [gone, tmp_path / "figures" / "b.png"]

@@ -1,149 +1,107 @@
-"""Progress says which point, how many are left and about how long, and what the last one gave."""
+"""Progress: which point, what it gave, how many are left and about how long."""
 
 from __future__ import annotations
 
-import io
+import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
 
-from lmlab.study.results import Result
-from snakemake_logger_plugin_lmlab.display import CLEAR_LINE, Display
-from snakemake_logger_plugin_lmlab.progress import Progress, describe, duration, outcome
+from lmlab.measure import records
+from snakemake_logger_plugin_lmlab import LogHandler, broke
+from snakemake_logger_plugin_lmlab.progress import Progress, duration
 from tests.study.test_results import make
 
-
-class Clock:
-    """A clock that moves when told to."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def progress(clock: Clock) -> Progress:
-    progress = Progress(clock)
-    progress.expect({"end_to_end": 3, "writeup": 1, "total": 4})
-    return progress
-
-
 POINT = {"machine": "cpu-test", "point": "size~small/context~128"}
+OUTPUT = "results/cpu-test/point.json"
+MINE = records.without_value("time", "failed", "NameError", variant="mine")
 
 
-def test_a_point_is_named_as_the_study_names_it() -> None:
-    assert describe("end_to_end", POINT) == "end_to_end size=small context=128"
-
-
-def test_a_finished_point_says_what_it_gave_and_what_is_left(
-    progress: Progress, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    make().write(Path("results/cpu-test/point.json"))
-    assert progress.start(7, "end_to_end", POINT, ["results/cpu-test/point.json"]) == (
-        "[1/4] end_to_end size=small context=128 ..."
-    )
-    clock.time = 4.0
+
+
+def test_a_finished_point_says_what_it_gave_and_what_is_left() -> None:
+    seconds = iter([0.0, 4.0])
+    progress = Progress(lambda: next(seconds))
+    progress.expected = 4
+    make(measurements=(*make().measurements, MINE)).write(Path(OUTPUT))
+    progress.start(7, "end_to_end", POINT, [OUTPUT])
     assert progress.finish(7) == (
-        "[1/4] end_to_end size=small context=128: forward 2 ms, in 4.0 s; 3 left, about 12 s"
+        "[1/4] end_to_end size=small context=128: forward 2 ms, mine: NameError; 3 left, about 12 s"
     )
 
 
-ARMS = {
-    "naive": {"status": "ok", "reason": None},
-    "mine": {"status": "failed", "reason": "NameError: name 'q' is not defined"},
-    "flash": {"status": "unsupported", "reason": "needs a GPU"},
-    "flex": {"status": "capped", "reason": "would take about 51 s"},
-}
-GAVE = {
-    "an arm broke": (
-        make(data={"arms": ARMS}),
-        f"forward 2 ms, mine: failed: {ARMS['mine']['reason']}",
-    ),
-    "all arms broke, as the reason says": (
-        make(
-            status="failed",
-            reason="mine: NameError",
-            measurements={},
-            data={"arms": {"mine": ARMS["mine"]}},
-        ),
-        "failed: mine: NameError",
-    ),
-}
+def test_other_jobs_and_the_last_one_have_short_lines() -> None:
+    progress = Progress()
+    progress.expected = 1
+    progress.start(1, "report", None, ["report/writeup.md"])
+    assert progress.finish(1) == "[1/1] report"
+    assert progress.finish(99) == "", "a job that was never started"
 
 
-@pytest.mark.parametrize(("result", "words"), GAVE.values(), ids=GAVE)
-def test_an_arm_that_failed_is_told_once(
-    result: Result, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result.write(Path("results/cpu-test/point.json"))
-    assert outcome(["results/cpu-test/point.json"]) == words
-
-
-def test_time_left_is_counted_rule_by_rule(progress: Progress, clock: Clock) -> None:
-    progress.start(1, "writeup", {}, [])
-    clock.time = 1.0
-    progress.finish(1)
-    progress.start(2, "end_to_end", POINT, [])
-    clock.time = 101.0
-    progress.finish(2)
-    assert progress.seconds_left() == pytest.approx(200.0)
-
-
-def test_points_that_share_an_allocation_share_its_time(progress: Progress, clock: Clock) -> None:
-    assert progress.share([1, 2]) == "[0/4] 2 points share an allocation ..."
-    for job in (1, 2):
-        progress.start(job, "end_to_end", POINT, [])
-    clock.time = 10.0
-    line = progress.finish(1)
-    assert line is not None
-    assert line.endswith("in about 5.0 s; 3 left, about 15 s")
-
-
-def test_the_last_line_leaves_nothing(clock: Clock) -> None:
-    progress = Progress(clock)
-    progress.expect({"writeup": 1, "total": 1})
-    progress.start(1, "writeup", None, ["report/writeup.md"])
-    assert progress.finish(1) == "[1/1] writeup: in 0.0 s"
-
-
-def test_the_end_of_an_unknown_job_is_no_line(progress: Progress) -> None:
-    assert progress.finish(99) is None
+def test_a_result_that_cannot_be_read_is_named() -> None:
+    Path(OUTPUT).parent.mkdir(parents=True)
+    Path(OUTPUT).write_text("{")
+    progress = Progress()
+    progress.start(1, "end_to_end", POINT, [OUTPUT])
+    assert OUTPUT in progress.finish(1)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.3, "0.3 s"), (12.4, "12 s"), (90, "2 min"), (3600 * 2 + 300, "2 h 5 min")],
+    ("seconds", "text"), [(0.3, "0 s"), (12.4, "12 s"), (90, "2 min"), (7500, "2 h 5 min")]
 )
-def test_times_are_said_as_people_say_them(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def job(log: str | None, result: str | None, indent: bool = True) -> dict[str, Any]:
+    """A failed job as Snakemake reports it; None for a file that is not there."""
+    for path, text in (("point.log", log), ("point.json", result)):
+        if text is not None:
+            Path(path).write_text(text)
+    return {"indent": indent, "log": ["point.log"], "output": ["point.json"]}
 
 
-def test_a_log_file_gets_plain_lines() -> None:
-    stream = io.StringIO()
-    display = Display(stream)
-    display.running("point 1 ...")
-    display.message("point 1 done")
-    display.end()
-    assert stream.getvalue() == "point 1 done\n"
+@pytest.mark.parametrize(
+    ("failed", "to_blame"),
+    [
+        (("the GPU fell off the bus", None), True),
+        (("forward 2 ms", "{}"), False),
+        (("", None), False),
+        ((None, None), False),
+        ((None, None, False), True),
+    ],
+    ids=["broke", "measured", "an empty log", "not begun", "not of an allocation"],
+)
+def test_of_a_failed_allocation_only_the_job_that_broke_is_reported(
+    failed: tuple[Any, ...], to_blame: bool
+) -> None:
+    assert broke(job(*failed)) is to_blame
 
 
-def test_a_terminal_keeps_the_running_point_on_its_last_line() -> None:
-    stream = Terminal()
-    display = Display(stream)
-    display.running("point 1 ...")
-    display.message("a warning")
-    assert stream.getvalue().endswith(f"{CLEAR_LINE}a warning\npoint 1 ...")
+def test_the_handler_prints_points_and_passes_on_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handler = LogHandler(SimpleNamespace(dryrun=False, verbose=False), None)  # type: ignore[arg-type]
+
+    def emit(message: str, **fields: Any) -> None:
+        record = logging.LogRecord("snakemake", logging.INFO, "", 0, message, None, None)
+        vars(record).update(fields)
+        handler.emit(record)
+
+    started = {"jobid": 1, "rule_name": "machine", "wildcards": {}, "output": []}
+    emit("stats", event=LogEvent.RUN_INFO, stats={"machine": 1, "total": 1})
+    emit("ten lines", event=LogEvent.JOB_INFO, **started)
+    emit("finished", event=LogEvent.JOB_FINISHED, job_id=1)
+    emit("Select jobs to execute...")
+    emit("two jobs", event=LogEvent.GROUP_ERROR, job_error_info=[1, 2], aux_logs=["7.log"])
+    assert capsys.readouterr().err.splitlines() == [
+        "stats",
+        "[1/1] machine",
+        "An allocation of 2 points failed, see 7.log",
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lmlab.attention.registry import VARIANTS
 from lmlab.jobs.catalog import all_points, points_of
 from lmlab.study.config import ConfigError, load
 from lmlab.study.files import ROOT
@@ -68,6 +69,11 @@ WRONG = {
         "contexts = [8, 8]",
         "each value once",
     ),
+    "a key of an earlier version": (
+        lambda c: c["studies"]["nano"]["attention"]["benchmark"].update(arms=["naive"]),
+        "benchmark.arms",
+        "is now called variants",
+    ),
     "unknown precision": (_end_to_end(precisions=["fp8"]), '"fp8"', "fp32, tf32, bf16, fp16"),
     "heads that do not divide": (
         lambda c: c["sizes"]["small"].update(num_heads=7),
@@ -77,17 +83,17 @@ WRONG = {
     "heads of odd width": (
         lambda c: c["sizes"]["small"].update(d_model=9, num_heads=3),
         "sizes.small.num_heads = 3",
-        "even width; allowed: none with d_model = 9, which must be even",
+        "odd width 3 at d_model = 9; allowed: an even d_model",
     ),
     "heads of odd width at an even d_model": (
         lambda c: c["sizes"]["small"].update(d_model=70, num_heads=2),
-        "sizes.small.num_heads = 2 makes heads of width 35",
-        "even width; allowed: 1, 5, 7, 35",
+        "sizes.small.num_heads = 2 gives heads of odd width 35",
+        "allowed: 1, 5, 7, 35",
     ),
     "heads that do not divide an odd d_model": (
         lambda c: c["sizes"]["small"].update(d_model=65, num_heads=2),
         "sizes.small.num_heads = 2 does not divide d_model = 65",
-        "allowed: none with d_model = 65, which must be even",
+        "allowed: an even d_model",
     ),
     "a missing key": (lambda c: c.pop("model"), "model is missing", ""),
     "a model without a class": (lambda c: c.update(model="mine"), 'model = "mine"', "module:Class"),
@@ -132,14 +138,6 @@ def test_a_report_is_not_written_among_other_files(
     )
 
 
-@pytest.mark.parametrize("report", ["report", "report/mine", "docs/nvidia-h200", "new/folder"])
-def test_a_report_has_a_folder_of_its_own(
-    report: str, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert load({**config, "report": report}, "cpu") == load(config, "cpu")
-
-
 def test_only_folders_of_a_run_are_taken_outside_of_the_checkout(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,22 +160,6 @@ def test_a_chapter_that_is_switched_off_has_no_points(config: Config) -> None:
     study = load(config, "cpu")
     assert points_of(study, "precision") == []
     assert points_of(study, "end_to_end") != []
-
-
-def test_the_full_study_is_the_one_promised(config: Config) -> None:
-    study = load(config, "cuda")
-    points = points_of(study, "end_to_end")
-    warm = [point.parameters for point in points if point.parameters["start"] == "warm"]
-    assert len(warm) == 5 * 4 * 2 * 3
-    assert {point["warmup"] for point in warm} == {5}
-    cold = [point.parameters for point in points if point.parameters["start"] == "cold"]
-    assert {(p["size"], p["warmup"]) for p in cold} == {
-        (size, warmup)
-        for size in ("small", "medium", "large", "xl", "2.7b")
-        for warmup in (0, 1, 2, 5)
-    }
-    assert points[0].settings["vocab_size"] == 10_000
-    assert points[0].settings["steps"] == 10
 
 
 def test_sizes_are_ordered_by_their_weights_and_not_by_their_names(config: Config) -> None:
@@ -219,6 +201,14 @@ def test_no_two_points_share_a_path(config: Config) -> None:
         points = all_points(load({**config, "study": name}, "cpu"))
         paths = {point.path(Path("results"), "m") for point in points}
         assert len(paths) == len(points)
+
+
+def test_every_attention_variant_and_ones_own_can_be_named(config: Config) -> None:
+    for name in (*VARIANTS, "mine.attention:fast"):
+        config["studies"]["tiny"]["common"]["attention"] = name
+        points = points_of(load(config, "cpu"), "end_to_end")
+        assert {point.parameters["attention"] for point in points} == {name}
+        assert f"attention~{name.replace(':', '.')}/" in str(points[0].path(Path("results"), "m"))
 
 
 def test_a_new_context_only_adds_points(config: Config) -> None:

@@ -98,6 +98,27 @@ def test_a_file_beside_a_users_module_counts(package: Path) -> None:
     assert sorted(import_closure(["mine"], [str(package)])) == ["mine", "parts"]
 
 
+def test_an_excluded_module_is_followed_but_does_not_count(package: Path) -> None:
+    def fingerprint() -> str:
+        return code_fingerprint(["lab.run"], [str(package)], excluded=["lab.inner.*"])
+
+    before = fingerprint()
+    (package / "lab/inner/sibling.py").write_text("x = 22\n")
+    assert fingerprint() == before
+    (package / "lab/deep.py").write_text("thing = 22\n")
+    assert fingerprint() != before
+
+
+@pytest.mark.parametrize(("text", "changes"), [("a: 2\n", True), ("# why\na: 1\n", False)])
+def test_a_yaml_file_of_the_same_name_is_a_modules_data(
+    package: Path, text: str, changes: bool
+) -> None:
+    (package / "lab/deep.yaml").write_text("a: 1\n")
+    before = code_fingerprint(["lab.run"], [str(package)])
+    (package / "lab/deep.yaml").write_text(text)
+    assert (code_fingerprint(["lab.run"], [str(package)]) != before) is changes
+
+
 def test_a_moved_checkout_keeps_its_fingerprint(package: Path) -> None:
     elsewhere = package.parent / "elsewhere"
     shutil.copytree(package, elsewhere)

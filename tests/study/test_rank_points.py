@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,8 +42,3 @@ def test_the_torch_bucket_has_one_of_ours_of_the_same_size() -> None:
     for name in ("full", "tiny", "nano"):
         settings = points_of(study(name), "data_parallel")[0].settings
         assert settings["torch_bucket_mb"] in settings["bucket_sizes_mb"]
-
-
-def test_a_users_model_has_results_of_its_own() -> None:
-    point = points_of(study("tiny", model="mine.net:Net"), "fsdp")[0]
-    assert "own_model~mine.net.Net" in str(point.path(Path("results"), "here"))

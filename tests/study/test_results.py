@@ -10,23 +10,15 @@ from typing import Any
 
 import pytest
 
-from lmlab.study.results import LacksKey, Result, ResultError, read
+from lmlab.measure import records
+from lmlab.measure.statistics import Measurement
+from lmlab.study.results import Result, ResultError, read
 
-MEASUREMENT = {
-    "clock": "host",
-    "cache": "warm",
-    "stopped": "2 samples",
-    "samples_ms": [1.0, 3.0],
-    "n": 2,
-    "median_ms": 2.0,
-    "q1_ms": 1.5,
-    "q3_ms": 2.5,
-    "min_ms": 1.0,
-    "max_ms": 3.0,
-    "mean_ms": 2.0,
-    "sd_ms": 1.41,
-    "noisy": True,
-}
+TIME = records.timed(
+    Measurement(samples_ms=(1.0, 3.0), clock="wall", cache="warm", stopped="2 samples"),
+    phase="forward",
+)
+FAILED = records.without_value("time", "failed", "NameError", variant="mine")
 
 
 def make(**changes: Any) -> Result:
@@ -35,7 +27,7 @@ def make(**changes: Any) -> Result:
         "parameters": {"size": "small"},
         "settings": {"seed": 0},
         "status": "ok",
-        "measurements": {"forward": MEASUREMENT},
+        "measurements": (TIME,),
         "machine": {"id": "cpu-test", "device": "cpu", "name": "Test"},
         "versions": {"python": "3.11", "torch": "2.13", "lmlab": "0", "triton": None},
         "commit": {"id": None, "dirty": False},
@@ -52,9 +44,16 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     assert read(tmp_path / "deep" / "result.json") == make()
 
 
-def test_others_may_read_it_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    make().write(tmp_path / "result.json")
-    assert stat.S_IMODE((tmp_path / "result.json").stat().st_mode) == 0o644
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_permissions_follow_the_umask_and_nothing_is_left_behind(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        make().write(tmp_path / "result.json")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "result.json").stat().st_mode) == mode
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
@@ -81,11 +80,11 @@ def test_an_interrupted_write_leaves_the_old_result(
         pytest.param({"status": "fine"}, "status", id="unknown status"),
         pytest.param({"flags": ("odd",)}, "flags", id="unknown flag"),
         pytest.param(
-            {"status": "oom", "reason": None, "measurements": {}}, "reason", id="no reason"
+            {"status": "oom", "reason": None, "measurements": ()}, "reason", id="no reason"
         ),
         pytest.param({"status": "oom", "reason": "x"}, "measurements", id="times without ok"),
         pytest.param(
-            {"status": "failed", "reason": "a\nb", "measurements": {}}, "reason", id="lines"
+            {"status": "failed", "reason": "a\nb", "measurements": ()}, "reason", id="lines"
         ),
         pytest.param({"data": {"big": "x" * 300_000}}, "200,000", id="too large"),
     ],
@@ -107,9 +106,11 @@ def test_a_number_that_is_none_is_not_written(tmp_path: Path) -> None:
     "text",
     [
         pytest.param("", id="empty"),
-        pytest.param('{"schema_version": 1', id="half written"),
+        pytest.param('{"schema_version": 2', id="half written"),
+        pytest.param('{"schema_version": 1}', id="an earlier version"),
         pytest.param("[]", id="a list"),
-        pytest.param('{"schema_version": 2}', id="another version"),
+        pytest.param('{"schema_version": 2}', id="keys missing"),
+        pytest.param('{"schema_version": 3}', id="a later version"),
         pytest.param("\x00\xff", id="binary"),
     ],
 )
@@ -124,9 +125,8 @@ def test_a_file_that_is_no_result_is_named_in_one_line(tmp_path: Path, text: str
 
 def test_the_headline_is_the_times_or_the_reason() -> None:
     assert make().headline() == "forward 2 ms"
-    many = make(measurements={f"arm{n}": make().measurements["forward"] for n in range(8)})
-    assert many.headline().endswith("arm5 2 ms, 2 more")
-    failed = make(status="oom", reason="needs 3 GiB", measurements={})
+    assert make(measurements=(TIME,) * 8).headline().endswith("forward 2 ms, 2 more")
+    failed = make(status="oom", reason="needs 3 GiB", measurements=())
     assert failed.headline() == "oom: needs 3 GiB"
 
 
@@ -135,12 +135,5 @@ def test_json_is_one_line() -> None:
     assert json.loads(make().to_json())["chapter"] == "end_to_end"
 
 
-def test_a_key_that_a_file_lacks_is_named_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    make(data={"peak": {"bytes": 3}}).write(path)
-    data = read(path).data
-    assert data["peak"] == {"bytes": 3}
-    assert data.get("depth") is None
-    for lacking in (data, data["peak"]):
-        with pytest.raises(LacksKey, match=r"/result\.json: has no 'depth', which is read now;"):
-            lacking["depth"]
+def test_failed_variants_are_named_with_their_reasons() -> None:
+    assert make(measurements=(TIME, FAILED)).failed_variants() == ["mine: NameError"]

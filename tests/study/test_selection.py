@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.selection import NothingToRead, Selection, check_results_are_there, select
+from lmlab.study.selection import NoResults, Selection, check_results_exist, select
 
 CASES = {
     "this machine": ({}, Selection("cpu-here", "cpu", True)),
@@ -16,6 +16,10 @@ CASES = {
     "a cluster's machine": (
         {"machine": "nvidia-h200", "measure": "always"},
         Selection("nvidia-h200", "cuda", True),
+    ),
+    "a second set of this machine's": (
+        {"machine": "cpu-here@repeat"},
+        Selection("cpu-here@repeat", "cpu", False),
     ),
     "reading only": ({"measure": "never"}, Selection("cpu-here", "cpu", False)),
 }
@@ -48,16 +52,16 @@ def test_a_run_that_can_neither_measure_nor_read_says_what_is_there(
     config, complaint = NOTHING[case]
     (tmp_path / "nvidia-h200").mkdir()
     (tmp_path / "a-file").touch()
-    with pytest.raises(NothingToRead) as caught:
-        check_results_are_there(select(config, "cpu-here", "cpu"), tmp_path, "cpu-here")
+    with pytest.raises(NoResults) as caught:
+        check_results_exist(select(config, "cpu-here", "cpu"), tmp_path, "cpu-here")
     assert str(caught.value) == complaint
 
 
 @pytest.mark.parametrize("case", ["this machine", "a cluster's machine"])
 def test_a_run_that_measures_needs_no_results_yet(case: str, tmp_path: Path) -> None:
-    check_results_are_there(CASES[case][1], tmp_path / "nowhere", "cpu-here")
+    check_results_exist(CASES[case][1], tmp_path / "nowhere", "cpu-here")
 
 
 def test_results_of_another_machine_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "nvidia-h200").mkdir()
-    check_results_are_there(CASES["another machine"][1], tmp_path, "cpu-here")
+    check_results_exist(CASES["another machine"][1], tmp_path, "cpu-here")

@@ -1,4 +1,4 @@
-"""The promised command, its other spellings, and what a user sees when something is wrong."""
+"""The main command, its other spellings, and what a user sees."""
 
 from __future__ import annotations
 
@@ -8,179 +8,137 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import COMMAND, Project, Run
+from tests.workflow.conftest import COMMAND, NANO, Project
 
 pytestmark = pytest.mark.slow
 
-SPELLINGS = {
-    "as promised": COMMAND,
-    "target first": "snakemake report/writeup.md --cores 1 --resources gpu=1",
-    "target behind cores": "snakemake --resources gpu=1 --cores 1 report/writeup.md",
-    "target behind two dashes": "snakemake --cores 1 --resources gpu=1 -- report/writeup.md",
-    "no target": "snakemake --cores 1 --resources gpu=1",
-    "nothing at all": "snakemake",
-    "as a module of the catalog": "snakemake --cores 1 -s workflow/Snakefile",
+CHAPTERS = {
+    *("machine", "end_to_end", "profile", "memory", "precision", "attention", "collectives"),
+    *("data_parallel", "calculations"),
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_every_spelling_asks_for_the_same_jobs(fresh: Project, spelling: str) -> None:
-    jobs = fresh.would_run(SPELLINGS[spelling].removeprefix("snakemake"))
-    assert len(jobs["end_to_end"]) > 50, "without a GPU the tiny study is asked for"
-    assert jobs["writeup"] == ["report/writeup.md"]
+def test_the_study_gives_a_page_per_chapter_and_every_figure_that_pages_link_to(
+    first_run: Project,
+) -> None:
+    report = first_run.folder / "report"
+    pages = [report / "writeup.md", report / "index.md"]
+    pages += [report / "chapters" / f"{chapter}.md" for chapter in CHAPTERS]
+    links = {
+        (page.parent / link).resolve()
+        for page in pages
+        for link in re.findall(r"!\[[^\]]*\]\(([^)\s]+)", page.read_text())
+    }
+    assert links
+    assert all(link.exists() for link in links)
+    assert len(first_run.results()) == 20
 
 
-def test_from_another_folder_through_the_catalogs_snakefile(fresh: Project, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    jobs = fresh.would_run(f"-s workflow/Snakefile -d {elsewhere} --config study=nano")
-    assert {"machine", "end_to_end", "chapter", "writeup"} <= set(jobs)
+def test_the_machine_is_measured_first_and_progress_is_plain_lines(first_run: Project) -> None:
+    log = (first_run.folder.parent / "run.log").read_text()
+    lines = re.findall(r"^\[ *\d+/21\] .*$", log, re.M)
+    assert lines[0].startswith("[ 1/21] machine: ")
+    assert "20 left, about " in lines[0]
+    assert any("end_to_end size=cpu-small context=16" in line for line in lines)
+    assert "\r" not in log
+
+
+def test_the_literal_command_and_the_default_target_have_nothing_left_to_do(
+    measured: Project,
+) -> None:
+    config = measured.folder / "config.yaml"
+    config.write_text(config.read_text().replace("study: auto", "study: nano", 1))
+    assert "Nothing to be done" in measured.run(COMMAND).stderr
+    assert "Nothing to be done" in measured.run("snakemake").stderr
+
+
+def test_parsing_needs_no_torch_and_a_study_may_have_a_folder_of_its_own(
+    fresh: Project, tmp_path: Path
+) -> None:
+    trap = tmp_path / "trap"
+    (trap / "torch").mkdir(parents=True)
+    (trap / "torch" / "__init__.py").write_text("raise SystemExit('torch!')\n")
+    options = f"-s workflow/Snakefile --directory {tmp_path} --config study=full"
+    jobs = fresh.plan(options, PYTHONPATH=f"{trap}:{fresh.folder / 'src'}")
+    assert jobs["report"] == ["report/writeup.md"]
+    assert len(jobs["end_to_end"]) == 140
+    assert set(jobs) == {*CHAPTERS, "sharded_optimizer", "fsdp", "report", "study"}
 
 
 MODULE = """
 configfile: "{project}/config.yaml"
+configfile: "mine.yaml"
 module lab:
     snakefile: "{project}/workflow/Snakefile"
-    config: {config}
+    config: {{key: value for key, value in config.items() if key != "samples"}}
 use rule * from lab as lab_*
 rule mine:
     default_target: True
-    input: rules.lab_writeup.output
+    input: rules.lab_report.output
 """
-OWN_CONFIG = '{key: value for key, value in config.items() if key != "samples"}'
 
 
-def planned_by_a_user(folder: Path, snakefile: str, options: str) -> set[str]:
-    """Rules that would run of a workflow that has this one as a module."""
-    user = Project(folder)
-    (user.folder / "Snakefile").write_text(snakefile)
-    planned = user.run(f"snakemake -n --cores 1 {options}")
-    return set(re.findall(r"^(?:local)?rule (\w+):$", planned.stdout + planned.stderr, re.M))
+def test_as_a_module_of_another_workflow(fresh: Project, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("samples: [a]\nstudy: tiny\nstudy: nano\n")
+    (tmp_path / "Snakefile").write_text(MODULE.format(project=fresh.folder))
+    jobs = Project(tmp_path).plan("--cores 1", PYTHONPATH=str(fresh.folder / "src"))
+    assert set(jobs) == {"mine", "lab_report", *(f"lab_{chapter}" for chapter in CHAPTERS)}
 
 
-OF_THE_MODULE = {"lab_machine", "lab_end_to_end", "lab_chapter", "lab_writeup", "mine"}
-
-
-@pytest.mark.parametrize(
-    ("config", "option"),
-    [("config", ""), (OWN_CONFIG, ' samples=["a"]')],
-    ids=["the same config", "a config of its own"],
-)
-def test_as_a_module_of_another_workflow(
-    fresh: Project, tmp_path: Path, config: str, option: str
-) -> None:
-    snakefile = MODULE.format(project=fresh.folder, config=config)
-    assert planned_by_a_user(tmp_path, snakefile, f"--config study=nano{option}") >= OF_THE_MODULE
-
-
-def test_numbers_inside_of_a_mapping_on_the_command_line(fresh: Project) -> None:
-    def asking(block: str) -> str:
-        return f'--config study=nano studies={{"nano":{{"end_to_end":{block}}}}}'
-
-    assert "end_to_end" not in fresh.would_run(asking('{"enabled":false}'))
-    widened = fresh.would_run(asking('{"contexts":[16,24,32]}'))["end_to_end"]
-    assert len([output for output in widened if "context~24" in output]) > 0
-    wrong = fresh.run("snakemake -n " + asking('{"steps":"x"}'), check=False)
-    assert wrong.stderr.splitlines()[-1] == (
-        'config: studies.nano.end_to_end.steps = "x"; allowed: one integer of at least 1'
-    )
-
-
-def test_the_nano_study_gives_a_page_with_its_figures(measured_once: Project) -> None:
-    page = (measured_once.folder / "report/writeup.md").read_text()
-    figures = list((measured_once.folder / "report/figures").rglob("*.svg"))
-    assert figures
-    for figure in figures:
-        assert figure.with_suffix(".png").exists()
-        assert (
-            figure.relative_to(measured_once.folder / "report").with_suffix("").as_posix() in page
-        )
-
-
-def test_parsing_the_workflow_imports_no_torch(fresh: Project) -> None:
-    (fresh.folder / "trap" / "torch").mkdir(parents=True)
-    (fresh.folder / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch!')\n")
-    trapped = f"{fresh.folder / 'trap'}:{fresh.folder / 'src'}"
-    done = fresh.run("snakemake -n --config study=full", PYTHONPATH=trapped)
-    assert "torch!" not in done.stderr
-
-
-def test_progress_is_plain_lines_in_a_log(first_run: Run) -> None:
-    lines = [line for line in first_run.stderr.splitlines() if line.startswith("[")]
-    assert any("end_to_end size=cpu-small" in line and " ms" in line for line in lines)
-    assert any("left, about" in line for line in lines)
-    assert "\r" not in first_run.stderr
-
-
-WRONG_CONFIG = {
-    "unknown study": ("--config study=huge", 'study = "huge"; allowed: auto, full, tiny, nano'),
-    "unknown key": ("--config stduy=tiny", "stduy is not a key"),
-    "unknown model": ("--config model=nope.mod:Net", "model = 'nope.mod:Net': module 'nope.mod'"),
-    "a class that is not there": ("--config model=lmlab.study:Net", "there is no 'Net' in"),
-    "machine without results": ("--config machine=nosuch", "machine = 'nosuch' has no results"),
-    "machine with a slash": ("--config machine=a/b", 'machine = "a/b"'),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_CONFIG)
-def test_a_wrong_config_ends_in_one_line_before_any_job(fresh: Project, case: str) -> None:
-    options, complaint = WRONG_CONFIG[case]
-    done = fresh.run(f"snakemake {options}", check=False)
-    assert done.returncode != 0
-    snakemakes_own = ("Using workflow specific profile", "Config file")
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(snakemakes_own)]
-    assert len(lines) == 1, done.stderr
-    assert complaint in lines[0]
-    assert not (fresh.folder / "results").exists()
-
-
-WRONG_FILE = {
-    "wrong heads": ("num_heads: 12}", "num_heads: 7}", "sizes.small.num_heads = 7"),
-    "a key twice": (
+WRONG = {
+    "an unknown study": ("study: auto", "study: huge", 'study = "huge"; allowed: auto, full'),
+    "a duplicate key": (
         "machine: auto",
         "machine: auto\nmachine: mine",
         "config.yaml, line 6: 'machine' is given twice; allowed: each key once",
     ),
+    "a model that is not there": ("TransformerLM", "Net", "there is no 'Net' in"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG_FILE)
-def test_a_mistake_in_the_file_ends_in_one_line(fresh: Project, case: str) -> None:
-    old, new, complaint = WRONG_FILE[case]
-    fresh.edit("config.yaml", old, new)
+@pytest.mark.parametrize(("old", "new", "complaint"), WRONG.values(), ids=WRONG)
+def test_a_wrong_config_ends_in_one_line_before_any_job(
+    fresh: Project, old: str, new: str, complaint: str
+) -> None:
+    config = fresh.folder / "config.yaml"
+    config.write_text(config.read_text().replace(old, new, 1))
     done = fresh.run("snakemake", check=False)
     assert done.returncode != 0
-    assert complaint in done.stderr
-    assert "Traceback" not in done.stderr
+    own = ("Using workflow specific profile", "Config file")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(own)]
+    assert len(lines) == 1, done.stderr
+    assert complaint in lines[0]
 
 
-@pytest.mark.parametrize("given", ["    config: " + OWN_CONFIG, ""], ids=["given", "shared"])
-def test_keys_of_the_workflow_that_has_this_as_a_module_are_its_own(
-    fresh: Project, tmp_path: Path, given: str
-) -> None:
-    snakefile = MODULE.format(project=fresh.folder, config=None).replace("    config: None", given)
-    (tmp_path / "mine.yaml").write_text("study: tiny\nstudy: nano\n")
-    planned = planned_by_a_user(tmp_path, 'configfile: "mine.yaml"\n' + snakefile, "")
-    assert planned >= OF_THE_MODULE
+def test_values_inside_a_mapping_on_the_command_line_have_their_types(fresh: Project) -> None:
+    block = '{"contexts":[16,24],"steps":2,"modes":["forward"],"precisions":["fp32"]}'
+    jobs = fresh.plan(f'{NANO} studies={{"nano":{{"end_to_end":{block}}}}}')
+    warm = [output for output in jobs["end_to_end"] if "start~warm" in output]
+    assert len(warm) == 2
 
 
-def test_a_model_of_the_users_own_is_measured_and_counted_as_code(measured: Project) -> None:
-    measured.only("end_to_end", "memory")
-    package = measured.folder / "mine"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "net.py").write_text(
-        "from lmlab.model.transformer import TransformerLM\n\n\n"
-        "class Net(TransformerLM):\n    pass\n"
-    )
-    options = "--config study=nano model=mine.net:Net"
-    ours = measured.results()
+ATTENTION = "from lmlab.attention.naive import attention as mine\n"
+MODEL = """
+from lmlab.model.transformer import TransformerLM
+
+
+class Net(TransformerLM):
+    pass
+"""
+
+
+def test_a_users_own_model_and_attention_are_measured_and_count_as_code(measured: Project) -> None:
+    measured.configure("end_to_end", common={"attention": "own.attend:mine"})
+    (measured.folder / "own").mkdir()
+    for name, text in (("__init__", ""), ("net", MODEL), ("attend", ATTENTION)):
+        (measured.folder / "own" / f"{name}.py").write_text(text)
+    before = measured.results()
+    options = f"{NANO} model=own.net:Net"
     measured.run(f"snakemake {options}")
-    assert ours.items() <= measured.results().items(), "the results of our own model stay"
-    files = [*(measured.folder / "results").rglob("end_to_end/**/own_model~*/*.json")]
-    assert files
-    assert {json.loads(f.read_text())["settings"]["model"] for f in files} == {"mine.net:Net"}
-    assert measured.measures(options) == []
-    measured.edit("mine/net.py", "    pass\n", "    depth = 1\n")
-    stale = {Path(out).parts[2] for out in measured.measures(options)}
-    assert stale == {"end_to_end", "memory"}
+    assert before.items() <= measured.results().items(), "results of our own model stay"
+    added = [json.loads(text) for path, (text, _) in measured.results().items() if "own" in path]
+    assert len(added) == 5
+    assert {result["settings"]["model"] for result in added} == {"own.net:Net"}
+    assert {result["parameters"]["attention"] for result in added} == {"own.attend:mine"}
+    measured.append("own/attend.py", "\nCHANGED = 1\n")
+    assert set(measured.plan(options)) == {"end_to_end", "report"}

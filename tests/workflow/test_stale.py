@@ -5,174 +5,62 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from lmlab.measure.identity import find_machine
-from tests.workflow.conftest import Project, checkout
+from tests.workflow.conftest import MACHINE, NANO, Project, checkout
 
 pytestmark = pytest.mark.slow
 
-MACHINE = find_machine().id
-POINT = f"results/{MACHINE}/end_to_end"
-
-# Of the chapters of several ranks the nano study has the first two only.
+# Chapters of the nano study that run the model, and the others.
 RUN_THE_MODEL = {"end_to_end", "profile", "memory", "attention", "data_parallel"}
 MEASURE = {"machine", "precision", "collectives", "calculations", *RUN_THE_MODEL}
-
-
-def chapters(outputs: list[str]) -> set[str]:
-    """The chapters that result files belong to."""
-    return {Path(output).parts[2].removesuffix(".json") for output in outputs}
-
-
-def test_nothing_changed_nothing_runs(measured: Project) -> None:
-    assert measured.would_run() == {}
-
-
-MODEL = "src/lmlab/model/transformer.py"
 CODE = "\nCHANGED = 1\n"
-UNCHANGED = {
-    "a comment in the config": ("config.yaml", "\n# why\n"),
-    "a comment in the model": (MODEL, "\n# why\n"),
-    "a comment in a table": ("src/lmlab/writeup/tables/end_to_end.py", "\n# why\n"),
-    "a comment in the page": ("src/lmlab/writeup/page.py", "\n# why\n"),
-}
+LAYERNORM = f"results/{MACHINE}/precision/topic~layernorm.json"
 
 
-@pytest.mark.parametrize("case", UNCHANGED)
-def test_what_changes_no_number_reruns_nothing(measured: Project, case: str) -> None:
-    measured.append(*UNCHANGED[case])
-    assert measured.would_run() == {}
-
-
-def test_a_docstring_reruns_nothing(measured: Project) -> None:
-    measured.edit(MODEL, '"""', '"""Changed. ')
-    assert measured.would_run() == {}
-
-
-def test_a_moved_checkout_reruns_nothing(measured: Project, tmp_path: Path) -> None:
-    moved = measured.copy_to(tmp_path / "elsewhere" / "moved")
-    assert moved.would_run() == {}
-
-
-def test_touching_every_file_reruns_nothing(measured: Project) -> None:
+def test_what_changes_no_number_reruns_nothing(measured: Project, tmp_path: Path) -> None:
+    """Comments, docstrings, file times, another place, another meeting point of nodes."""
+    measured.append("config.yaml", "\n# why\n")
+    measured.append("src/lmlab/model/transformer.py", "\n# why\n")
+    adamw = measured.folder / "src/lmlab/model/adamw.py"
+    adamw.write_text(adamw.read_text().replace('"""', '"""Changed. ', 1))
+    config = measured.folder / "config.yaml"
+    config.write_text(config.read_text())
     for path in measured.folder.rglob("*"):
         if path.is_file() and ".snakemake" not in path.parts:
             os.utime(path)
-    assert measured.would_run() == {}
+    assert measured.copy_to(tmp_path / "moved").plan() == {}
 
 
-def test_a_change_in_the_model_reruns_what_imports_it(measured: Project) -> None:
-    measured.append(MODEL, CODE)
-    assert chapters(measured.measures()) == RUN_THE_MODEL
-
-
-def test_an_edit_with_an_old_time_is_seen(measured: Project) -> None:
-    file = measured.folder / MODEL
-    before = file.stat()
-    measured.append(MODEL, CODE)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert chapters(measured.measures()) == RUN_THE_MODEL
-
-
-def test_a_change_in_how_a_device_is_found_reruns_every_measurement(measured: Project) -> None:
-    measured.append("src/lmlab/measure/device.py", CODE)
-    assert chapters(measured.measures()) == MEASURE
-
-
-def test_a_change_in_a_template_reruns_only_the_page(measured: Project) -> None:
-    before = measured.results()
-    measured.edit("report/templates/end_to_end.md.j2", "\n", "\nA sentence more.\n")
-    assert measured.would_run() == {"writeup": ["report/writeup.md"]}
-    measured.run("snakemake --config study=nano")
-    assert "A sentence more." in (measured.folder / "report/writeup.md").read_text()
-    assert measured.results() == before
-
-
-def test_a_change_in_a_table_measures_nothing(measured: Project) -> None:
-    measured.append("src/lmlab/writeup/tables/precision.py", CODE)
-    jobs = measured.would_run()
-    assert set(jobs) == {"chapter", "writeup"}
-    assert len(jobs["chapter"]) == 1
-    assert "precision" in jobs["chapter"][0]
-
-
-WIDER = {
-    "context": {"contexts": [16, 24]},
-    "precision": {"precisions": ["fp32", "bf16", "fp16"]},
-    "size": {"sizes": ["cpu-small", "cpu-medium"]},
-    "mode": {"modes": ["forward", "train_step", "forward_backward"]},
-    "batch": {"batches": [2, 3]},
+EDITS = {
+    "a chapter's measure": ("src/lmlab/chapters/precision/measure.py", CODE, {"precision"}),
+    "the model": ("src/lmlab/model/transformer.py", CODE, RUN_THE_MODEL),
+    "how a device is found": ("src/lmlab/measure/device.py", CODE, MEASURE),
+    "the stated peaks": ("src/lmlab/measure/peaks.yaml", "\n- names: [Test GPU]\n", {"machine"}),
 }
 
 
-@pytest.mark.parametrize("axis", WIDER)
-def test_a_new_value_measures_only_its_own_points(measured: Project, axis: str) -> None:
-    existing = set(measured.results())
-    measured.configure(**WIDER[axis])
-    new = measured.measures()
-    assert new
-    assert not existing & set(new)
-    assert chapters(new) == {"end_to_end"}
-
-
-def test_new_points_leave_all_other_results_bytes_and_times(measured: Project) -> None:
-    """Those of the same machine, and those of another one beside it."""
-    results = measured.folder / "results"
-    shutil.copytree(results / MACHINE, results / "cpu-other")
-    before = measured.results()
-    measured.only("end_to_end", "precision")
-    measured.configure(contexts=[16, 24])
-    measured.run("snakemake --config study=nano")
-    after = measured.results()
-    assert {name: after[name] for name in before} == before
-    assert len(after) > len(before)
-    assert measured.would_run() == {}
-
-
-@pytest.mark.parametrize("target", ["", "report/writeup.md "], ids=["default", "page"])
-def test_a_deleted_result_is_measured_again(measured: Project, target: str) -> None:
-    path = f"results/{MACHINE}/precision/topic~layernorm.json"
-    (measured.folder / path).unlink()
-    options = f"{target}--config study=nano"
-    assert measured.measures(options) == [path]
-    measured.run(f"snakemake {options}")
-    assert (measured.folder / path).exists()
-    assert measured.would_run(options) == {}
-
-
-def test_a_result_deleted_with_the_page_is_measured_again(measured: Project) -> None:
-    path = f"results/{MACHINE}/precision/topic~layernorm.json"
-    (measured.folder / path).unlink()
-    (measured.folder / "report/writeup.md").unlink()
-    assert measured.measures() == [path]
-
-
-def test_deleted_figures_and_chapters_are_made_again(measured: Project) -> None:
-    shutil.rmtree(measured.folder / "report/figures/precision")
-    (measured.folder / "report/chapters/machine.json").unlink()
-    jobs = measured.would_run()
-    assert set(jobs) == {"chapter", "writeup"}
-    assert sorted(Path(output.split(",")[0]).stem for output in jobs["chapter"]) == [
-        "machine", "precision",
-    ]  # fmt: skip
+@pytest.mark.parametrize(("file", "text", "stale"), EDITS.values(), ids=EDITS)
+def test_an_edit_reruns_the_points_that_run_it(
+    measured: Project, file: str, text: str, stale: set[str]
+) -> None:
+    path = measured.folder / file
+    before = path.stat()
+    measured.append(file, text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync or tar leave it
+    assert set(measured.plan()) == {*stale, "report"}
 
 
 def test_an_attention_variant_reruns_only_the_points_that_name_it(measured: Project) -> None:
-    measured.append("src/lmlab/attention/naive.py", CODE)
-    named = measured.measures()
-    assert named
-    # Of the attention chapter all but the tiles of our kernels have naive as an arm.
-    assert all("attention~naive" in output or "topic~" in output for output in named)
-    assert chapters(named) == RUN_THE_MODEL
-    assert not any("topic~tiles" in output for output in named)
-    variants = measured.folder / "src/lmlab/attention"
-    shutil.copy(variants / "naive.py", variants / "other.py")
-    assert measured.measures() == named, "a variant that no point names counts for none"
+    measured.append("src/lmlab/attention/tiled.py", CODE)
+    assert sorted(Path(path).parts[3] for path in measured.plan()["attention"]) == [
+        "topic~benchmark",
+        "topic~model",
+    ]
+    assert set(measured.plan()) == {"attention", "report"}
 
 
 def test_another_torch_version_makes_measurements_stale(measured: Project) -> None:
@@ -180,85 +68,120 @@ def test_another_torch_version_makes_measurements_stale(measured: Project) -> No
     info = measured.folder / "src" / "torch-99.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
-    assert chapters(measured.measures()) == MEASURE
+    assert set(measured.plan()) == {*MEASURE, "report"}
 
 
-def test_a_new_gpu_in_the_table_of_peaks_reads_the_card_anew(measured: Project) -> None:
-    measured.append("src/lmlab/measure/peaks.yaml", "\n# one more\n")
-    assert chapters(measured.measures()) == {"machine"}
+def test_a_template_reruns_only_the_report(measured: Project) -> None:
+    template = next((measured.folder / "report/templates").rglob("*.j2"))
+    template.write_text(f"{template.read_text()}\nOne more sentence.\n")
+    assert set(measured.plan()) == {"report"}
+
+
+def test_a_new_value_measures_only_its_own_points(measured: Project) -> None:
+    measured.configure(end_to_end={"contexts": [16, 24]})
+    jobs = measured.plan()
+    assert set(jobs) == {"end_to_end", "report"}
+    assert len(jobs["end_to_end"]) == 4
+    assert all("context~24" in output for output in jobs["end_to_end"])
+
+
+def test_deleted_results_pages_and_figures_are_made_again(measured: Project) -> None:
+    figure = next((measured.folder / "report/figures").rglob("*.svg"))
+    figure.unlink()
+    assert set(measured.plan()) == {"report"}
+    (measured.folder / "report/chapters/machine.md").unlink()
+    (measured.folder / LAYERNORM).unlink()
+    before = measured.results()
+    assert measured.plan()["precision"] == [LAYERNORM]
+    measured.run(f"snakemake {NANO}")
+    assert figure.exists()
+    assert (measured.folder / "report/chapters/machine.md").exists()
+    after = measured.results()
+    assert set(after) - set(before) == {LAYERNORM}
+    assert before.items() <= after.items()
+    assert measured.plan() == {}
 
 
 def test_a_fresh_clone_renders_another_machines_results_without_measuring(
-    measured_once: Project, tmp_path: Path
+    first_run: Project, tmp_path: Path
 ) -> None:
-    """File times are checkout times, Snakemake has no records, the machine is not this one."""
+    """File times are checkout times, Snakemake has no records, a point is missing."""
     clone = checkout(tmp_path / "clone")
-    clone.only("end_to_end", "precision")
-    source = measured_once.folder / "results" / MACHINE
-    shutil.copytree(source, clone.folder / "results/cpu-other", copy_function=shutil.copyfile)
+    for path, (text, _) in first_run.results().items():
+        target = clone.folder / path.replace(MACHINE, "cpu-other")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text.replace(f'"{MACHINE}"'.encode(), b'"cpu-other"'))
+    (clone.folder / LAYERNORM.replace(MACHINE, "cpu-other")).unlink()
     before = clone.results()
-    options = "--config study=nano machine=cpu-other"
-    assert set(clone.would_run(options)) == {"chapter", "writeup"}
+    options = f"{NANO} machine=cpu-other"
+    assert set(clone.plan(options)) == {"report"}
     clone.run(f"snakemake {options}")
     assert clone.results() == before
     assert (clone.folder / "report/writeup.md").exists()
 
 
-def test_a_foreign_machines_missing_points_are_named_not_measured(
-    measured_once: Project, tmp_path: Path
+def test_a_clone_of_ones_own_results_measures_nothing_and_says_what_is_stale(
+    first_run: Project, tmp_path: Path
 ) -> None:
     clone = checkout(tmp_path / "clone")
-    clone.only("end_to_end")
-    other = clone.folder / "results/cpu-other"
-    shutil.copytree(measured_once.folder / "results" / MACHINE, other)
-    gone = next((other / "end_to_end").rglob("*bf16*/**/*.json"))
-    gone.unlink()
-    options = "--config study=nano machine=cpu-other"
-    clone.run(f"snakemake {options}")
-    assert not gone.exists()
-    assert "not measured" in (clone.folder / "report/writeup.md").read_text().lower()
+    shutil.copytree(first_run.folder / "results", clone.folder / "results")
+    clone.append("src/lmlab/chapters/precision/measure.py", CODE)
+    done = clone.run(f"snakemake {NANO}")
+    assert clone.results().keys() == first_run.results().keys()
+    assert "3 stale (code changed)" in done.stderr
+    status = clone.run(f"lmlab status {NANO}").stdout.splitlines()
+    assert sum("stale: code changed" in line for line in status) == 3
+    assert "3 stale (code changed)" in status[-1]
 
 
-def test_a_clone_of_ones_own_results_measures_nothing_and_status_names_stale_ones(
-    measured_once: Project, tmp_path: Path
-) -> None:
-    clone = checkout(tmp_path / "clone")
-    shutil.copytree(measured_once.folder / "results", clone.folder / "results")
-    assert clone.measures() == []
-    clone.only("end_to_end")
-    clone.append(MODEL, CODE)
-    status = clone.run("lmlab status --config study=nano", check=False)
-    assert "other code" in status.stdout
-    done = clone.run("snakemake --config study=nano")
-    assert "other code" in done.stderr
-
-
-def test_an_interrupted_study_goes_on_where_it_stopped(fresh: Project) -> None:
-    fresh.only("end_to_end", "memory", "precision")
-    # So many points that it is not over before the signal is heeded, however busy the machine is.
-    fresh.configure(contexts=[16, 24, 32, 40])
-    process = fresh.start("snakemake --config study=nano")
+def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> None:
+    fresh.configure("precision", "end_to_end", end_to_end={"contexts": [16, 24, 32, 40]})
+    process = fresh.start(f"snakemake {NANO}")
     while len(fresh.results()) < 3 and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    # The newest may be that of a job whose end Snakemake did not see any more.
+    process.kill()
+    process.communicate()
+    # Snakemake may not have recorded the newest.
     by_age = sorted(fresh.results().items(), key=lambda item: item[1][1])
     before = dict(by_age[:2])
-    assert len(by_age) < 16, "the study was over"
-    assert (fresh.folder / "report/writeup.md").exists() is False
-    left_over = [path for path in (fresh.folder / "results").rglob("*") if path.is_file()]
-    assert all(path.suffix == ".json" and not path.name.startswith(".") for path in left_over)
-    fresh.run("snakemake --config study=nano")
-    after = fresh.results()
-    assert {name: after[name] for name in before} == before
+    assert not (fresh.folder / "report/writeup.md").exists()
+    fresh.run(f"snakemake --unlock {NANO}")
+    fresh.run(f"snakemake {NANO}")
+    assert before.items() <= fresh.results().items()
+    assert len(fresh.results()) == 21
+    assert not list((fresh.folder / "results").rglob(".*"))
     assert (fresh.folder / "report/writeup.md").exists()
 
 
-def test_a_point_that_fails_is_recorded_and_the_page_still_comes(measured: Project) -> None:
-    measured.only("end_to_end")
-    measured.append(MODEL, "\nraise RuntimeError('broken on purpose')\n")
-    measured.run("snakemake --config study=nano")
-    files = [*(measured.folder / "results" / MACHINE / "end_to_end").rglob("*.json")]
-    assert {json.loads(file.read_text())["status"] for file in files} == {"failed"}
-    assert "broken on purpose" in (measured.folder / "report/writeup.md").read_text()
+def test_points_after_the_time_budget_are_skipped_and_measured_by_the_next_run(
+    fresh: Project,
+) -> None:
+    cold = {"warmups": [], "context": 16, "batch": 2, "precision": "fp32", "mode": "forward"}
+    grid = {"contexts": [16, 24], "precisions": ["fp32"], "modes": ["forward"], "cold_start": cold}
+    fresh.configure(
+        "end_to_end", "collectives", end_to_end=grid, collectives={"placements": {"cpu": [1, 2]}}
+    )
+    fresh.run(f"snakemake {NANO}", LMLAB_DEADLINE="1 240")
+    results = {path: json.loads(text) for path, (text, _) in fresh.results().items()}
+    skipped = {
+        path
+        for path, result in results.items()
+        if result["reason"] == "skipped: the study's time budget of 240 s was used up"
+    }
+    assert {results[path]["status"] for path in skipped} == {"unsupported"}
+    assert len(results) == 5
+    assert sorted(path.rpartition("/")[2] for path in results if path not in skipped)[-1] == (
+        "world_size~1.json"
+    )
+    jobs = fresh.plan()
+    assert {*jobs["end_to_end"], *jobs["collectives"]} == skipped
+    assert len(skipped) == 2
+
+
+def test_a_point_that_fails_is_a_result_and_the_report_still_comes(fresh: Project) -> None:
+    fresh.configure("calculations")
+    fresh.append("src/lmlab/chapters/calculations/measure.py", "\nraise RuntimeError('broken')\n")
+    fresh.run(f"snakemake {NANO}")
+    text, _ = fresh.results()[f"results/{MACHINE}/calculations.json"]
+    assert json.loads(text)["status"] == "failed"
+    assert (fresh.folder / "report/writeup.md").exists()

@@ -15,8 +15,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--point", required=True, help="the point as JSON")
     parser.add_argument("--machine", required=True, help="id of the machine this must be")
-    parser.add_argument("--out", required=True, type=Path, help="file that the result goes to")
-    parser.add_argument("--cold", action="store_true", help="a fresh process, whatever the point")
+    parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
+    parser.add_argument("--cold", action="store_true", help="start a fresh process")
     arguments = parser.parse_args()
     try:
         point = point_from_json(arguments.point)

@@ -14,7 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", type=Path, required=True, help="what the process wrote")
     parser.add_argument("--export", type=Path, required=True, help="SQLite export of the report")
-    parser.add_argument("--out", type=Path, required=True, help="file that the result goes to")
+    parser.add_argument("--out", type=Path, required=True, help="file to write the result to")
     arguments = parser.parse_args()
     try:
         print(complete(arguments.measured, arguments.export, arguments.out))

@@ -21,7 +21,7 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _merged(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a mapping one by one, as Snakemake does: what is not named in it stays."""
+    """Mappings are merged key by key, as Snakemake does."""
     merged = dict(config) if isinstance(config, Mapping) else {}
     for key, value in changes.items():
         merged[key] = _merged(merged.get(key), value) if isinstance(value, Mapping) else value
@@ -37,9 +37,9 @@ def _value(key: str, text: str) -> Any:
         raise ConfigError(f"config: {key} = {text!r} is not a YAML value") from error
 
 
-def split(word: str) -> tuple[str, str]:
+def split(argument: str) -> tuple[str, str]:
     """Key and value of `key=value`."""
-    key, equals, value = word.partition("=")
+    key, equals, value = argument.partition("=")
     if not key or not equals:
-        raise ConfigError(f"{word!r} is not key=value")
+        raise ConfigError(f"{argument!r} is not key=value")
     return key, value

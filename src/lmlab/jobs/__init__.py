@@ -1,1 +1,1 @@
-"""One module a chapter: a point in, a result out."""
+"""Running a point: in one process or on several ranks, a point in, a result out."""

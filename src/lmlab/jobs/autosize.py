@@ -23,8 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from lmlab.jobs.rank_work import Candidate, release
-from lmlab.jobs.workload import OWN_ATTENTION
+from lmlab.jobs.rank_work import Candidate, expected_memory, release
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import synchronize
 from lmlab.measure.records import Record, value, without_value
@@ -167,17 +166,9 @@ def why_too_large(candidate: Candidate, device: torch.device, *, copies: float) 
 
 
 def needed_bytes(candidate: Candidate, device: torch.device, *, copies: float) -> float | None:
-    """Peak of a training step plus the copies; None for a model that the cost model lacks."""
-    workload = candidate.workload
-    if not workload.is_ours or workload.attention != OWN_ATTENTION:
-        return None
-    expected = footprint.memory(
-        workload.shape,
-        workload.precision.name,  # type: ignore[arg-type]
-        "train_step",
-        device="cuda" if device.type == "cuda" else "cpu",
-    )
-    return expected.peak + copies * expected.parameters
+    """A train step's peak and the copies on top of it; None where the cost model does not apply."""
+    expected = expected_memory(candidate.workload, device)
+    return None if expected is None else expected.peak + copies * expected.parameters
 
 
 def free_bytes(device: torch.device) -> float:

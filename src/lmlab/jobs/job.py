@@ -20,54 +20,53 @@ from lmlab.measure import warm_start
 from lmlab.measure.identity import find_machine
 from lmlab.study.points import Point
 
-SIGNAL_BASE = 128  # a shell's exit status of a process that died of signal n is 128 + n
+SIGNAL_BASE = 128  # a shell's exit status for a process that died of signal n is 128 + n
 
 
 def run_job(point: Point, machine: str, out: Path, *, cold: bool) -> int:
     """Run the point in its own process, and record a crash that it could not record itself."""
-    words = ["--point", point.to_json(), "--machine", machine, "--out", str(out)]
+    arguments = ["--point", point.to_json(), "--machine", machine, "--out", str(out)]
     cold = cold or point.parameters.get("start") == "cold"
-    began_s, written_before = time.monotonic(), _written_at(out)
-    with watching_for_signals() as interrupted:
-        status = warm_start.run(RUNNER, words, cold=cold)
-        crash = -status in CRASHES and not interrupted()
-    # A process may also crash on its way out, its result written and sound.
-    if crash and _written_at(out) == written_before:
-        record_crash(point, -status, began_s, out)
+    began_s, written_before = time.monotonic(), written_at(out)
+    with watching_for_signals() as received:
+        status = warm_start.run(RUNNER, arguments, cold=cold)
+        crashed = -status in CRASHES and received() is None
+    # A process may also crash while it exits, after it has written a valid result.
+    if crashed and written_at(out) == written_before:
+        from lmlab.jobs.record import crashed as result_of_crash  # torch, for its version
+
+        result = result_of_crash(point, find_machine(), signal_number=-status, began_s=began_s)
+        result.write(out)
+        print(result.headline())
         return 0
     return status if status >= 0 else SIGNAL_BASE - status
 
 
-def record_crash(point: Point, signal_number: int, began_s: float, out: Path) -> None:
-    """Write the result that the dead process could not; only here is torch needed, for versions."""
-    from lmlab.jobs.record import crashed
-
-    result = crashed(point, find_machine(), signal_number=signal_number, began_s=began_s)
-    result.write(out)
-    print(result.headline())
-
-
 @contextmanager
-def watching_for_signals() -> Iterator[Callable[[], bool]]:
-    """Whether a signal reached this process, whoever handles it: the job that gets it passed on
-    may crash instead of ending, and that says nothing about the point."""
+def watching_for_signals() -> Iterator[Callable[[], int | None]]:
+    """The first signal that reached this process, whoever handles it; None while there is none.
+
+    A job that an interrupt is passed on to may crash instead of exiting, and such a crash says
+    nothing about the point.
+    """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
 
-    def arrived() -> bool:
+    def received() -> int | None:
         try:
-            return bool(reader.recv(1))
+            return reader.recv(1, socket.MSG_PEEK)[0]
         except BlockingIOError:
-            return False
+            return None
 
     with reader, writer:
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:
-            yield arrived
+            yield received
         finally:
             signal.set_wakeup_fd(before)
 
 
-def _written_at(path: Path) -> int | None:
+def written_at(path: Path) -> int | None:
+    """When a file was last written; None if there is none."""
     return path.stat().st_mtime_ns if path.exists() else None

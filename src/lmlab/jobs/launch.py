@@ -1,21 +1,19 @@
-"""A measurement that takes several processes: ranks started by torchrun, and waited for. No torch.
+"""A measurement with several processes: torchrun started, supervised, and waited for. No torch.
 
-Three things are settled here, before and after the ranks, so that a point with ranks ends as every
-other does, in a result:
+The torchrun command runs as it is given. What is added around it makes a point with ranks end as
+every other does, in a result:
 
-- Whether the machine can hold the ranks is looked up without starting any: "needs 4 GPUs, 1 found"
-  costs no torchrun.
-- A rank that dies leaves others waiting for its messages. torchrun ends them as soon as it sees the
-  death; a rank that is alive but stuck is given up by the process group's timeout, and a job in
-  which nobody moves by a deadline. The result then names the rank and the last line of its
-  traceback. A rank leaves a note of its own before it goes, dated to the nanosecond, because the
-  error that others then meet (a closed connection) is a consequence; one that was killed could
-  leave none, so torchrun's list of exit codes is read first.
+- Whether the machine can hold the ranks is checked without starting any: "needs 4 GPUs, 1 found".
+- When a rank dies, the others wait for its messages; torchrun ends them. A rank that hangs is given
+  up by the process group's timeout, and a job in which nothing moves by a deadline. The result then
+  names the rank and the last line of its traceback. A failing rank writes an error file with a
+  timestamp, because the errors of the others (a closed connection) are consequences of the first
+  one; a rank that was killed cannot, so torchrun's own list of exit codes is read before those.
 - An interrupt reaches every process and leaves no result.
 
 The lock on the device is held here and not by the ranks, which are one measurement together. On
-several nodes each runs this; the result is written by the node that has rank 0, a failure by the
-node that sees it first.
+several nodes each runs this; the node of rank 0 writes the result, the first node that notices a
+failure writes that.
 """
 
 from __future__ import annotations
@@ -28,16 +26,17 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from lmlab.jobs.job import SIGNAL_BASE, watching_for_signals
+from lmlab.jobs import budget
+from lmlab.jobs.job import SIGNAL_BASE, watching_for_signals, written_at
 from lmlab.jobs.outcome import CRASHES, killed_by
-from lmlab.jobs.registry import RANK_RUNNER
+from lmlab.jobs.registry import RANK_ERRORS, RANK_RUNNER
 from lmlab.measure import warm_start
 from lmlab.measure.exclusive import exclusive
 from lmlab.measure.identity import Machine, find_machine
@@ -46,124 +45,116 @@ from lmlab.measure.warm_start.processes import die_with_parent, kill_family
 from lmlab.study.points import Point
 from lmlab.study.results import read
 
-TORCHRUN = "torchrun"
-RECORDER = "lmlab.jobs.unmeasured"
-COLLECTIVE_TIMEOUT_S = 45.0
-"""How long a rank waits for the others: a stuck job ends within a minute."""
+RECORDER = "lmlab.jobs.record"
 START_ALLOWANCE_S = 90.0
-"""For starting Python, torch and CUDA in every rank, and making what is measured."""
+"""For starting Python, torch and CUDA in every rank, and building what is measured."""
 _TAIL_LINES = 400
-_TORCHRUNS_PATIENCE = timedelta(seconds=10)
+_TORCHRUN_KILLS_AFTER = timedelta(seconds=10)
 _FAILURE = re.compile(
     r"^ *time *: (\S+)\n *host *: .*\n *rank *: (\d+) .*\n *exitcode *: (-?\d+)", re.MULTILINE
 )
 
-Note = Mapping[str, Any]
-
 
 @dataclass(frozen=True, kw_only=True)
-class JobEnd:
+class TorchrunExit:
     """How a torchrun ended."""
 
     status: int | None
     """Exit status; None when it was killed at its deadline."""
-    last_words: str
+    stderr: str
     """The end of what it and its ranks wrote to the error stream."""
 
 
-def torchrun_words(world_size: int, ranks: Mapping[str, Any]) -> list[str]:
-    """The torchrun command for a world of that size, as `ranks` of the configuration wants it."""
-    nnodes = int(ranks["nnodes"])
-    words = [TORCHRUN, "--nnodes", str(nnodes), "--nproc-per-node", str(world_size // nnodes)]
+def torchrun_args(point: Point, ranks: Mapping[str, Any]) -> list[str]:
+    """Options of torchrun for the ranks of a point, as `ranks` of the configuration asks."""
+    nnodes = point.settings["nnodes"]
+    size = ["--nnodes", str(nnodes), "--nproc-per-node", str(ranks_per_node(point))]
     if nnodes == 1:
         # By address: looking up a machine's own name can take half a minute without a name server.
-        return [*words, "--standalone", "--local-addr", "127.0.0.1"]
-    endpoint = str(ranks["rdzv_endpoint"])
-    return [*words, "--rdzv-backend", str(ranks["rdzv_backend"]), "--rdzv-endpoint", endpoint]
+        return [*size, "--standalone", "--local-addr", "127.0.0.1"]
+    backend, endpoint = ranks["rdzv_backend"], ranks["rdzv_endpoint"]
+    return [*size, "--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
 
 
-def why_not_here(point: Point, machine: Machine, cores: int | None = None) -> str | None:
+def torchrun_command(point: Point, out: Path, ranks: Mapping[str, Any]) -> list[str]:
+    """The whole command that measures a point, as the workflow's rule writes it."""
+    program = ["-m", RANK_RUNNER, "--point", point.to_json(), "--out", str(out)]
+    return ["torchrun", *torchrun_args(point, ranks), *program]
+
+
+def why_unsupported(point: Point, machine: Machine, cores: int | None = None) -> str | None:
     """What this machine lacks for the point's ranks, found without starting them."""
-    here = ranks_here(point)
-    placement = point.parameters["placement"]
-    if placement == "own_gpu" and here > machine.gpu_count:
-        return f"needs {_count(here, 'GPU')}, {machine.gpu_count} found"
-    if placement == "shared_gpu" and machine.gpu_count == 0:
-        return "needs 1 GPU, 0 found"
-    found = usable_cores() if cores is None else cores
-    if placement == "cpu" and here > found:
-        return f"needs {_count(here, 'CPU core')}, {found} found"
-    return None
+    needed, placement = ranks_per_node(point), point.parameters["placement"]
+    if placement == "cpu":
+        unit, found = "CPU core", usable_cores() if cores is None else cores
+    else:
+        unit, found = "GPU", machine.gpu_count
+        needed = 1 if placement == "shared_gpu" else needed
+    if needed <= found:
+        return None
+    return f"needs {needed} {unit}{'s' if needed > 1 else ''}, {found} found"
 
 
-def ranks_here(point: Point) -> int:
-    """How many of the point's ranks run on one node."""
+def ranks_per_node(point: Point) -> int:
+    """How many of the point's ranks run on each node; a ValueError if they cannot share evenly."""
     world_size, nnodes = int(point.parameters["world_size"]), int(point.settings["nnodes"])
     if world_size % nnodes:
         raise ValueError(f"world_size = {world_size} cannot be spread evenly over {nnodes} nodes")
     return world_size // nnodes
 
 
-def run_ranks(point: Point, machine: str, out: Path, torchrun: Sequence[str]) -> int:
-    """Measure the point with as many processes as it asks for; the exit status for a shell."""
+def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> int:
+    """Measure the point with a torchrun command; the exit status for a shell."""
     here = find_machine()
-    _check_call(here, machine, torchrun)
-    if reason := why_not_here(point, here):
+    if here.id != machine:
+        raise ValueError(f"machine = {machine!r}, but this is {here.id!r}; nothing is measured")
+    if reason := why_unsupported(point, here):
         return _record(point, out, "unsupported", reason)
-    written_before = _written_at(out)
-    with exclusive(here.device), tempfile.TemporaryDirectory() as notes:
-        with watching_for_signals() as interrupted:
-            end = run_torchrun(_command(point, out, torchrun, notes), point)
-            stopped = interrupted()
-        failure = why_it_failed(end, read_notes(Path(notes)), deadline_s(point))
-    if _written_at(out) != written_before:  # by a rank, here or on another node
+    written_before = written_at(out)
+    with exclusive(here.device), tempfile.TemporaryDirectory() as errors:
+        if reason := budget.why_skipped():
+            return _record(point, out, "unsupported", reason)
+        with watching_for_signals() as received:
+            ended = run_torchrun(command, point, Path(errors), received)
+            interrupted = received()
+        failure = why_it_failed(ended, read_errors(Path(errors)), deadline_s(point))
+    if written_at(out) != written_before:  # by a rank, here or on another node
         print(read(out).headline())
         return 0
-    if stopped:
-        return SIGNAL_BASE - end.status if end.status is not None and end.status < 0 else 1
-    if end.status == 0 and point.settings["nnodes"] > 1:
+    if interrupted is not None:
+        return SIGNAL_BASE + interrupted
+    if ended.status == 0 and point.settings["nnodes"] > 1:
         return 0  # rank 0 runs, and writes, on another node
     return _record(point, out, *failure)
 
 
-def _check_call(here: Machine, machine: str, torchrun: Sequence[str]) -> None:
-    if here.id != machine:
-        raise ValueError(f"machine = {machine!r}, but this is {here.id!r}; nothing is measured")
-    if list(torchrun[:1]) != [TORCHRUN]:
-        raise ValueError(f"command = {' '.join(torchrun)!r}; allowed: {TORCHRUN} and its options")
-
-
-def _command(point: Point, out: Path, torchrun: Sequence[str], notes: str) -> list[str]:
-    """torchrun of this Python, with what each rank runs; its own logs would be left behind."""
-    words = ["--point", point.to_json(), "--out", str(out), "--notes", notes]
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", *torchrun[1:], "--log-dir", notes),
-        *("-m", RANK_RUNNER, *words, "--timeout-s", f"{COLLECTIVE_TIMEOUT_S:g}"),
-    ]
-
-
 def deadline_s(point: Point) -> float:
-    """When a job is given up: twice the time that measuring may take, and the ranks' start."""
+    """When a job is given up: twice the time that measuring may take, plus the ranks' start."""
     return START_ALLOWANCE_S + 2 * float(point.settings["time_cap_s"])
 
 
-def run_torchrun(command: Sequence[str], point: Point) -> JobEnd:
-    """Run a command and all it starts to their end, or until the point's deadline."""
+def run_torchrun(
+    command: Sequence[str], point: Point, errors: Path, received: Callable[[], int | None]
+) -> TorchrunExit:
+    """Run a command and all it starts to the end, or until the point's deadline."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    tie = partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None
     with SignalRelay() as relay:
         process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=True,
-            preexec_fn=tie,  # no thread runs yet
-            env={**os.environ, **rank_environment(point)},
+            # Safe here: no thread is running yet.
+            preexec_fn=partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None,
+            env={**os.environ, **rank_environment(point, errors)},
         )
         relay.aim(process.pid)
         assert process.stderr is not None
-        listener = threading.Thread(target=_pass_on, args=(process.stderr, tail), daemon=True)
-        listener.start()
+        copier = threading.Thread(
+            target=_copy_lines, args=(process.stderr, tail, received), daemon=True
+        )
+        copier.start()
         try:
             status: int | None = process.wait(timeout=deadline_s(point))
         except subprocess.TimeoutExpired:
@@ -171,14 +162,18 @@ def run_torchrun(command: Sequence[str], point: Point) -> JobEnd:
         finally:
             kill_family(process.pid)
             process.wait()
-    listener.join(timeout=5)
-    return JobEnd(status=status, last_words="".join(tail))
+    copier.join(timeout=5)
+    return TorchrunExit(status=status, stderr="".join(tail))
 
 
-def rank_environment(point: Point) -> dict[str, str]:
-    """Threads so that the ranks of a node share its cores, and loopback where they share it."""
-    threads = max(1, usable_cores() // ranks_here(point))
-    variables = {"OMP_NUM_THREADS": str(threads)}
+def rank_environment(point: Point, errors: Path) -> dict[str, str]:
+    """This environment's torchrun first, cores shared by the ranks, loopback on a single node."""
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks_per_node(point))),
+        "PET_LOG_DIR": str(errors),  # torchrun would leave its own log folders behind
+        RANK_ERRORS: str(errors),
+    }
     if point.settings["nnodes"] == 1 and sys.platform == "linux":
         variables["GLOO_SOCKET_IFNAME"] = "lo"
     return variables
@@ -191,60 +186,63 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def why_it_failed(end: JobEnd, notes: Sequence[Note], deadline: float) -> tuple[str, str]:
+def why_it_failed(
+    ended: TorchrunExit, errors: Sequence[Mapping[str, Any]], deadline: float
+) -> tuple[str, str]:
     """Status and reason of a job that wrote no result."""
-    for rank, number in crashed_ranks(end.last_words).items():
+    for rank, number in crashed_ranks(ended.stderr).items():
         return "failed", f"rank {rank}: {killed_by(number).reason}"
-    if notes:
-        first = notes[0]
-        named = "" if first["status"] == "unsupported" else f"rank {first['rank']}: "
-        return first["status"], f"{named}{first['reason']}"
-    if end.status is None:
+    if errors:
+        first = errors[0]
+        who = "" if first["status"] == "unsupported" else f"rank {first['rank']}: "
+        return first["status"], f"{who}{first['reason']}"
+    if ended.status is None:
         return "failed", f"no result after {deadline:g} s, so its ranks were killed"
-    lines = end.last_words.strip().splitlines()
-    said = f": {lines[-1]}" if lines else ""
-    return "failed", f"torchrun ended with status {end.status} and no result{said}"
+    lines = ended.stderr.strip().splitlines()
+    last = f": {lines[-1]}" if lines else ""
+    return "failed", f"torchrun exited with status {ended.status} and no result{last}"
 
 
-def crashed_ranks(last_words: str) -> dict[int, int]:
-    """Rank to the signal it died of, from the list of failures that torchrun ends with.
+def crashed_ranks(stderr: str) -> dict[int, int]:
+    """Rank to the signal it died of, from the list of failures that torchrun prints last.
 
-    A rank that does not heed torchrun's SIGTERM is killed half a minute later: a death that long
-    after the first failure is torchrun's doing.
+    torchrun kills a rank that ignores its SIGTERM half a minute later, so a death that long after
+    the first failure is torchrun's doing.
     """
     failures = [
         (datetime.strptime(when, "%Y-%m-%d_%H:%M:%S"), int(rank), -int(code))
-        for when, rank, code in _FAILURE.findall(last_words)
+        for when, rank, code in _FAILURE.findall(stderr)
     ]
     if not failures:
         return {}
-    late = min(failures)[0] + _TORCHRUNS_PATIENCE
+    late = min(failures)[0] + _TORCHRUN_KILLS_AFTER
     return {rank: number for when, rank, number in failures if number in CRASHES and when < late}
 
 
-def read_notes(folder: Path) -> list[Note]:
-    """What ranks wrote before they gave up, the first of them first."""
-    notes = [json.loads(file.read_text()) for file in folder.glob("rank-*.json")]
-    return sorted(notes, key=lambda note: int(note["at_ns"]))
+def read_errors(folder: Path) -> list[Mapping[str, Any]]:
+    """The error files of failing ranks, the first failure first."""
+    errors = [json.loads(file.read_text()) for file in folder.glob("rank-*.json")]
+    return sorted(errors, key=lambda error: int(error["at_ns"]))
 
 
 def _record(point: Point, out: Path, status: str, reason: str) -> int:
-    """Write a result without numbers; in a warm process, since versions come from torch."""
-    words = ["--point", point.to_json(), "--out", str(out)]
-    code = warm_start.run(RECORDER, [*words, "--status", status, "--reason", reason])
+    """Write a result without numbers; in a warm process, since it names torch's version."""
+    arguments = ["--point", point.to_json(), "--out", str(out)]
+    code = warm_start.run(RECORDER, [*arguments, "--status", status, "--reason", reason])
     return code if code >= 0 else SIGNAL_BASE - code
 
 
-def _pass_on(stream: IO[str], tail: deque[str]) -> None:
+def _copy_lines(stream: IO[str], tail: deque[str], received: Callable[[], int | None]) -> None:
+    """Pass the ranks' error stream on, until an interrupt: the tracebacks after it are noise.
+
+    Read to the end in any case: ranks that nobody reads would block for ever.
+    """
+    open_for_writing = True
     for line in stream:
         tail.append(line)
-        sys.stderr.write(line)
-    sys.stderr.flush()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _written_at(path: Path) -> int | None:
-    return path.stat().st_mtime_ns if path.exists() else None
+        if open_for_writing and received() is None:
+            try:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+            except OSError:
+                open_for_writing = False

@@ -24,12 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmlab.jobs.rank_work import RankWork
-from lmlab.jobs.workload import OWN_ATTENTION, Workload
+from lmlab.jobs.rank_work import RankWork, expected_memory
+from lmlab.jobs.workload import Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.rank_memory import SavedActivations, gradients, optimizer_tensors, read_memory
 from lmlab.measure.records import Record, value
-from lmlab.model import footprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +119,9 @@ def _fullest(reading: Mapping[str, Any], labels: Mapping[str, Any]) -> list[Reco
 
 def expected_records(workload: Workload, device: torch.device) -> list[Record]:
     """The cost model's memory of one unsharded rank; none for a model that it does not know."""
-    if not workload.is_ours or workload.attention != OWN_ATTENTION:
+    expected = expected_memory(workload, device)
+    if expected is None:
         return []
-    expected = footprint.memory(
-        workload.shape,
-        workload.precision.name,  # type: ignore[arg-type]
-        "train_step",
-        device="cuda" if device.type == "cuda" else "cpu",
-    )
     categories = {
         "parameters": expected.parameters + expected.buffers,
         "gradients": expected.gradients,

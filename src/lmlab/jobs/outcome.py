@@ -1,8 +1,8 @@
 """How measuring a point can end: with numbers, or with a reason why there are none.
 
 A table with a hole raises a question; a table that says "out of memory: asked for 40 GiB" answers
-it. So what a device cannot do is a value like any other, and only an interrupt leaves no trace: a
-person or a scheduler stopped it, which says nothing about the point.
+it. So what a device cannot do is a value like any other. Only an interrupt leaves no trace: a
+person or a scheduler stopped the job, which says nothing about the point.
 """
 
 from __future__ import annotations
@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 
 TOTAL = "total"
 LONGEST_REASON = 300
-
-# Signals by which the kernel or a library ends a process that went wrong. Of the rest, SIGINT and
-# SIGTERM are somebody's wish, and the point is as unmeasured as before.
+# Signals by which the kernel or a library ends a process that went wrong. SIGINT and SIGTERM are
+# requests to stop, after which the point is as unmeasured as before.
 CRASHES = frozenset(
-    {
-        signal.SIGSEGV,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGILL,
-        signal.SIGFPE,
-        signal.SIGKILL,
-    }
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL")
 )
 
 
@@ -63,18 +56,16 @@ class Outcome:
 
 
 class Chapter(Protocol):
-    """What a chapter's module offers: one point measured on one device."""
+    """What a chapter's `measure` module offers: one point measured on one device."""
 
     def __call__(self, point: Point, device: torch.device) -> Outcome: ...
 
 
 def without_numbers(status: Status, reason: str) -> Outcome:
-    """An outcome that only has a reason, made to fit one line."""
+    """An outcome that only has a reason, cut to fit one line."""
     line = " ".join(reason.split()) or "no reason given"
-    return Outcome(
-        status=status,
-        reason=line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}...",
-    )
+    short = line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
+    return Outcome(status=status, reason=short)
 
 
 def killed_by(number: int) -> Outcome:

@@ -11,18 +11,17 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmlab.jobs.outcome import Unsupported
-from lmlab.jobs.workload import Workload, workload_of
+from lmlab.jobs.workload import OWN_ATTENTION, Workload, workload_of
 from lmlab.measure.clock import synchronize
 from lmlab.measure.precision import why_unsupported
+from lmlab.model import footprint
 from lmlab.model.loss import cross_entropy
 from lmlab.study.points import Point
 
@@ -70,18 +69,12 @@ class RankWork:
 
     def loss(self, model: nn.Module) -> Tensor:
         """Loss on this rank's tokens."""
-        with self._autocast():
+        with self.workload.precision_context(self.device):
             return cross_entropy(model(self.tokens), self.targets)
 
     def adamw(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of every variant that does not shard its state."""
         return torch.optim.AdamW(parameters)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        precision = self.workload.precision
-        if not precision.autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=precision.dtype)
 
 
 def second_step_s(step: Callable[[], object], device: torch.device) -> float:
@@ -107,3 +100,15 @@ def release(device: torch.device) -> None:
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of the weights, and of their gradients."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def expected_memory(workload: Workload, device: torch.device) -> footprint.Footprint | None:
+    """The cost model's memory of an unsharded train step; None for a model it does not describe."""
+    if not workload.is_ours or workload.attention != OWN_ATTENTION:
+        return None
+    return footprint.memory(
+        workload.shape,
+        workload.precision.name,  # type: ignore[arg-type]
+        "train_step",
+        device="cuda" if device.type == "cuda" else "cpu",
+    )

@@ -1,40 +1,49 @@
-"""From what came of a point to the result that is kept: the numbers with their provenance.
+"""From the outcome of a point to its result: the numbers with their provenance.
 
 A record is opened before the measurement and closed after it. The code's fingerprint is taken at
-the opening, because a file edited while a long point runs is not the file that it runs. A point
-whose process died can no longer close its own; whoever waited for it opens one that began earlier.
+the start, because a file edited while a long point runs is not the file that it runs. When a
+point's process has died, whoever waited for it opens a record that began earlier.
+
+As a program this writes a result without numbers, for a caller that has not imported torch:
+
+    python -m lmlab.jobs.record --point JSON --out PATH --status oom --reason TEXT
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
 
-from lmlab.jobs.outcome import Outcome, killed_by
+from lmlab.jobs.outcome import Outcome, killed_by, without_numbers
 from lmlab.jobs.registry import fingerprint
 from lmlab.measure.environment import commit, versions
-from lmlab.measure.identity import Machine
+from lmlab.measure.identity import Machine, find_machine
 from lmlab.study.files import ROOT
-from lmlab.study.points import Point
+from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
 
 
-@dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is known of a result before its numbers are."""
+    """What is known of a result before its numbers are, taken when the point begins."""
 
-    point: Point
-    machine: Machine
-    code_fingerprint: str
-    commit: dict[str, Any]
-    started_at: datetime
-    began_s: float
-    """Reading of the monotonic clock at `started_at`."""
+    def __init__(self, point: Point, machine: Machine, *, began_s: float | None = None) -> None:
+        """For a point that begins now, or began at that time of the monotonic clock."""
+        self.point = point
+        self.machine = machine
+        self.code_fingerprint = fingerprint(point)
+        self.commit = commit(ROOT)
+        now_s = time.monotonic()
+        self.began_s = now_s if began_s is None else began_s
+        self.started_at = datetime.now(UTC) - timedelta(seconds=now_s - self.began_s)
 
     def close(self, outcome: Outcome) -> Result:
         """The result of the point, as it is written."""
+        machine = self.machine
         return Result(
             chapter=self.point.chapter,
             parameters=self.point.parameters,
@@ -44,11 +53,7 @@ class Record:
             measurements=tuple(outcome.measurements),
             data=outcome.data,
             flags=outcome.flags,
-            machine={
-                "id": self.machine.id,
-                "device": self.machine.device,
-                "name": self.machine.name,
-            },
+            machine={"id": machine.id, "device": machine.device, "name": machine.name},
             versions=versions(),
             commit=self.commit,
             code_fingerprint=self.code_fingerprint,
@@ -57,20 +62,36 @@ class Record:
         )
 
 
-def open_record(point: Point, machine: Machine, *, began_s: float | None = None) -> Record:
-    """The record of a point that begins now, or began at that reading of the monotonic clock."""
-    now_s = time.monotonic()
-    began_s = now_s if began_s is None else began_s
-    return Record(
-        point=point,
-        machine=machine,
-        code_fingerprint=fingerprint(point),
-        commit=commit(ROOT),
-        started_at=datetime.now(UTC) - timedelta(seconds=now_s - began_s),
-        began_s=began_s,
-    )
-
-
 def crashed(point: Point, machine: Machine, *, signal_number: int, began_s: float) -> Result:
     """The result of a point whose process died of a signal before it could write one."""
-    return open_record(point, machine, began_s=began_s).close(killed_by(signal_number))
+    return Record(point, machine, began_s=began_s).close(killed_by(signal_number))
+
+
+def save(result: Result, out: Path) -> Result:
+    """Write a result; one that cannot be written (too large, not finite) becomes a failure."""
+    try:
+        result.write(out)
+    except ValueError as error:
+        reason = without_numbers("failed", str(error)).reason
+        result = replace(result, status="failed", reason=reason, measurements=(), data={})
+        result.write(out)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write a result without numbers and print its headline."""
+    parser = argparse.ArgumentParser(prog="lmlab.jobs.record", description=__doc__)
+    parser.add_argument("--point", required=True, help="the point as JSON")
+    parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
+    parser.add_argument("--status", required=True, choices=["unsupported", "oom", "failed"])
+    parser.add_argument("--reason", required=True, help="why there are no numbers")
+    arguments = parser.parse_args(argv)
+    record = Record(point_from_json(arguments.point), find_machine())
+    result = record.close(without_numbers(arguments.status, arguments.reason))
+    result.write(arguments.out)
+    print(result.headline())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

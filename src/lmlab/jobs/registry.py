@@ -1,12 +1,12 @@
 """Chapters by name, and the code that a point of each runs: what makes its result stale.
 
-The module of a chapter is named after it, so there is no list of chapters here: a list would be
+A chapter is a package named after it, so there is no list of chapters here: such a list would be
 code that every point runs, and a new chapter would make the results of all others stale. It is
-imported when it is measured; parsing the workflow costs no torch.
+imported when it is measured; parsing the workflow does not import torch.
 
 The same names say which source files a number depends on: the chapter and its topic, the runner
 around it, and the attention variants and the model class that the point names. A variant that no
-point names is in nobody's closure, and can change without a single remeasurement.
+point names is in no closure, and can change without a single remeasurement.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 
 RUNNER = "lmlab.jobs.run"
 RANK_RUNNER = "lmlab.jobs.ranks"
-# What names, lists, files or refuses a measurement without moving its number: a variant more,
-# another label in a result or a new version of the package must not send anybody back to the
-# machine.
+RANK_ERRORS = "LMLAB_RANK_ERRORS"
+"""Environment variable: the folder in which a failing rank writes its error file."""
+# What names, lists, files or refuses a measurement without changing its number: one more variant,
+# another key in a result or a new version of the package must not make a result stale.
 NOT_COUNTED = (
     "lmlab",
     "lmlab.attention",
     "lmlab.attention.registry",
     "lmlab.attention.support",
-    "lmlab.jobs.record",
-    "lmlab.jobs.preflight",
-    "lmlab.jobs.registry",
     "lmlab.import_path",
+    "lmlab.jobs.budget",
+    "lmlab.jobs.preflight",
+    "lmlab.jobs.record",
+    "lmlab.jobs.registry",
     "lmlab.measure.environment",
     "lmlab.study",
     "lmlab.study.*",
@@ -61,8 +63,7 @@ def load(chapter: str) -> Chapter:
     function: Chapter = import_path.resolve(path_of(chapter))
 
     def measure(point: Point, device: torch.device) -> Outcome:
-        # Here, because it imports torch, which naming a chapter must not cost.
-        from lmlab.jobs.preflight import refuse_unsupported
+        from lmlab.jobs.preflight import refuse_unsupported  # imports torch
 
         refuse_unsupported(point, device)
         return function(point, device)
@@ -70,34 +71,38 @@ def load(chapter: str) -> Chapter:
     return measure
 
 
+def has_ranks(point: Point) -> bool:
+    """Whether the point is measured by several processes, which torchrun starts."""
+    return "world_size" in point.parameters
+
+
 def code_modules(point: Point) -> list[str]:
     """The modules that a point starts from; what they import follows from their files."""
-    asked = {**point.settings, **point.parameters}
     runner = RANK_RUNNER if has_ranks(point) else RUNNER
     chapter = import_path.split(path_of(point.chapter))[0]
-    modules = [runner, chapter, *_module_of_topic(chapter, asked.get("topic"))]
-    if "attention" in asked:
-        modules.append(attention.module_of(asked["attention"]))
-    modules += [attention.module_of(variant) for variant in asked.get("variants", ())]
-    if "model" in asked:
-        modules.append(import_path.split(asked["model"])[0])
-    return modules
+    topic = f"{chapter}.{point.parameters.get('topic')}"
+    named = [import_path.split(path)[0] for _, _, path in _named_code(point)]
+    # A chapter with topics imports the module of the point's topic by name, as a variant's.
+    return [runner, chapter, *([topic] if locate(topic, tuple(search_path())) else []), *named]
 
 
 def check_code(point: Point) -> None:
-    """The model and the attention variants that a point names are there; imports none of them."""
-    asked = {**point.settings, **point.parameters}
-    named: list[tuple[str, str]] = [
-        (key, asked[key]) for key in ("model", "attention") if key in asked
-    ]
-    named += [("variants", variant) for variant in asked.get("variants", ())]
-    for key, name in named:
-        path = name if key == "model" else attention.path_of(name)
-        if reason := _why_not_there(path):
+    """Check that the model and the attention variants of a point exist, without importing them."""
+    for key, name, path in _named_code(point):
+        if reason := _why_missing(path):
             raise NoSuchCode(f"{key} = {name!r}: {reason}; allowed: what can be imported")
 
 
-def _why_not_there(path: str) -> str | None:
+def _named_code(point: Point) -> list[tuple[str, str, str]]:
+    """Key, name and import path of the code that a point names."""
+    asked = {**point.settings, **point.parameters}
+    names = [("attention", asked["attention"])] if "attention" in asked else []
+    names += [("variants", variant) for variant in asked.get("variants", ())]
+    named = [(key, name, attention.path_of(name)) for key, name in names]
+    return [*named, *([("model", asked["model"], asked["model"])] if "model" in asked else [])]
+
+
+def _why_missing(path: str) -> str | None:
     module, name = import_path.split(path)
     file = locate(module, tuple(search_path()))
     if file is None:
@@ -108,17 +113,6 @@ def _why_not_there(path: str) -> str | None:
         return str(error)
 
 
-def has_ranks(point: Point) -> bool:
-    """Whether the point is measured by several processes, which torchrun starts."""
-    return "world_size" in point.parameters
-
-
-def _module_of_topic(chapter: str, topic: str | None) -> list[str]:
-    """A chapter that is a package has a module for each topic, imported by name as a variant is."""
-    name = f"{chapter}.{topic}"
-    return [name] if topic and locate(name, tuple(search_path())) else []
-
-
 def fingerprint(point: Point) -> str:
     """A hash of the code that measures the point."""
     return fingerprint_of(tuple(code_modules(point)))
@@ -126,7 +120,7 @@ def fingerprint(point: Point) -> str:
 
 def fingerprint_of(modules: tuple[str, ...]) -> str:
     """A hash of the code that starts from modules; a user's own are found as when they run."""
-    return code_fingerprint(modules, search_path(), leaving_out=NOT_COUNTED)
+    return code_fingerprint(modules, search_path(), excluded=NOT_COUNTED)
 
 
 def search_path() -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m lmlab.jobs.run --point JSON --machine ID --out PATH
 
-The machine must be the one whose folder the result goes to: a job that a scheduler put elsewhere
+The machine must be the one whose folder the result goes to: a job that a scheduler placed elsewhere
 would otherwise file one GPU's numbers under another's name. Two measurements never overlap on a
 device, whoever started them. Running out of memory, or asking for what a device does not have, ends
 with a result; so does any other error of the measured code, with its traceback in the log. An
@@ -22,8 +22,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from lmlab.jobs.outcome import Chapter, Outcome, Unsupported, without_numbers
-from lmlab.jobs.record import open_record
+from lmlab.jobs import budget
+from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
+from lmlab.jobs.record import Record, save
 from lmlab.jobs.registry import load
 from lmlab.measure.device import is_out_of_memory, set_threads, torch_device
 from lmlab.measure.exclusive import exclusive
@@ -33,19 +34,29 @@ from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
 
 NOTHING_WRITTEN = 2
-
-
-class WrongMachine(ValueError):
-    """A job that landed on another machine than the one it measures."""
+GIB = 2**30
+# The allocator's own sentence on a GPU.
+CUDA_OOM = re.compile(
+    r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+)",
+    re.DOTALL,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure one point and write its result; 2 if there is nothing to measure it on."""
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
+    parser.add_argument("--point", required=True, help="the point as JSON")
+    parser.add_argument("--machine", required=True, help="id of the machine this must be")
+    parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
+    arguments = parser.parse_args(argv)
     try:
-        machine = _the_machine_named(arguments.machine)
-        result = measure_point(point_from_json(arguments.point), machine)
-        result.write(arguments.out)
+        machine = find_machine()
+        if machine.id != arguments.machine:
+            raise ValueError(
+                f"machine = {arguments.machine!r}, but this is {machine.id!r}; "
+                "a result is measured where it belongs"
+            )
+        result = save(measure_point(point_from_json(arguments.point), machine), arguments.out)
     except ValueError as error:
         print(error, file=sys.stderr)
         return NOTHING_WRITTEN
@@ -55,23 +66,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure_point(point: Point, machine: Machine) -> Result:
     """The result of a point, measured here and now, alone on its device."""
-    if os.getcwd() not in sys.path:  # where a user's own model is looked for
-        sys.path.insert(0, os.getcwd())
+    import_from_working_folder()
     device = torch_device(machine.device)
-    chapter = load(point.chapter)
     with exclusive(machine.device):
-        record = open_record(point, machine)
+        record = Record(point, machine)
+        if reason := budget.why_skipped():
+            return record.close(without_numbers("unsupported", reason))
         set_threads()
         with GpuWatch(device) as watch:
-            outcome = attempt(chapter, point, device)
+            outcome = attempt(point, device)
     flags = [*watch.flags, *(["noisy"] if outcome.noisy else [])]
     return record.close(outcome.flagged(*flags))
 
 
-def attempt(chapter: Chapter, point: Point, device: torch.device) -> Outcome:
+def import_from_working_folder() -> None:
+    """Let a user's own model or attention be imported from where the study runs."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def attempt(point: Point, device: torch.device) -> Outcome:
     """Run a chapter's code; whatever it raises becomes an outcome with a reason."""
     try:
-        return chapter(point, device)
+        return load(point.chapter)(point, device)
     except Unsupported as error:
         return without_numbers("unsupported", str(error))
     except Exception as error:
@@ -82,45 +99,18 @@ def attempt(chapter: Chapter, point: Point, device: torch.device) -> Outcome:
 
 
 def memory_reason(error: BaseException, device: torch.device) -> str:
-    """What was asked for and what the device has, from the allocator's own words."""
+    """What was asked for and what the device has, from the allocator's message."""
     message = str(error)
-    gpu = re.search(
-        r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+)",
-        message,
-        re.DOTALL,
-    )
-    if gpu:
+    if gpu := CUDA_OOM.search(message):
         asked, capacity, free = gpu.groups()
         return f"asked for {asked}, {free} of the GPU's {capacity} free"
-    cpu = re.search(r"tried to allocate (\d+) bytes", message)
-    if cpu:
+    if cpu := re.search(r"tried to allocate (\d+) bytes", message):
         memory = psutil.virtual_memory()
         return (
-            f"asked for {_gib(int(cpu[1]))}, {_gib(memory.available)} of the machine's "
-            f"{_gib(memory.total)} free"
+            f"asked for {int(cpu[1]) / GIB:.2f} GiB, {memory.available / GIB:.2f} GiB of the "
+            f"machine's {memory.total / GIB:.2f} GiB free"
         )
     return f"{message or type(error).__name__} ({device.type})"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
-
-
-def _the_machine_named(name: str) -> Machine:
-    machine = find_machine()
-    if machine.id != name:
-        raise WrongMachine(
-            f"machine = {name!r}, but this is {machine.id!r}; a result is measured where it belongs"
-        )
-    return machine
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
-    parser.add_argument("--point", required=True, help="the point as JSON")
-    parser.add_argument("--machine", required=True, help="id of the machine this must be")
-    parser.add_argument("--out", required=True, type=Path, help="file that the result goes to")
-    return parser
 
 
 if __name__ == "__main__":

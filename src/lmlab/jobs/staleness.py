@@ -1,100 +1,114 @@
-"""How a point stands: measured or not, and by what. No torch.
+"""Whether a point has a result, and whether that is stale. No torch.
 
-Snakemake reruns what its own records call stale. Those records stay behind when results travel: in
-a fresh clone every result looks current. A result carries the fingerprint of its code, its settings
-and torch's version, so each can be held against the present without any record.
+Snakemake reruns what its own records call stale, but those records do not travel with results: in a
+fresh clone every result looks current. A result carries the fingerprint of its code, its settings
+and the version of torch, so it can be compared with the present without any record.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from lmlab.jobs.registry import fingerprint
+from lmlab.study.files import ROOT
+from lmlab.study.fingerprint import code_fingerprint
 from lmlab.study.points import Point
 from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, UNREADABLE = "missing", "unreadable"
+IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """One point of the study and what is known of it."""
+class PointState:
+    """One point of the study and what is known of its result."""
 
     point: Point
     state: str
     """A result's status, or missing, or unreadable."""
     reason: str | None = None
-    """Why it is not ok."""
-    other_code: bool = False
-    """Made by other code than the present."""
-    other_settings: tuple[str, ...] = ()
-    """Settings that differ, as `key then (now key)`."""
+    """Why there are no numbers."""
+    failed_variants: tuple[str, ...] = ()
+    code_changed: bool = False
+    settings_changed: tuple[str, ...] = ()
+    """Each as `key then, now value`."""
     other_torch: str | None = None
-    """The version of torch it was made with, where that is not the present one."""
+    """The version of torch it was measured with, if that is not the present one."""
+    uncommitted: bool = False
+    """Measured with code that was not committed."""
 
     @property
-    def is_current(self) -> bool:
-        """Whether the present code, settings and torch would measure the same thing."""
-        return not (self.other_code or self.other_settings or self.other_torch)
+    def stale(self) -> bool:
+        """Whether the present code, settings or torch would measure something else."""
+        return bool(self.code_changed or self.settings_changed or self.other_torch)
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether a user should look at it: stale, or unreadable."""
+        return self.stale or self.state == UNREADABLE
 
     def remarks(self) -> list[str]:
         """What a reader should know beyond the state."""
-        remarks = [self.reason] if self.reason else []
-        remarks += ["made by other code"] if self.other_code else []
-        remarks += [f"other settings: {', '.join(self.other_settings)}"] * bool(self.other_settings)
-        return remarks + ([f"made with torch {self.other_torch}"] if self.other_torch else [])
+        settings = ", ".join(self.settings_changed)
+        possible = [
+            *self.failed_variants,
+            self.reason,
+            "stale: code changed" if self.code_changed else None,
+            f"stale: settings changed ({settings})" if settings else None,
+            f"measured with torch {self.other_torch}" if self.other_torch else None,
+        ]
+        return [remark for remark in possible if remark]
 
 
-def standing(point: Point, results: Path, machine: str, torch_version: str | None) -> Standing:
-    """Hold a machine's result against the present; without a version, torch is not compared."""
+def state_of(point: Point, results: Path, machine: str, torch_version: str | None) -> PointState:
+    """Compare a machine's result with the present; without a version, torch is not compared."""
     path = point.path(results, machine)
     if not path.exists():
-        return Standing(point=point, state=MISSING)
+        return PointState(point=point, state=MISSING)
     try:
         result = read_of(point, path, machine)
     except ResultError as error:
-        return Standing(point=point, state=UNREADABLE, reason=str(error))
-    made_with = str(result.versions["torch"])
-    same_torch = torch_version is None or _public(made_with) == _public(torch_version)
-    return Standing(
+        return PointState(point=point, state=UNREADABLE, reason=str(error))
+    measured_with = str(result.versions["torch"])
+    same_torch = torch_version is None or _public(measured_with) == _public(torch_version)
+    return PointState(
         point=point,
         state=result.status,
         reason=result.reason,
-        other_code=result.code_fingerprint != fingerprint(point),
-        other_settings=tuple(_differences(point, result)),
-        other_torch=None if same_torch else made_with,
+        failed_variants=tuple(result.failed_variants()),
+        code_changed=result.code_fingerprint != fingerprint(point),
+        settings_changed=tuple(_differences(point, result)),
+        other_torch=None if same_torch else measured_with,
+        uncommitted=bool(result.commit["dirty"]),
     )
 
 
-FAULTS: dict[str, Callable[[Standing], object]] = {
-    "were made by other code than the present": lambda each: each.other_code,
-    "were made with other settings": lambda each: each.other_settings,
-    "were made with another torch": lambda each: each.other_torch,
-    "cannot be read": lambda each: each.state == UNREADABLE,
-}
+def summary(states: Sequence[PointState]) -> str:
+    """How many points are in which state, and how many of those to know about."""
+    counts = Counter(each.state for each in states)
+    remarks = {
+        "with failed variants": sum(bool(each.failed_variants) for each in states),
+        "stale (code changed)": sum(each.code_changed for each in states),
+        "stale (settings changed)": sum(bool(each.settings_changed) for each in states),
+        "stale (measured with another torch)": sum(bool(each.other_torch) for each in states),
+        "from uncommitted code": sum(each.uncommitted for each in states),
+    }
+    parts = [f"{count} {state}" for state, count in counts.most_common()]
+    notes = [f"{count} {what}" for what, count in remarks.items() if count]
+    return "; ".join([f"{len(states)} points: {', '.join(parts)}", *notes])
 
 
-def remarks_on(standings: Mapping[str, Standing]) -> Iterator[str]:
-    """A line for each fault that results, by their paths, have; one of them is named."""
-    for fault, has in FAULTS.items():
-        paths = [path for path, each in standings.items() if has(each)]
-        if paths:
-            yield f"{len(paths)} of {len(standings)} results {fault}, {paths[0]} among them"
-
-
-def advice(machine: str, here: str, *, measuring: bool, options: Sequence[str] = ()) -> str:
-    """What can be done about results that are not the present's; elsewhere none can be remade.
-
-    `options` are those by which `lmlab status` looks at the same study.
-    """
-    of_machine = [] if machine == here else ["--machine", machine]
-    listing = shlex.join(["lmlab", "status", *of_machine, *options])
-    anew = ", deleting them measures them anew" if measuring else ""
-    return f"`{listing}` lists them{anew}"
+def advice(study: str, machine: str, *, measuring: bool) -> str:
+    """What to do about stale results; those of another machine cannot be measured again here."""
+    command = ["lmlab", "status", "--machine", machine, "--config", f"study={study}"]
+    again = ", deleting them measures them again" if measuring else ""
+    return f"`{shlex.join(command)}` lists them{again}"
 
 
 def installed_torch() -> str:
@@ -102,15 +116,37 @@ def installed_torch() -> str:
     return version("torch")
 
 
+def report_fingerprint(chapters: Iterable[str]) -> str:
+    """A hash of the code that turns the results of some chapters into pages."""
+    source = ROOT / "src"
+    pages = [source / "lmlab" / "chapters" / chapter / "page.py" for chapter in chapters]
+    files = [*(source / "lmlab" / "report").rglob("*.py"), *filter(Path.exists, pages)]
+    modules = [".".join(file.relative_to(source).with_suffix("").parts) for file in files]
+    roots = [module.removesuffix(".__init__") for module in modules]
+    return code_fingerprint(roots, [str(source)])
+
+
+def missing_parts(pages: Iterable[str]) -> list[Path]:
+    """Pages of a report, and images they link to, that do not exist."""
+    files = [Path(page) for page in pages]
+    linked = [
+        file.parent / link
+        for file in filter(Path.exists, files)
+        for link in IMAGE.findall(file.read_text())
+        if "://" not in link
+    ]
+    return [file for file in (*files, *linked) if not file.exists()]
+
+
 def _public(torch_version: str) -> str:
-    """Without the build's label: the package calls itself 2.13.0, torch says 2.13.0+cu130."""
+    """Without the build's label: the package is called 2.13.0, torch says 2.13.0+cu130."""
     return torch_version.partition("+")[0]
 
 
 def _differences(point: Point, result: Result) -> list[str]:
     then, now = result.settings, point.settings
     return [
-        f"{key} {then.get(key, 'absent')} (now {now.get(key, 'absent')})"
+        f"{key} {then.get(key, 'absent')}, now {now.get(key, 'absent')}"
         for key in dict.fromkeys([*now, *then])
         if then.get(key) != now.get(key)
     ]

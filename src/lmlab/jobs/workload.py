@@ -2,13 +2,12 @@
 
 Three modes, because they answer different questions. `forward` computes logits without a gradient,
 as inference does. `forward_backward` adds the loss and the gradients. `train_step` is what training
-repeats: zero_grad, forward with loss, backward, AdamW. Gradients are set to None and not to zero,
-so that backward writes them instead of adding to them, in both modes that have one.
+repeats: zero_grad, forward with loss, backward, AdamW. Gradients are set to None, not to zero, so
+that backward writes them instead of adding to them, in both modes that have one.
 
 Tokens are random and drawn on the CPU: the same batch on every device, and no kernel runs before
-the model's own. The precision's autocast covers the forward pass and the loss; backward follows the
-types that forward chose. fp16 runs without loss scaling, so its gradients may underflow: its times
-are right, its training would not be.
+the model's own. Autocast covers the forward pass and the loss; backward follows the types that
+forward chose. fp16 runs without loss scaling: its times are right, its gradients may underflow.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from lmlab.study.points import Point
 
 Phases: TypeAlias = list[tuple[str, Callable[[], None]]]
 
-# What the cost model assumes, and what stands for the attention of a model that takes no name.
+# What the cost model assumes, and the name for the attention of a model that takes no choice.
 OWN_ATTENTION = "naive"
 
 
@@ -68,6 +67,12 @@ class Workload:
         tokens = torch.randint(self.shape.vocab_size, size, generator=generator).to(device)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
+    def precision_context(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Autocast where the precision asks for it."""
+        if not self.precision.autocast:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self.precision.dtype)
+
     def _arguments(self, model_class: type[nn.Module], device: torch.device) -> dict[str, Any]:
         """Constructor arguments; a user's class need not know about attention or devices."""
         accepted = inspect.signature(model_class).parameters
@@ -93,13 +98,9 @@ class Workload:
 def workload_of(point: Point) -> Workload:
     """Read a point's parameters and settings; they were checked when the study was."""
     asked = {**point.settings, **point.parameters}
-    shape_keys = (
-        *("vocab_size", "context", "batch"),
-        *("d_model", "d_ff", "num_layers", "num_heads"),
-    )
     return Workload(
         model=asked["model"],
-        shape=ModelShape(**{key: asked[key] for key in shape_keys}),
+        shape=ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__}),
         rope_theta=asked["rope_theta"],
         attention=asked["attention"],
         precision=precision_named(asked["precision"]),
@@ -109,12 +110,11 @@ def workload_of(point: Point) -> Workload:
 
 
 class Step:
-    """One step of a workload, phase by phase; what a phase leaves, the next one takes."""
+    """One step of a workload, phase by phase."""
 
     def __init__(self, workload: Workload, model: nn.Module, device: torch.device) -> None:
-        self._mode = workload.mode
-        self._precision = workload.precision
-        self._device_type = device.type
+        self._workload = workload
+        self._device = device
         self._model = model
         self._optimizer = AdamW(model.parameters())
         self._tokens, self._targets = workload.batch(device)
@@ -122,9 +122,9 @@ class Step:
 
     def phases(self) -> Phases:
         """The named phases of the workload's mode, in order."""
-        if self._mode == "forward":
+        if self._workload.mode == "forward":
             return [("forward", self.infer)]
-        if self._mode == "forward_backward":
+        if self._workload.mode == "forward_backward":
             return [("forward", self.forward), ("backward", self.backward)]
         return [
             ("zero_grad", self.zero_grad),
@@ -135,7 +135,7 @@ class Step:
 
     def infer(self) -> None:
         """Logits alone, no graph kept."""
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._workload.precision_context(self._device):
             self._model(self._tokens)
 
     def zero_grad(self) -> None:
@@ -144,7 +144,7 @@ class Step:
 
     def forward(self) -> None:
         """Logits and loss, with the graph that backward needs."""
-        with self._autocast():
+        with self._workload.precision_context(self._device):
             self._loss = cross_entropy(self._model(self._tokens), self._targets)
 
     def backward(self) -> None:
@@ -156,8 +156,3 @@ class Step:
     def update(self) -> None:
         """One AdamW step."""
         self._optimizer.step()
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if not self._precision.autocast:
-            return nullcontext()
-        return torch.autocast(self._device_type, dtype=self._precision.dtype)

@@ -1,7 +1,12 @@
-"""A file of configuration as it is written, every key once: YAML takes the last without a word."""
+"""Configuration as text: YAML files and `key=value` overrides, every key once.
+
+YAML silently keeps the last of two duplicate keys. Snakemake's `--config` gives types to single
+values only, and leaves "4" inside a mapping as text.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,7 @@ from lmlab.study.config import ConfigError
 
 
 class RepeatedKey(ValueError):
-    """A key that stands twice in one mapping."""
+    """A key that is given twice in one mapping."""
 
     def __init__(self, node: yaml.Node) -> None:
         self.line = node.start_mark.line + 1
@@ -22,7 +27,7 @@ class _Loader(yaml.SafeLoader):
     """Reads plain YAML, every key once."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """A mapping as it is written: merged ones (`<<`) may well bring a key again."""
+        """A mapping as it is written: a merged one (`<<`) may bring a key again."""
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -33,7 +38,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str) -> Any:
-    """What a YAML text says; `RepeatedKey` or a YAMLError if it says nothing clear."""
+    """What a YAML text means; a `RepeatedKey` or a YAMLError if that is not clear."""
     return yaml.load(text, _Loader)
 
 
@@ -41,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
     """The keys and values of a file, or a `ConfigError`."""
     try:
         text = path.read_text()
-        # YAML forbids the tabs that JSON allows between its words.
+        # YAML forbids the tabs that JSON allows.
         config = parse(text.expandtabs() if path.suffix == ".json" else text)
     except RepeatedKey as error:
         raise ConfigError(f"{path}, line {error.line}: {error}") from error
@@ -51,3 +56,23 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: holds {type(config).__name__}, allowed: keys and values")
     return config
+
+
+def typed(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The mappings and lists among Snakemake's overrides, with their values typed as in a file."""
+    return {
+        key: _typed(value) for key, value in overrides.items() if isinstance(value, Mapping | list)
+    }
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _typed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_typed(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value  # "a: b: c" is a text

@@ -1,10 +1,10 @@
-"""Where things lie in a checkout, and how a file is written so that nobody sees half of it."""
+"""Where things lie in a checkout, and how to write a file so that nobody sees half of it."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
+from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMAS = ROOT / "workflow" / "schemas"
@@ -13,15 +13,16 @@ REFERENCES = ROOT / "report" / "references"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside the target, then rename: an interrupt leaves the old file."""
+    """Write a temporary file next to the target, then rename: an interrupt leaves the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    # Opened like any new file, so that its permissions follow the umask.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

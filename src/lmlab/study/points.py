@@ -1,6 +1,6 @@
 """A point is one measurement: a chapter and what was set for it.
 
-Its `parameters` are its identity and give its path, one folder a parameter, so that a directory
+Its `parameters` are its identity and give its path, one folder per parameter, so that a directory
 listing reads as the study does:
 
     results/nvidia-h200/end_to_end/size~small/context~128/.../start~warm.json
@@ -39,14 +39,14 @@ class Point:
 
     def path(self, results: Path, machine: str) -> Path:
         """Where this point's result lies; the last parameter names the file."""
-        parts = [f"{key}{SEPARATOR}{_in_a_path(key, value)}" for key, value in self._items()]
+        parts = [f"{key}{SEPARATOR}{_path_part(key, value)}" for key, value in self._items()]
         folder = results / machine
         if not parts:
             return folder / f"{self.chapter}.json"
         return folder.joinpath(self.chapter, *parts[:-1], f"{parts[-1]}.json")
 
     def label(self) -> str:
-        """The point in words, for a progress line."""
+        """The point on one line, for people."""
         return " ".join([self.chapter, *(f"{key}={value}" for key, value in self._items())])
 
     def to_json(self) -> str:
@@ -75,11 +75,11 @@ def point_from_json(text: str) -> Point:
         ) from error
 
 
-def _in_a_path(key: str, value: Scalar) -> str:
-    text = str(value)
+def _path_part(key: str, value: Scalar) -> str:
+    text = str(value).replace(":", ".")  # an import path, as of a user's own attention
     if not SAFE_VALUE.match(text) or text in {".", ".."}:
         raise PointError(
-            f"{key} = {text!r} cannot stand in a path: "
-            "letters, digits, '_', '.', '+' and '-' are allowed"
+            f"{key} = {text!r} cannot be part of a path; "
+            "allowed: letters, digits, '_', '.', '+' and '-'"
         )
     return text

@@ -1,8 +1,8 @@
 """Which machine's results a run is about, and whether it may measure them.
 
 A result belongs to the machine that it was measured on. A run that names another machine reads that
-machine's results and never adds to them, unless it is told that its jobs run elsewhere: on a
-cluster the machine that plans is not the one that measures.
+machine's results and never adds to them, unless `measure = always` says that its jobs run there: on
+a cluster the machine that plans is not the one that measures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-class NothingToRead(ValueError):
+class NoResults(ValueError):
     """A run that may not measure, about a machine without results; in one line."""
 
 
@@ -31,30 +31,24 @@ def select(config: Mapping[str, Any], here: str, device_here: str) -> Selection:
     asked = str(config.get("machine", "auto"))
     machine = here if asked == "auto" else asked
     measure = config.get("measure", "auto")
+    # Another machine's device cannot be looked up; its id names it.
+    elsewhere = "cpu" if machine.startswith("cpu-") else "cuda"
     return Selection(
         machine=machine,
-        device=device_here if machine == here else _device_of(machine),
+        device=device_here if machine == here else elsewhere,
         measuring=measure == "always" or (measure == "auto" and machine == here),
     )
 
 
-def check_results_are_there(selection: Selection, results: Path, here: str) -> None:
-    """A run that measures nothing needs a folder of results, or it is about a misspelt machine."""
+def check_results_exist(selection: Selection, results: Path, here: str) -> None:
+    """A run that measures nothing needs results to read; a misspelt machine has none."""
     if selection.measuring or (results / selection.machine).is_dir():
         return
     others = sorted(path.name for path in results.glob("*/") if path.name != here)
     if selection.machine == here:
-        instead = ", ".join(["auto", *(f"machine = {name}" for name in others)])
-        raise NothingToRead(
-            f"config: measure = 'never', but {here} (this machine) has no results here; "
-            f"allowed: {instead}"
-        )
-    raise NothingToRead(
-        f"config: machine = {selection.machine!r} has no results here; "
-        f"allowed: {', '.join([f'{here} (this one)', *others])}"
-    )
-
-
-def _device_of(machine: str) -> str:
-    """A machine that is not this one has no device to ask; its id tells."""
-    return "cpu" if machine.startswith("cpu-") else "cuda"
+        fault = f"measure = 'never', but {here} (this machine) has no results here"
+        allowed = ["auto", *(f"machine = {name}" for name in others)]
+    else:
+        fault = f"machine = {selection.machine!r} has no results here"
+        allowed = [f"{here} (this one)", *others]
+    raise NoResults(f"config: {fault}; allowed: {', '.join(allowed)}")

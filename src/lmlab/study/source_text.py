@@ -1,8 +1,8 @@
-"""What a source file says without being run: whether it can be read, and which names it may define.
+"""A source file read as text: whether it is valid Python, and which names it may define.
 
-The workflow is planned without importing a user's model, which would cost torch. A slip in it, a
-name that it does not have or a line that is no Python, would then fail in every job, one by one;
-read as text, the file shows both before any job starts.
+The workflow is planned without importing a user's model, which would import torch. A missing name
+or a syntax error would then fail in every job, one by one; read as text, the file shows both before
+any job starts.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-# A module that has one of these can have names that its text does not show.
+# With one of these, a module can have names that its text does not show.
 HIDE_NAMES = frozenset({"*", "__getattr__", "globals", "setattr"})
 
 
 class BrokenSource(ValueError):
-    """A file that is no Python, in one line."""
+    """A file that is not valid Python, in one line."""
 
 
 def parse(source: bytes, file: Path) -> ast.Module:
@@ -31,7 +31,7 @@ def parse(source: bytes, file: Path) -> ast.Module:
 
 
 def may_define(file: Path, name: str) -> bool:
-    """Whether a module can have that name; true also where only running it could tell."""
+    """Whether a module can have that name; also true where only running it could tell."""
     return not _names(file, file.stat().st_mtime_ns).isdisjoint({name, *HIDE_NAMES})
 
 

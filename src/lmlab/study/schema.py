@@ -1,0 +1,95 @@
+"""Values checked against JSON schemas, with errors a person can act on: what is allowed instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from math import isfinite
+from typing import Any, cast
+
+import jsonschema
+
+from lmlab.study.files import SCHEMAS
+
+TYPES = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "one integer",
+    "number": "one number",
+    "object": "a mapping",
+    "string": "a text",
+}
+LIMITS = {
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "exclusiveMinimum": "more than {}",
+    "minItems": "a list of at least {}",
+    "minProperties": "at least {} entry",
+    "minLength": "a text that is not empty",
+    "uniqueItems": "each value once",
+}
+RENAMED = {"arms": "variants", "arm_cap_s": "variant_cap_s"}
+
+
+@cache
+def config_schema() -> dict[str, Any]:
+    """The schema of config.yaml."""
+    schema: dict[str, Any] = json.loads((SCHEMAS / "config.schema.json").read_text())
+    return schema
+
+
+def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str | None:
+    """The first error of a value, in one line; `schema` is a part of the configuration's."""
+    root = config_schema()
+    whole = root if schema is None else {"$defs": root["$defs"], **schema}
+    errors = sorted(_strict(whole).iter_errors(value), key=lambda error: list(map(str, error.path)))
+    return _describe(errors[0]) if errors else None
+
+
+def _strict(schema: Mapping[str, Any]) -> Any:
+    """JSON takes 5.0 for an integer and knows no infinity; here both are mistakes."""
+    plain = jsonschema.Draft202012Validator
+    types = plain.TYPE_CHECKER.redefine_many(
+        {
+            "integer": lambda _, value: isinstance(value, int) and not isinstance(value, bool),
+            "number": lambda _, value: (
+                isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+            ),
+        }
+    )
+    return jsonschema.validators.extend(plain, type_checker=types)(schema)
+
+
+def _describe(error: jsonschema.ValidationError) -> str:
+    """The key, the value, what is allowed."""
+    schema, found = cast(dict[str, Any], error.schema), cast(Any, error.instance)
+    parts = [str(part) for part in error.absolute_path]
+    if error.validator == "additionalProperties":
+        unknown = next(name for name in found if name not in schema["properties"])
+        key = ".".join([*parts, unknown])
+        if RENAMED.get(unknown) in schema["properties"]:
+            return f"{key} is now called {RENAMED[unknown]}"
+        return f"{key} is not a key; allowed here: {', '.join(schema['properties'])}"
+    if error.validator == "required":
+        missing = next(name for name in schema["required"] if name not in found)
+        return f"{'.'.join([*parts, missing])} is missing"
+    shown = f"{'.'.join(parts)} = {short(found)}; " if parts else ""
+    return f"{shown}allowed: {_allowed(error, schema)}"
+
+
+def _allowed(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> str:
+    limit = cast(Any, error.validator_value)
+    if "description" in schema:
+        return str(schema["description"])
+    if error.validator == "enum":
+        return ", ".join(str(choice) for choice in limit)
+    if error.validator == "type":
+        return TYPES[limit] + (f" of at least {schema['minimum']}" if "minimum" in schema else "")
+    return LIMITS.get(str(error.validator), error.message).format(limit)
+
+
+def short(value: object) -> str:
+    """A value as one short line."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

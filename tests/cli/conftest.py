@@ -1,0 +1,39 @@
+"""Commands run in their own folder, with one thread and a lock of their own."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lmlab.jobs import run
+from lmlab.study.config import Study, load
+from lmlab.study.files import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The project's config.yaml is found from wherever a command runs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(run, "set_threads", lambda: torch.set_num_threads(1))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def config() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def nano(config: dict[str, Any]) -> Study:
+    return load({**config, "study": "nano"}, "cpu")
+
+
+@pytest.fixture(scope="session")
+def full(config: dict[str, Any]) -> Study:
+    return load({**config, "study": "full"}, "cuda")

@@ -1,0 +1,165 @@
+"""Keys of a point on the command line: their values, and one line for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.cli import main
+from lmlab.cli.configuration import read_config
+from lmlab.cli.keys import read_value, schemas_for
+from lmlab.cli.measure import point_from_args
+from lmlab.jobs.catalog import points_of
+from lmlab.study.config import Study, load
+
+NANO = ["--config", "study=nano"]
+
+
+def test_every_value_of_every_point_is_allowed_for_its_key(config: dict[str, Any]) -> None:
+    """What the studies themselves measure can be asked for by hand."""
+    for name in config["studies"]:
+        study = load({**config, "study": name}, "cpu")
+        for chapter in study.chapters:
+            points = points_of(study, chapter)
+            schemas = schemas_for(points, study)
+            for point in points:
+                for key, value in {**point.parameters, **point.settings}.items():
+                    if key not in ("sizes", "tiles"):
+                        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                        text = text.lower() if isinstance(value, bool) else text
+                        expected = value.split(",") if key == "strategies" else value
+                        assert read_value(key, text, schemas[key]) == expected
+
+
+VALUES = {
+    "a list": ("collectives", "sizes_mib=1,4", "sizes_mib", [1, 4]),
+    "a number": ("end_to_end", "rope_theta=500000", "rope_theta", 500000.0),
+    "variants": ("attention", "variants=naive,sdpa_math", "variants", ["naive", "sdpa_math"]),
+    "one's own variant": ("attention", "variants=mine.fast:f", "variants", ["mine.fast:f"]),
+    "tiles": ("attention", "tiles=64x32,128x64", "tiles", [[64, 32], [128, 64]]),
+    "strategies": ("memory", "strategies=every-1,nested", "strategies", "every-1,nested"),
+    "a boolean": ("machine", "quick=false", "quick", False),
+    "of a nested block": ("calculations", "device_name=TPU", "device_name", "TPU"),
+}
+
+
+@pytest.mark.parametrize(("chapter", "argument", "key", "value"), VALUES.values(), ids=VALUES)
+def test_a_text_becomes_a_value(
+    nano: Study, chapter: str, argument: str, key: str, value: object
+) -> None:
+    assert point_from_args(nano, chapter, [argument]).settings[key] == value
+
+
+def test_sizes_that_a_job_may_choose_from_come_with_their_shapes(nano: Study) -> None:
+    point = point_from_args(nano, "data_parallel", ["sizes=cpu-medium,cpu-small", "rounds=4"])
+    assert [size["size"] for size in point.settings["sizes"]] == ["cpu-medium", "cpu-small"]
+    assert point.settings["sizes"][1]["d_model"] == 64
+
+
+def test_what_is_not_given_comes_from_the_study(full: Study) -> None:
+    assert point_from_args(full, "end_to_end", []) == points_of(full, "end_to_end")[0]
+    args = ["size=small", "context=128", "precision=bf16", "mode=train_step", "warmup=5"]
+    assert point_from_args(full, "end_to_end", args) in points_of(full, "end_to_end")
+
+
+def test_hyper_parameters_replace_those_of_a_size(full: Study) -> None:
+    point = point_from_args(full, "end_to_end", ["num_heads=8", "size=medium", "d_model=512"])
+    assert point.parameters["size"] == "custom"
+    shape = {key: point.settings[key] for key in ("d_model", "num_heads", "d_ff", "num_layers")}
+    assert shape == {"d_model": 512, "num_heads": 8, "d_ff": 4096, "num_layers": 24}
+
+
+@pytest.mark.parametrize(
+    ("args", "parameters"),
+    [
+        (["topic=layernorm"], {"topic": "layernorm"}),
+        (["dtype=fp16"], {"topic": "autocast", "dtype": "fp16"}),
+        (["terms=10"], {"topic": "accumulation"}),
+    ],
+    ids=" ".join,
+)
+def test_keys_choose_the_experiment_that_has_them(
+    nano: Study, args: list[str], parameters: dict[str, str]
+) -> None:
+    assert point_from_args(nano, "precision", args).parameters == parameters
+
+
+WRONG = {
+    "unknown key": ("end_to_end contxt=128", "contxt = '128': no such key; allowed: size, con"),
+    "a renamed key": ("attention arms=naive", "arms is now called variants"),
+    "a key of another chapter": ("precision context=128", "context = '128': no such key"),
+    "no value": ("end_to_end context", "'context' is not key=value"),
+    "a key twice": ("end_to_end context=16 context=32", "context = '32': given before"),
+    "unknown size": ("end_to_end size=huge", "size = 'huge'; allowed: small, medium"),
+    "not a number": ("end_to_end context=long", "context = 'long'; allowed: one integer of at"),
+    "too small": ("end_to_end warmup=-1", "warmup = '-1'; allowed: at least 0"),
+    "a fraction": ("end_to_end steps=1.5", "steps = '1.5'; allowed: one integer of at least 1"),
+    "infinite": ("end_to_end time_cap_s=inf", "time_cap_s = 'inf'; allowed: one number"),
+    "unknown precision": ("end_to_end precision=fp8", "precision = 'fp8'; allowed: fp32, tf32"),
+    "unknown attention": ("end_to_end attention=magic", "attention = 'magic'; allowed: naive"),
+    "unknown variant": ("attention variants=naive,magic", "'naive,magic'; allowed: naive"),
+    "half a tile": ("attention tiles=128", "tiles = '128'; allowed: rows x columns"),
+    "a tile of odd rows": ("attention tiles=3x5", "each of 16, 32, 64, 128, 256"),
+    "too large": (f"end_to_end seed={2**64}", "at most 4294967295"),
+    "no spread": ("data_parallel rounds=2", "rounds = '2'; allowed: at least 3"),
+    "a value twice": ("collectives sizes_mib=1,1", "allowed: each value once"),
+    "another start": ("end_to_end start=hot", "start = 'hot'; allowed: warm, cold"),
+    "topic of another chapter": ("precision topic=tiles", "allowed: accumulation, autocast"),
+    "topic that is not studied": ("attention topic=leaderboard", "allowed: naive, benchmark"),
+    "keys that no point has together": (
+        "precision topic=layernorm terms=3",
+        "no point of precision has all of these; allowed with this topic: topic, seed",
+    ),
+    "no import path": ("end_to_end model=Mine", "model = 'Mine'; allowed: an import path"),
+    "model nowhere": ("end_to_end model=nowhere:M", "model = 'nowhere:M': module 'nowhere' is not"),
+    "no such class": ("end_to_end model=lmlab.model.transformer:GPT", "there is no 'GPT' in "),
+    "variant nowhere": ("attention variants=nowhere:f", "variants = 'nowhere:f': module 'nowh"),
+    "not a boolean": ("machine quick=maybe", "quick = 'maybe'; allowed: true or false"),
+    "no strategy": ("memory strategies=none,sqrt", "allowed: none, nested, or every-K"),
+    "heads that do not divide": ("end_to_end num_heads=3", "num_heads: 3 does not divide d_mo"),
+    "uneven nodes": ("collectives world_size=3 nnodes=2", "cannot be spread evenly over 2 nodes"),
+    "not Python": ("end_to_end model=slip:Net", "slip.py, line 1: invalid syntax"),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_ends_in_one_line(
+    args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slip.py").write_text("class Net(:\n")
+    assert main(["measure", *args.split(), *NANO]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert message in captured.err
+
+
+def test_a_points_value_after_the_configuration_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["measure", "end_to_end", *NANO, "steps=5"]) == 2
+    assert capsys.readouterr().err.endswith("; a point's own values come before --config\n")
+
+
+RANKS = {"nnodes": 1, "rdzv_backend": "c10d"}
+TWO_NODES = {"nnodes": 2, "rdzv_backend": "c10d"}
+MERGED: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "nothing": ([], {"study": "auto", "ranks": RANKS}),
+    "a key": (["study=nano"], {"study": "nano", "ranks": RANKS}),
+    "a part of a mapping": (
+        ["ranks={nnodes: 2}"],
+        {"study": "auto", "ranks": TWO_NODES},
+    ),
+    "a value in place of a mapping": (["ranks=3"], {"study": "auto", "ranks": 3}),
+}
+
+
+@pytest.mark.parametrize(("overrides", "merged"), MERGED.values(), ids=MERGED)
+def test_overrides_change_what_they_name(
+    overrides: list[str], merged: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("study: auto\nranks: {nnodes: 1, rdzv_backend: c10d}\n")
+    assert read_config(file, overrides) == merged
