@@ -11,7 +11,7 @@ rule report:
         index=PAGES[1],
         chapters=[report(page, category=Path(page).stem) for page in PAGES[2:]],
         figures=report(
-            directory(f"{REPORT}/figures"), patterns=["{chapter}/{name}.svg"], category="{chapter}"
+            directory(f"{REPORT}/figures"), patterns=["{chapter}/{name}.png"], category="{chapter}"
         ),
     log:
         f"logs/{REPORT}/report.log",

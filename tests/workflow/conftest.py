@@ -117,9 +117,6 @@ def checkout(folder: Path) -> Project:
     for part in PARTS:
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
         copy(ROOT / part, folder / part, **({"ignore": MADE} if (ROOT / part).is_dir() else {}))
-    for script in ("report.py", "explore.py"):
-        if not (target := folder / "workflow/scripts" / script).exists():
-            shutil.copy2(Path(__file__).with_name("stub_report.py"), target)
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"budget_s: \d+", "budget_s: 1000000", config))
     return Project(folder)
