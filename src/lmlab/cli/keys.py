@@ -118,16 +118,16 @@ def path_to(what: str, names: Iterable[str], check: Callable[[str], object]) -> 
 
 
 def tile() -> Kind:
-    """Rows that are kept and rows that are walked, as 128x64."""
+    """BLOCK_M x BLOCK_N, as 128x64."""
 
     def read(text: str) -> list[int]:
-        kept, walked = map(int, text.split("x"))
-        if not {kept, walked} <= set(TILE_HEIGHTS):
+        block_m, block_n = map(int, text.split("x"))
+        if not {block_m, block_n} <= set(TILE_HEIGHTS):
             raise ValueError
-        return [kept, walked]
+        return [block_m, block_n]
 
     heights = ", ".join(map(str, TILE_HEIGHTS))
-    return Kind(f"rows kept x rows walked, as 128x64, each of {heights}", read)
+    return Kind(f"BLOCK_M x BLOCK_N (query rows x key rows), as 128x64, each of {heights}", read)
 
 
 VARIANT = path_to("an import path package.module:function", attention.VARIANTS, attention.module_of)

@@ -72,13 +72,14 @@ class Tiles:
         """Terms per input number."""
         return BF16_TERMS if self.fp32_dot == "bf16x6" else 1
 
-    def resident(self, direction: Direction) -> int:
-        """Rows that a program keeps on chip."""
-        return self.block_m if direction == "forward" else self.block_n
+    def rows(self, direction: Direction) -> tuple[int, int]:
+        """Rows that a program keeps resident, and rows that it streams per iteration."""
+        return orient(direction, self.block_m, self.block_n)
 
-    def streamed(self, direction: Direction) -> int:
-        """Rows that a program loads per iteration."""
-        return self.block_n if direction == "forward" else self.block_m
+    def with_rows(self, direction: Direction, resident: int, streamed: int) -> Tiles:
+        """The same options with another shape."""
+        block_m, block_n = orient(direction, resident, streamed)
+        return replace(self, block_m=block_m, block_n=block_n)
 
     def portable(self) -> Tiles:
         """For the portable kernels where the warp-specialized ones cannot run: powers of two."""
@@ -93,11 +94,9 @@ class Tiles:
         return f"{self.block_m} x {self.block_n}, {self.warps} warps, {self.stages} stages"
 
 
-def tile_shape(direction: Direction, resident: int, streamed: int) -> dict[str, int]:
-    """BLOCK_M and BLOCK_N of a tile with these resident and streamed rows."""
-    if direction == "forward":
-        return {"block_m": resident, "block_n": streamed}
-    return {"block_m": streamed, "block_n": resident}
+def orient(direction: Direction, a: int, b: int) -> tuple[int, int]:
+    """(BLOCK_M, BLOCK_N) to (resident, streamed) rows, and the reverse."""
+    return (a, b) if direction == "forward" else (b, a)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +116,12 @@ class Case:
 
     def bucket(self) -> Case:
         """The case that represents all of about this size: sizes rounded up to powers of two."""
-        sizes = {name: power_of_two(getattr(self, name)) for name in ("head_dim", "sequence")}
-        return replace(self, **sizes, rows=power_of_two(self.rows))
+        return replace(
+            self,
+            head_dim=power_of_two(self.head_dim),
+            sequence=power_of_two(self.sequence),
+            rows=power_of_two(self.rows),
+        )
 
 
 def power_of_two(number: int) -> int:
@@ -143,7 +146,7 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     An upper bound for the tiles of the table. The compiler may need more for bf16 terms in small
     tiles or on Blackwell; such a launch fails and the next smaller tiles are tried.
     """
-    resident, streamed = tiles.resident(case.direction), tiles.streamed(case.direction)
+    resident, streamed = tiles.rows(case.direction)
     bits = tiles.terms * 16 if tiles.terms > 1 else case.bits
     row = power_of_two(case.head_dim) * bits // 8
     resident_tensors, row_stats = (1, 0) if case.direction == "forward" else (2, 8)
@@ -177,18 +180,17 @@ def _shrink(direction: Direction, tiles: Tiles) -> Iterator[Tiles]:
     """Ever smaller tiles: first fewer stages, which keeps products fast, then fewer rows."""
     while True:
         yield tiles
-        resident, streamed = tiles.resident(direction), tiles.streamed(direction)
+        resident, streamed = tiles.rows(direction)
         if tiles.stages > 2:
             tiles = replace(tiles, stages=tiles.stages - 1)
         elif tiles.warp_specialized:
             tiles = tiles.portable()
-            shape = tile_shape(direction, tiles.resident(direction), streamed // 2)
-            tiles = replace(tiles, **shape)
+            tiles = tiles.with_rows(direction, tiles.rows(direction)[0], streamed // 2)
         elif streamed > SMALLEST_TILE and streamed >= resident // 2:
-            tiles = replace(tiles, **tile_shape(direction, resident, streamed // 2))
+            tiles = tiles.with_rows(direction, resident, streamed // 2)
         elif resident > SMALLEST_TILE:
-            warps = 4 if resident <= 64 else tiles.warps
-            tiles = replace(tiles, **tile_shape(direction, resident // 2, streamed), warps=warps)
+            tiles = tiles.with_rows(direction, resident // 2, streamed)
+            tiles = replace(tiles, warps=4 if resident <= 64 else tiles.warps)
         elif tiles.stages > 1:
             tiles = replace(tiles, stages=1)
         elif tiles.fp32_dot != "ieee":

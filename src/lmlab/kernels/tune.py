@@ -27,15 +27,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from lmlab.kernels import launch
-from lmlab.kernels.configs import (
-    Case,
-    Direction,
-    Fp32Dot,
-    Tiles,
-    format_row,
-    shared_bytes,
-    tile_shape,
-)
+from lmlab.kernels.configs import Case, Direction, Fp32Dot, Tiles, format_row, orient, shared_bytes
 from lmlab.kernels.problem import Problem, device_info
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -70,8 +62,8 @@ def _portable(case: Case) -> Iterator[Tiles]:
         resident if is_short else resident[1:], streamed, (4, 8), stages, (False, True), dots
     )
     for resident_rows, streamed_rows, warps, depth, tma, dot in choices:
-        shape = tile_shape(case.direction, resident_rows, streamed_rows)
-        tiles = Tiles(**shape, warps=warps, stages=depth, tma=tma, fp32_dot=dot)
+        m, n = orient(case.direction, resident_rows, streamed_rows)
+        tiles = Tiles(block_m=m, block_n=n, warps=warps, stages=depth, tma=tma, fp32_dot=dot)
         if not _is_sensible(case, tiles):
             continue
         yield tiles
@@ -80,7 +72,7 @@ def _portable(case: Case) -> Iterator[Tiles]:
 
 
 def _is_sensible(case: Case, tiles: Tiles) -> bool:
-    resident, streamed = tiles.resident(case.direction), tiles.streamed(case.direction)
+    resident, streamed = tiles.rows(case.direction)
     # A short sequence needs many programs: smaller tiles, which may stream more than they keep.
     widest, least = (2, 8) if case.sequence <= SHORT else (1, 16)
     if streamed > widest * resident or (case.bits == 16 and resident < least * tiles.warps):
@@ -97,8 +89,8 @@ def _warp_specialized(case: Case) -> Iterator[Tiles]:
     resident = [128, 192] if is_forward and case.head_dim <= 64 else [128]
     streamed = [64] if is_wide else [64, 128] if is_forward else [32, 64]
     for resident_rows, streamed_rows, stages in itertools.product(resident, streamed, (2, 3, 4)):
-        shape = tile_shape(case.direction, resident_rows, streamed_rows)
-        tiles = Tiles(**shape, warps=8, stages=stages, warp_specialized=True)
+        m, n = orient(case.direction, resident_rows, streamed_rows)
+        tiles = Tiles(block_m=m, block_n=n, warps=8, stages=stages, warp_specialized=True)
         yield tiles
         if not is_forward and case.head_dim in (64, 128) and streamed_rows == 64:
             yield replace(tiles, fused=True)

@@ -1,4 +1,4 @@
-"""Any cut of our kernels gives the same numbers; here through Triton's interpreter."""
+"""Every tile shape of our kernels gives the same numbers; here through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SHAPE = {
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_cut_is_launched_checked_and_counted(cpu: torch.device, direction: Direction) -> None:
     run = topic.Run(shape_of(SHAPE), direction, cpu, seed=0)
-    cut = topic.cut(32, 16, {"stages": 2})
+    cut = topic.cut(32, 16, {"stages": 2, "direction": direction})
     found = run.errors(cut)
     assert set(found) == ({"output"} if direction == "forward" else {"grad_q", "grad_k", "grad_v"})
     check(found, torch.float32)
     assert run.by_count(cut)["shared_by_count_bytes"] > 0
     assert run.try_out(cut) == {"shared_bytes": None, "registers": None, "spills": None}
     assert callable(run.prepare(cut)())
-    assert run.chosen().kept >= 16
+    assert run.chosen().block_m >= 16
 
 
 def test_tiles_that_the_gpu_cannot_hold_are_named_with_the_reason(
@@ -47,7 +47,7 @@ def test_tiles_that_the_gpu_cannot_hold_are_named_with_the_reason(
     run = topic.Run.__new__(topic.Run)
     run._problem, run._direction = None, "forward"  # type: ignore[assignment]
     with pytest.raises(Unsupported, match="out of resource: shared memory"):
-        run.try_out(topic.cut(32, 16, {"stages": 2}))
+        run.try_out(topic.cut(32, 16, {"stages": 2, "direction": "forward"}))
 
 
 def test_the_whole_race_runs_where_flash_is_not_refused(
@@ -70,7 +70,7 @@ def test_a_cut_with_wrong_numbers_says_by_how_much_and_is_not_timed(
     monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
     off = {"32x32": 0.25}
     monkeypatch.setattr(
-        topic.Run, "errors", lambda _, tiles: {"output": off.get(f"{tiles.kept}x{tiles.walked}", 0)}
+        topic.Run, "errors", lambda _, tiles: {"output": off.get(f"{tiles.block_m}x{tiles.block_n}", 0)}
     )
     outcome = topic.measure(tiles_point(), cpu)
     assert outcome.data["arms"]["32x32"]["status"] == "failed"

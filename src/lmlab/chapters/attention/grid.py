@@ -60,13 +60,16 @@ def _benchmark(study: Study, block: Block) -> list[Point]:
 
 def _tiles(study: Study, block: Block) -> list[Point]:
     asked = block["tiles"]
-    shapes = [list(pair) for pair in product(asked["kept"], asked["walked"])]
-    shared = _only(asked, "batch", "heads", "sequence", "precision", "stages")
+    shapes = {"forward": [list(shape) for shape in product(asked["block_m"], asked["block_n"])]}
+    # The backward keeps keys resident instead of queries: the same tiles, transposed.
+    shapes["backward"] = [[n, m] for m, n in shapes["forward"]]
+    keys = ("batch", "heads", "sequence", "precision", "stages", "samples", "arm_cap_s")
+    shared = _only(asked, *keys)
     return [
         _point(
             study,
             {"topic": "tiles", "head_dim": head_dim, "direction": direction},
-            {**shared, **_only(asked, "samples", "arm_cap_s"), "causal": True, "tiles": shapes},
+            {**shared, "causal": True, "tiles": shapes[direction]},
             attention="flash",
         )
         for head_dim, direction in product(asked["head_dims"], ("forward", "backward"))

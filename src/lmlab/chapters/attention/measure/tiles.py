@@ -1,12 +1,13 @@
-"""Our kernels cut in different ways: time and shared memory against the shape of the tiles.
+"""Our kernels with different tile shapes: time and shared memory.
 
-A program keeps a tile of `kept` rows and walks past it with tiles of `walked` rows. Larger tiles
-read less memory for each product, until registers spill or shared memory ends. Every shape is an
-arm: checked against the reference, timed in turns with the others, or named with the reason why
-the GPU does not take it. Shared memory is said twice, by count of the tiles and by the compiler.
+BLOCK_M counts query rows and BLOCK_N key rows. The forward keeps BLOCK_M queries resident and
+streams BLOCK_N keys; the backward keeps BLOCK_N keys and streams BLOCK_M queries. Larger tiles read
+less memory per product, until registers spill or shared memory runs out. Every shape is a variant:
+checked against the reference and timed in alternation with the others, or reported with the reason
+why the GPU cannot run it. Shared memory is given as estimated and as compiled.
 
-`data`: `flops`, `shared_limit_bytes` and `arms`, named KEPTxWALKED, `chosen` for the tiles that the
-launch table takes for this problem. Each has `kept`, `walked`, `warps`, `stages`, `specialised`,
+`data`: `flops`, `shared_limit_bytes` and `arms`, named BLOCK_MxBLOCK_N, and `chosen` for the tiles
+of the launch table. Each has `block_m`, `block_n`, `warps`, `stages`, `specialised`,
 `errors`, `shared_by_count_bytes`, and `shared_bytes`, `registers`, `spills` as the compiled kernel
 says.
 """
@@ -25,9 +26,9 @@ from lmlab.chapters.attention.measure.reference import NAMES, errors, reference
 from lmlab.chapters.attention.measure.variants import Arms, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels import launch
-from lmlab.kernels.configs import Direction, Tiles, choose, shared_bytes
+from lmlab.kernels.configs import Direction, Tiles, choose, orient, shared_bytes
 from lmlab.kernels.problem import Problem as KernelProblem
-from lmlab.kernels.problem import processor
+from lmlab.kernels.problem import device_info
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.race import measure_in_rounds
@@ -36,7 +37,7 @@ from lmlab.study.points import Point
 CHOSEN = "chosen"
 OURS = "flash"
 WARPS = {16: 4, 32: 4, 64: 4, 128: 8, 256: 8}
-"""Four warps share a tile of up to 64 rows, eight a larger one."""
+"""By resident rows: four warps up to 64, eight for more."""
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
@@ -49,7 +50,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
     refuse_unsupported(asked["attention"], device, shape.dtype, shape.head_dim)
     with tf32_allowed(shape.tf32), collector_paused():
         run = Run(shape, direction, device, settings["seed"])
-        cuts = {f"{kept}x{walked}": cut(kept, walked, asked) for kept, walked in settings["tiles"]}
+        cuts = {f"{m}x{n}": cut(m, n, asked) for m, n in settings["tiles"]}
         cuts[CHOSEN] = run.chosen()
         arms = Arms(cuts, device)
         for name, tiles in cuts.items():
@@ -61,23 +62,24 @@ def measure(point: Point, device: torch.device) -> Outcome:
         times, broken = measure_in_rounds(calls, device=device, patience=patience_of(settings))
         for name, error in broken.items():
             arms.stop(name, error)
-    data = {"flops": shape.flops(), "shared_limit_bytes": processor(device).shared_limit}
+    data = {"flops": shape.flops(), "shared_limit_bytes": device_info(device).shared_limit}
     return arms.outcome({f"{name}.{direction}": time for name, time in times.items()}, data)
 
 
-def cut(kept: int, walked: int, asked: dict[str, Any]) -> Tiles:
-    """Tiles of these heights, the rest as the study says."""
-    return Tiles(kept=kept, walked=walked, warps=WARPS[kept], stages=asked["stages"])
+def cut(block_m: int, block_n: int, asked: dict[str, Any]) -> Tiles:
+    """Tiles of this shape, the rest as the study says."""
+    resident, _ = orient(asked["direction"], block_m, block_n)
+    return Tiles(block_m=block_m, block_n=block_n, warps=WARPS[resident], stages=asked["stages"])
 
 
 def described(tiles: Tiles) -> dict[str, int | bool]:
     """The numbers of a cut."""
     return {
-        "kept": tiles.kept,
-        "walked": tiles.walked,
+        "block_m": tiles.block_m,
+        "block_n": tiles.block_n,
         "warps": tiles.warps,
         "stages": tiles.stages,
-        "specialised": tiles.specialised,
+        "specialised": tiles.warp_specialized,
     }
 
 
@@ -136,16 +138,15 @@ class Run:
         }
 
     def _launch(self, tiles: Tiles) -> Any:
-        p, q, k, v = self._problem, self._q, self._k, self._v
+        qkv = self._q, self._k, self._v
         if self._direction == "forward":
-            o, lse = torch.empty_like(self._o), torch.empty_like(self._lse)
-            return launch.launch_forward(p, q, k, v, o, lse, self._scale, tiles)
-        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        return launch.launch_backward(
-            p, self._grad_o, q, k, v, self._o, self._lse, grads, self._scale, tiles
-        )
+            outputs = torch.empty_like(self._o), torch.empty_like(self._lse)
+            return launch.launch_forward(self._problem, qkv, outputs, self._scale, tiles)
+        inputs = self._grad_o, *qkv, self._o, self._lse
+        grads = tuple(map(torch.empty_like, qkv))
+        return launch.launch_backward(self._problem, inputs, grads, self._scale, tiles)
 
     def chosen(self) -> Tiles:
         """The tiles that are taken when nobody asks for others."""
-        limit = processor(self._device).shared_limit
+        limit = device_info(self._device).shared_limit
         return choose(self._problem.case(self._direction), limit)[0]
