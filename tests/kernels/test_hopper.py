@@ -22,8 +22,7 @@ from lmlab.kernels.problem import DeviceInfo
 from tests.attention.reference import TOLERANCE, Shape, attend, output_and_gradients
 from tests.kernels import warp_emulator
 from tests.kernels.conftest import SetDevice
-from tests.kernels.warp_emulator import Emulator, Pointer
-from tests.kernels.warp_emulator import Tensor as Descriptor
+from tests.kernels.warp_emulator import Descriptor, Emulator, Pointer
 
 pytestmark = pytest.mark.slow
 

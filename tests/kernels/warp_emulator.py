@@ -61,7 +61,7 @@ class Pointer:
         return self
 
 
-class Tensor:
+class Descriptor:
     """A TMA descriptor: a tensor in memory that is read block by block."""
 
     layout = None
@@ -184,7 +184,7 @@ def jitter() -> None:
         time.sleep(random.random() * 5e-4)
 
 
-def copy_to_shared(source: Tensor, corner: Sequence[Any], barrier: Barrier, target: Shared) -> None:
+def copy_to_shared(source: Descriptor, corner: Sequence[Any], barrier: Barrier, target: Shared) -> None:
     def later() -> None:
         jitter()
         target.memory[...] = source.read(corner)
