@@ -184,7 +184,9 @@ def jitter() -> None:
         time.sleep(random.random() * 5e-4)
 
 
-def copy_to_shared(source: Descriptor, corner: Sequence[Any], barrier: Barrier, target: Shared) -> None:
+def copy_to_shared(
+    source: Descriptor, corner: Sequence[Any], barrier: Barrier, target: Shared
+) -> None:
     def later() -> None:
         jitter()
         target.memory[...] = source.read(corner)

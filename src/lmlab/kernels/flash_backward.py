@@ -4,12 +4,11 @@ With delta = rowsum(O * dO), and P = exp(S scale - lse) recomputed from the log-
 
     dV = P^T dO    dP = dO V^T    dS = P * (dP - delta)    dQ = dS K scale    dK = dS^T Q scale
 
-Each score tile needs five products, and by that count (2.5 times the forward) throughput is given.
-But dK and dV are sums over queries while dQ is a sum over keys: a program that owns a key tile
-would have to add its contribution to dQ in memory, and with atomics the result would depend on
-timing. Here no two programs write the same location: one pass over queries computes dK and dV (four
-products), one over keys computes dQ (three), and S and dP are computed twice. Seven products
-instead of five, but deterministic. (`hopper.bwd_fused` does it in five, by ordering the additions.)
+Each score tile needs five products, and by that count throughput is given. But dK and dV are sums
+over queries and dQ a sum over keys: a program that owns a key tile would have to add to dQ in
+memory, and with atomics the result would depend on timing. Here one pass over queries computes dK
+and dV (four products) and one over keys computes dQ (three), with S and dP computed twice: seven
+products, but deterministic. (`hopper.bwd_fused` needs five, by ordering the additions.)
 
 Tile shapes: M counts query rows, N key rows. BLOCK_M x BLOCK_N is the tile of the dK/dV pass, which
 keeps BLOCK_N keys resident and streams BLOCK_M queries per iteration. The dQ pass uses the tile
@@ -26,7 +25,6 @@ Delta comes from a separate memory-bound launch (`flash_delta`), from the launch
 fp32 inputs (`fp32_terms`), or, where the launch table says so, is computed inline from O and dO.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import triton

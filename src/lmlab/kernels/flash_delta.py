@@ -5,7 +5,6 @@ tensors. For short sequences the launch costs more than reading O again, and the
 compute what they need inline.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import triton

@@ -25,7 +25,6 @@ last to arrive merges them in key order, so the result is deterministic.
 `hopper.fwd` is the warp-specialized version for Hopper.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import triton

@@ -15,7 +15,6 @@ straight to shared memory without passing through registers.
 On a CPU, where Triton's interpreter cannot multiply bf16, the terms are fp32 and x0 is the number.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
 
 import triton

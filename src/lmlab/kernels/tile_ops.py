@@ -9,7 +9,6 @@ A head dimension that is not a power of two is padded to the next one with zeros
 products unchanged. All functions are inlined.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import triton

@@ -70,7 +70,9 @@ def test_a_cut_with_wrong_numbers_says_by_how_much_and_is_not_timed(
     monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
     off = {"32x32": 0.25}
     monkeypatch.setattr(
-        topic.Run, "errors", lambda _, tiles: {"output": off.get(f"{tiles.block_m}x{tiles.block_n}", 0)}
+        topic.Run,
+        "errors",
+        lambda _, tiles: {"output": off.get(f"{tiles.block_m}x{tiles.block_n}", 0)},
     )
     outcome = topic.measure(tiles_point(), cpu)
     assert outcome.data["arms"]["32x32"]["status"] == "failed"

@@ -18,7 +18,6 @@ The log-sum-exp and delta are loaded by TMA along with Q and dO. Past the last q
 everywhere, so P = 1 is multiplied by dO = 0 and no mask is needed.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon

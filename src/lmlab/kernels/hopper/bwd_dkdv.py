@@ -5,7 +5,6 @@ are transposed, keys down and queries across, so that dV = P^T dO and dK = dS^T 
 whose left operand is already in registers. See `bwd_common` for the pipeline.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon

@@ -4,7 +4,6 @@ Three of the seven products of the two-pass backward; `bwd_dkdv` has the other f
 `bwd_common` for the pipeline.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon

@@ -21,7 +21,6 @@ the registers: a consumer has 200 per thread, the dQ warpgroup 88, which suffice
 dimension 64. At 128 there are none for a third warpgroup (`bwd_fused_d128`).
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon

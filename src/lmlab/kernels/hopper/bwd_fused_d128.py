@@ -20,7 +20,6 @@ compiler spills 184 bytes per thread, mostly around the masked loop over the dia
 iterations; the long loop reloads seven numbers per iteration.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon

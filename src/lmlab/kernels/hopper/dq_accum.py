@@ -8,7 +8,6 @@ the L2. A warpgroup that only accumulates hardly benefits (`bwd_fused`), one tha
 (`bwd_fused_d128`).
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon

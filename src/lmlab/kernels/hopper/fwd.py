@@ -15,7 +15,6 @@ kernel is written in Gluon, where warpgroups and barriers are explicit.
 BLOCK_M (query rows) is 64 per consumer, BLOCK_N (key rows) the length of a K/V block.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon

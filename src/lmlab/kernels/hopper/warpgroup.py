@@ -4,7 +4,6 @@ It takes 64 rows of the left operand, from registers or shared memory, and the r
 shared memory.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon
