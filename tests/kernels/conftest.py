@@ -89,7 +89,7 @@ def empty_bf16_terms(like: Tensor) -> Tensor:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, set_device: SetDevice) -> Iterator[FakeGpu]:
-    """Launches of tensors on the CPU go to a fake GPU, a Hopper unless told otherwise."""
+    """Launches of tensors on the CPU go to a fake GPU, by default a Hopper."""
     fake, run, used = FakeGpu(set_device), JITFunction.run, set()
 
     def recorded(kernel: Any, *arguments: Any, **options: Any) -> Any:

@@ -36,11 +36,6 @@ MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-    """Attention of q (..., queries, d) over k and v (..., keys, d)."""
-    return flash_attention(q, k, v, is_causal=is_causal)
-
-
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float | None = None
 ) -> Tensor:
@@ -66,6 +61,9 @@ def flash_attention(
     else:
         o = FlashAttention.apply(*folded, is_causal, scale)
     return unfold(o, q)
+
+
+attention = flash_attention
 
 
 class FlashAttention(torch.autograd.Function):

@@ -71,10 +71,10 @@ class FlashAttentionTiled(torch.autograd.Function):
         o = torch.empty_like(q)
         lse = q.new_empty(q.shape[:-1], dtype=tiling.dtype)
         with torch.autocast(q.device.type, enabled=False):
-            for rows in tiling.query_tiles():
+            for rows in _slices(tiling.queries, tiling.queries):
                 o[:, rows], lse[:, rows] = _attend(tiling, q, k, v, rows)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.walk = tiling
+        ctx.tiling = tiling
         return o
 
     @staticmethod
@@ -82,11 +82,11 @@ class FlashAttentionTiled(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Gradients of q, k and v, in the dtype of q."""
         q, k, v, o, lse = ctx.saved_tensors
-        tiling: _Tiling = ctx.walk
+        tiling: _Tiling = ctx.tiling
         grads = [torch.zeros_like(x, dtype=tiling.dtype) for x in (q, k, v)]
         delta = (o.to(tiling.dtype) * grad_o.to(tiling.dtype)).sum(-1, keepdim=True)
         with torch.autocast(q.device.type, enabled=False):
-            for rows in tiling.query_tiles():
+            for rows in _slices(tiling.queries, tiling.queries):
                 _add_gradients(tiling, grads, (q, k, v, grad_o, lse, delta), rows)
         grad_q, grad_k, grad_v = (grad.to(q.dtype) for grad in grads)
         return grad_q, grad_k, grad_v, None
@@ -107,10 +107,6 @@ class _Tiling:
     def of(cls, q: Tensor, k: Tensor, is_causal: bool) -> _Tiling:
         dtype = torch.promote_types(q.dtype, torch.float32)
         return cls(q.shape[1], k.shape[1], q.shape[2] ** -0.5, is_causal, dtype)
-
-    def query_tiles(self) -> Iterator[slice]:
-        """Slices of the queries, in order."""
-        return _slices(self.queries, self.queries)
 
     def key_tiles(self, rows: slice) -> Iterator[slice]:
         """Slices of the keys visible to some query of `rows`, in order."""

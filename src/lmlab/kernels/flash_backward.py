@@ -50,12 +50,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def dkdv_inner(
-    grads, k_tile, v_tile, q, do, o, q_strides, do_strides, o_strides, batches, lse, delta,
-    batch, head, offs_n, first, last, queries, shift, scale_log2,
+    grads, k_tile, v_tile, q, do, o, q_strides, do_strides, o_strides, batches, lse, delta, batch,
+    head, offs_n, first, last, queries, shift, scale_log2,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
-    MASKED: tl.constexpr, RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, TERMS: tl.constexpr,
-    INLINE_DELTA: tl.constexpr,
+    MASKED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    TERMS: tl.constexpr, INLINE_DELTA: tl.constexpr,
 ):  # fmt: skip
     """Accumulate dK and dV of one key tile over queries [first, last).
 
@@ -130,10 +129,9 @@ def dq_inner(
 
 @triton.jit
 def dkdv_tile(
-    work_id, split, partials, semaphores, tile, batch, head,
-    q, k_ptr, v_ptr, do, o, lse, delta, dk, dv,
-    q_strides, k_strides, v_strides, do_strides, o_strides, dk_strides, dv_strides,
-    batches, scale, heads, group_size, queries, keys,
+    work_id, split, partials, semaphores, tile, batch, head, q, k_ptr, v_ptr, do, o, lse, delta, dk,
+    dv, q_strides, k_strides, v_strides, do_strides, o_strides, dk_strides, dv_strides, batches,
+    scale, heads, group_size, queries, keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, TERMS: tl.constexpr, SPLITS: tl.constexpr,
@@ -195,10 +193,9 @@ def dkdv_tile(
 
 @triton.jit
 def dq_tile(
-    work_id, split, partials, semaphores, tile, batch, head,
-    q_ptr, k, v, do_ptr, o, lse, delta, dq,
-    q_strides, k_strides, v_strides, do_strides, o_strides, dq_strides,
-    batches, scale, heads, group_size, queries, keys,
+    work_id, split, partials, semaphores, tile, batch, head, q_ptr, k, v, do_ptr, o, lse, delta, dq,
+    q_strides, k_strides, v_strides, do_strides, o_strides, dq_strides, batches, scale, heads,
+    group_size, queries, keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr, TERMS: tl.constexpr, SPLITS: tl.constexpr,
@@ -238,10 +235,9 @@ def dq_tile(
     )  # fmt: skip
     if IS_CAUSAL or RAGGED_KEYS:
         dq_acc = dq_inner(
-            dq_acc, q_tile, do_tile, lse_vec, delta_vec, k, v, k_strides, v_strides, batches,
-            batch, head // group_size, offs_m, unmasked, end, keys, keys - queries, scale * LOG2E,
-            BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, True, RAGGED_KEYS,
-            PRECISION, DESCRIPTOR, TERMS,
+            dq_acc, q_tile, do_tile, lse_vec, delta_vec, k, v, k_strides, v_strides, batches, batch,
+            head // group_size, offs_m, unmasked, end, keys, keys - queries, scale * LOG2E, BLOCK_M,
+            BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, True, RAGGED_KEYS, PRECISION, DESCRIPTOR, TERMS,
         )  # fmt: skip
     complete = True
     if SPLITS > 1:
@@ -256,9 +252,8 @@ def dq_tile(
 
 @triton.jit(do_not_specialize=["batches", "batch_kv_heads", "kv_heads", "l2_heads"])
 def flash_backward_kernel(
-    q, k, v, do, q_ptr, k_ptr, v_ptr, do_ptr, o, lse, delta, dq, dk, dv,
-    partials, semaphores, q_strides, k_strides, v_strides, do_strides, o_strides,
-    dq_strides, dk_strides, dv_strides,
+    q, k, v, do, q_ptr, k_ptr, v_ptr, do_ptr, o, lse, delta, dq, dk, dv, partials, semaphores,
+    q_strides, k_strides, v_strides, do_strides, o_strides, dq_strides, dk_strides, dv_strides,
     batches, scale, batch_kv_heads, kv_heads, group_size, l2_heads, queries, keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
@@ -299,21 +294,17 @@ def flash_backward_kernel(
             )  # fmt: skip
     if does_dkdv:
         dkdv_tile(
-            work_id, split, partials, semaphores, tile, batch, head,
-            q, k_ptr, v_ptr, do, o, lse, delta, dk, dv,
-            q_strides, k_strides, v_strides, do_strides, o_strides,
-            dk_strides, dv_strides,
-            batches, scale, heads, group_size, queries, keys, BLOCK_M, BLOCK_N,
-            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
-            TERMS, SPLITS, INLINE_DELTA,
+            work_id, split, partials, semaphores, tile, batch, head, q, k_ptr, v_ptr, do, o, lse,
+            delta, dk, dv, q_strides, k_strides, v_strides, do_strides, o_strides, dk_strides,
+            dv_strides, batches, scale, heads, group_size, queries, keys, BLOCK_M, BLOCK_N, BLOCK_D,
+            HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR, TERMS, SPLITS,
+            INLINE_DELTA,
         )  # fmt: skip
     if does_dq:
         # Transposed tile: BLOCK_N queries are resident and BLOCK_M keys streamed.
         dq_tile(
-            work_id, split, partials, semaphores, tile, batch, head,
-            q_ptr, k, v, do_ptr, o, lse, delta, dq,
-            q_strides, k_strides, v_strides, do_strides, o_strides, dq_strides,
-            batches, scale, heads, group_size, queries, keys, BLOCK_N, BLOCK_M,
-            BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR,
-            TERMS, SPLITS, INLINE_DELTA,
+            work_id, split, partials, semaphores, tile, batch, head, q_ptr, k, v, do_ptr, o, lse,
+            delta, dq, q_strides, k_strides, v_strides, do_strides, o_strides, dq_strides, batches,
+            scale, heads, group_size, queries, keys, BLOCK_N, BLOCK_M, BLOCK_D, HEAD_DIM, IS_CAUSAL,
+            RAGGED_QUERIES, RAGGED_KEYS, PRECISION, DESCRIPTOR, TERMS, SPLITS, INLINE_DELTA,
         )  # fmt: skip

@@ -210,17 +210,15 @@ def flash_forward_kernel(
     if PERSISTENT:
         for program in tl.range(tl.program_id(0), programs, tl.num_programs(0)):
             process_tile(
-                program, q, k, v, o, lse, partials, semaphores,
-                q_strides, k_strides, v_strides, o_strides,
-                scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
-                BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
-                SPLITS, PRECISION, DESCRIPTOR,
+                program, q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides,
+                o_strides, scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
+                BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, SPLITS,
+                PRECISION, DESCRIPTOR,
             )  # fmt: skip
     else:
         process_tile(
-            tl.program_id(0), q, k, v, o, lse, partials, semaphores,
-            q_strides, k_strides, v_strides, o_strides,
-            scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
-            BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
+            tl.program_id(0), q, k, v, o, lse, partials, semaphores, q_strides, k_strides,
+            v_strides, o_strides, scale_log2, batch_heads, heads, group_size, l2_heads, queries,
+            keys, BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
             SPLITS, PRECISION, DESCRIPTOR,
         )  # fmt: skip

@@ -139,8 +139,7 @@ def decompose_kernel(
             )  # fmt: skip
             start = tile * ROWS
             rowsum = compute_delta(
-                do_tile, o, o_strides, batch, head, start, length,
-                ROWS, BLOCK_D, HEAD_DIM, True,
+                do_tile, o, o_strides, batch, head, start, length, ROWS, BLOCK_D, HEAD_DIM, True,
             )  # fmt: skip
             store_delta(rowsum, delta, batch, head, start, heads, length, ROWS)
         elif tensor == 2:

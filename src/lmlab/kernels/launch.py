@@ -199,9 +199,8 @@ def launch_decompose(
     delta = _empty_delta(problem, o)
     tensors = q, grad_o, k, v, o, terms[0], terms[3], terms[1], terms[2], delta
     numbers = (
-        *map(row_strides, (q, grad_o, k, v, o, terms[0], terms[1])),
-        problem.batch_heads, problem.heads, problem.batch_kv_heads, problem.kv_heads,
-        problem.queries, problem.keys,
+        *map(row_strides, (q, grad_o, k, v, o, terms[0], terms[1])), problem.batch_heads,
+        problem.heads, problem.batch_kv_heads, problem.kv_heads, problem.queries, problem.keys,
     )  # fmt: skip
     kernel, grid = kernel_for(decompose_kernel, q.device), decompose_grid(problem)
     cached_launch(kernel, grid, problem, tensors, numbers, row_constants(problem))

@@ -25,8 +25,7 @@ LOG2E = gl.constexpr(1.4426950408889634)
 def key_loop(
     dq, tiles, barriers, lse_vec, delta_vec, offs_m, first, last, keys, shift, scale_log2,
     WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Accumulate dQ of 64 queries over key blocks [first, last)."""
     _, _, k_tiles, _, _, _ = tiles

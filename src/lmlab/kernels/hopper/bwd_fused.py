@@ -202,8 +202,7 @@ def dq_warpgroup(
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "l2_heads"])
 def flash_bwd_fused_kernel(
-    q, k, v, do, lse, delta, dq_accum, semaphores, dq, dk, dv,
-    dq_strides, dk_strides, dv_strides,
+    q, k, v, do, lse, delta, dq_accum, semaphores, dq, dk, dv, dq_strides, dk_strides, dv_strides,
     scale, batch_heads, heads, l2_heads, queries, keys,
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,

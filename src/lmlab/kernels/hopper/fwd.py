@@ -145,8 +145,7 @@ def first_block(
 @gluon.jit
 def epilogue(
     acc, row_sum, row_max, o, lse, o_strides, batch, head, heads, start, queries,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Normalize by the row sums; store the output and the log-sum-exp (natural log)."""
     offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
