@@ -72,7 +72,7 @@ def output_and_gradients(
     return o.detach(), *torch.autograd.grad(o, inputs, grad_o)
 
 
-def assert_right(
+def assert_correct(
     function: Attention,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
     is_causal: bool,

@@ -1,4 +1,4 @@
-"""A cut is chosen for every case, fits the device, and is written as one line of the table."""
+"""Every case gets tiles that fit the device, and a choice is one row of the table."""
 
 from dataclasses import replace
 
@@ -7,11 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlab.kernels import configs
-from lmlab.kernels.configs import Case, Tiles, architecture, choose, line_of, look_up, shared_bytes
+from lmlab.kernels.configs import (
+    Case,
+    Tiles,
+    architecture,
+    choose,
+    format_row,
+    look_up,
+    orient,
+    shared_bytes,
+)
 
 KIB = 1024
-SHARED_LIMIT = {"ampere": 99 * KIB, "ada": 99 * KIB, "hopper": 227 * KIB, "blackwell": 99 * KIB}
-"""The least that a GPU of the architecture has: RTX 3090, RTX 4090, H100, RTX 5090."""
+SHARED_LIMIT = {
+    "ampere": 99 * KIB,  # RTX 3090
+    "ada": 99 * KIB,  # RTX 4090
+    "hopper": 227 * KIB,  # H100
+    "blackwell": 99 * KIB,  # RTX 5090
+    "cpu": 2**30,
+}
+"""The least that a GPU of the architecture has."""
 
 cases = st.builds(
     Case,
@@ -26,42 +41,16 @@ cases = st.builds(
 
 
 @given(cases)
-def test_every_case_has_tiles_that_fit(case: Case) -> None:
+def test_every_case_has_ever_smaller_tiles_that_fit(case: Case) -> None:
     limit = SHARED_LIMIT[case.architecture]
 
     chosen = choose(case, limit)
 
-    assert all(shared_bytes(case, tiles) <= limit for tiles in chosen)
-    assert all(tiles.kept >= 16 and tiles.walked >= 16 for tiles in chosen)
-
-
-@given(cases)
-def test_what_is_tried_next_needs_less(case: Case) -> None:
-    sizes = [shared_bytes(case, tiles) for tiles in choose(case, SHARED_LIMIT[case.architecture])]
-
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) == len(sizes)
-
-
-@given(cases)
-def test_sizes_of_one_bucket_choose_alike(case: Case) -> None:
+    sizes = [shared_bytes(case, tiles) for tiles in chosen]
+    assert max(sizes) <= limit
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert all(min(tiles.block_m, tiles.block_n) >= 16 for tiles in chosen)
     assert look_up(case) == look_up(case.bucket())
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("bits", [16, 32])
-def test_the_interpreter_has_tiles_too(direction: configs.Direction, bits: int) -> None:
-    case = Case(
-        direction=direction,
-        architecture="cpu",
-        bits=bits,
-        head_dim=256,
-        is_causal=True,
-        sequence=1,
-        rows=1,
-    )
-
-    assert choose(case, 2**30)
 
 
 CASE = Case(
@@ -73,20 +62,27 @@ CASE = Case(
     sequence=16384,
     rows=262144,
 )
+TILES = Tiles(block_m=128, block_n=64, warps=8, stages=3)
 
 
-@pytest.mark.parametrize(
-    "tiles",
-    [
-        Tiles(kept=128, walked=64, warps=8, stages=3),
-        Tiles(kept=64, walked=32, warps=4, stages=2, descriptors=True, persistent=True),
-        Tiles(kept=192, walked=64, warps=8, stages=2, descriptors=True, specialised=True),
-        Tiles(kept=64, walked=32, warps=4, stages=2, paired=False, products="tf32x3"),
-        Tiles(kept=64, walked=64, warps=4, stages=3, own_delta=True),
-    ],
+@given(
+    st.builds(
+        Tiles,
+        block_m=st.sampled_from([16, 64, 192]),
+        block_n=st.sampled_from([32, 128]),
+        warps=st.sampled_from([4, 8]),
+        stages=st.integers(1, 5),
+        tma=st.booleans(),
+        paired=st.booleans(),
+        persistent=st.booleans(),
+        warp_specialized=st.booleans(),
+        fused=st.booleans(),
+        inline_delta=st.booleans(),
+        fp32_dot=st.sampled_from(["ieee", "tf32x3", "bf16x6"]),
+    )
 )
-def test_a_line_of_the_table_says_what_it_was_made_of(tiles: Tiles) -> None:
-    row = configs._row(line_of(CASE, tiles))
+def test_a_row_of_the_table_round_trips(tiles: Tiles) -> None:
+    row = configs._parse(format_row(CASE, tiles))
 
     assert row.tiles == tiles
     assert row.covers(CASE)
@@ -105,26 +101,30 @@ def test_a_line_of_the_table_says_what_it_was_made_of(tiles: Tiles) -> None:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_a_line_does_not_speak_of_other_cases(other: dict[str, object]) -> None:
-    row = configs._row(line_of(CASE, Tiles(kept=128, walked=64, warps=8, stages=3)))
+def test_a_row_does_not_cover_other_cases(other: dict[str, object]) -> None:
+    row = configs._parse(format_row(CASE, TILES))
 
     assert not row.covers(replace(CASE, **other))  # type: ignore[arg-type]
 
 
-def test_the_first_line_that_covers_a_case_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_row_that_covers_a_case_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (
-        configs._row(
-            line_of(replace(CASE, sequence=n), Tiles(kept=k, walked=16, warps=4, stages=2))
-        )
-        for n, k in ((1024, 16), (16384, 64))
+        configs._parse(format_row(replace(CASE, sequence=n), replace(TILES, block_m=m)))
+        for n, m in ((1024, 16), (16384, 64))
     )
     monkeypatch.setattr(configs, "rows", lambda: (small, large))
 
-    assert look_up(replace(CASE, sequence=1000)).kept == 16
-    assert look_up(replace(CASE, sequence=1025)).kept == 64
+    assert look_up(replace(CASE, sequence=1000)).block_m == 16
+    assert look_up(replace(CASE, sequence=1025)).block_m == 64
 
 
-def test_a_head_dim_too_large_for_the_device_is_one_line() -> None:
+def test_queries_are_resident_in_the_forward_and_keys_in_the_backward() -> None:
+    assert TILES.rows("forward") == (TILES.block_m, TILES.block_n)
+    assert TILES.rows("backward") == (TILES.block_n, TILES.block_m)
+    assert orient("backward", *TILES.rows("backward")) == (TILES.block_m, TILES.block_n)
+
+
+def test_a_device_too_small_for_any_tile_is_a_one_line_error() -> None:
     with pytest.raises(ValueError, match="does not fit the 2 KiB of shared memory"):
         choose(CASE, 2 * KIB)
 
@@ -133,11 +133,9 @@ def test_a_head_dim_too_large_for_the_device_is_one_line() -> None:
     ("capability", "name"),
     [
         ((7, 5), None),
-        ((8, 0), "ampere"),
         ((8, 6), "ampere"),
         ((8, 9), "ada"),
         ((9, 0), "hopper"),
-        ((10, 0), "blackwell"),
         ((12, 0), "blackwell"),
     ],
 )

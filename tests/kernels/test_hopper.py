@@ -1,7 +1,7 @@
-"""The warp-specialised kernels of Hopper are right, in whatever order things happen.
+"""The warp-specialized Hopper kernels are correct whatever the order of events.
 
-On a CPU their groups of warps run as threads against real barriers (`warp_emulator`), through the
-same host code that launches them on a GPU.
+On a CPU their warpgroups run as threads with real barriers (`warp_emulator`), through the same host
+code that launches them on a GPU.
 """
 
 from dataclasses import replace
@@ -14,17 +14,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.kernels import hopper, launch
-from lmlab.kernels import problem as problem_module
+from lmlab.kernels import launch
 from lmlab.kernels.configs import Tiles
-from lmlab.kernels.hopper_sums import cells_of
-from lmlab.kernels.problem import Processor, backward_plan, forward_plan
+from lmlab.kernels.hopper import launch as hopper
+from lmlab.kernels.hopper.dq_accum import accum_pointers
+from lmlab.kernels.problem import DeviceInfo
 from tests.attention.reference import TOLERANCE, Shape, attend, output_and_gradients
 from tests.kernels import warp_emulator
-from tests.kernels.warp_emulator import Emulator, Pointer
-from tests.kernels.warp_emulator import Tensor as Descriptor
+from tests.kernels.conftest import SetDevice
+from tests.kernels.warp_emulator import Descriptor, Emulator, Pointer
 
 pytestmark = pytest.mark.slow
+
+FORWARD, DKDV, DQ = "flash_fwd_hopper_kernel", "flash_bwd_dkdv_kernel", "flash_bwd_dq_kernel"
+FUSED, FUSED_D128 = "flash_bwd_fused_kernel", "flash_bwd_fused_d128_kernel"
+MASKS = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+Gradients = tuple[Tensor, ...]
+
+
+def forward_tiles(block_m: int = 128, block_n: int = 32, stages: int = 2) -> Tiles:
+    return Tiles(block_m=block_m, block_n=block_n, warps=8, stages=stages, warp_specialized=True)
+
+
+def backward_tiles(block_m: int = 64, stages: int = 2, fused: bool = False) -> Tiles:
+    return replace(forward_tiles(block_m, 128, stages), fused=fused)
 
 
 class Emulated:
@@ -38,232 +51,213 @@ class Emulated:
         def run(*arguments: Any, num_warps: int, **constants: Any) -> str:
             assert num_warps == 4
             self.launches += 1
-            self.emulator.launch(grid[0], *map(as_seen, arguments), **constants)
+            self.emulator.launch(grid[0], *map(emulated, arguments), **constants)
             return "compiled"
 
         return run
 
-
-def as_seen(argument: Any) -> Any:
-    """An argument of a launch as the emulator takes it."""
-    if isinstance(argument, Tensor):
-        everything = argument.as_strided(
-            (argument.untyped_storage().nbytes() // argument.itemsize,), (1,)
+    def ignore_waits(self, name: str) -> None:
+        """Let one device function pass every barrier without waiting."""
+        names = self.emulator._kernel.__globals__
+        function = names[name]
+        changed = dict(function.__globals__)
+        changed["mbarrier"] = SimpleNamespace(
+            **vars(changed["mbarrier"]) | {"wait": lambda barrier, phase: None}
         )
-        return Pointer(everything.numpy())
+        names[name] = type(function)(function.__code__, changed)
+
+
+def emulated(argument: Any) -> Any:
+    """A launch argument in the emulator's terms."""
+    if isinstance(argument, Tensor):
+        elements = argument.untyped_storage().nbytes() // argument.itemsize
+        return Pointer(argument.as_strided((elements,), (1,)).numpy())
     if hasattr(argument, "block_shape"):
         return Descriptor(argument.base, argument.block_shape)
     return argument
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Emulated]:
-    """The kernels, emulated, on a CPU that takes itself for an H200 of one processor."""
-    h200 = Processor("hopper", 1, 227 * 1024, 60 * 2**20)
-    monkeypatch.setattr(problem_module, "processor", lambda device: h200)
-    monkeypatch.setattr(hopper, "processor", lambda device: h200)
-    forward_plan.cache_clear()
-    backward_plan.cache_clear()
-    names = [f"hopper_{part}_kernel" for part in ("forward", "keys", "queries", "once", "wide")]
-    emulated = {name: Emulated(getattr(hopper, name)) for name in names}
-    for name, kernel in emulated.items():
+def kernels(monkeypatch: pytest.MonkeyPatch, set_device: SetDevice) -> dict[str, Emulated]:
+    """The kernels, emulated, on a CPU that passes for an H200 with one SM."""
+    set_device(DeviceInfo("hopper", 1, 227 * 1024, 60 * 2**20))
+    names = (FORWARD, DKDV, DQ, FUSED, FUSED_D128)
+    found = {name: Emulated(getattr(hopper, name)) for name in names}
+    for name, kernel in found.items():
         monkeypatch.setattr(hopper, name, kernel)
-    return emulated
+    return found
 
 
-def tiles_of(kept: int = 128, walked: int = 32, stages: int = 2) -> Tiles:
-    return Tiles(kept=kept, walked=walked, warps=8, stages=stages, specialised=True)
-
-
-SHAPES = [
-    pytest.param(Shape(keys=256, head_dim=16), id="whole tiles"),
-    pytest.param(Shape(keys=300, queries=172, head_dim=24, heads=2, batch=2), id="ragged"),
-    pytest.param(Shape(keys=4, head_dim=16), id="shorter than a tile"),
-]
-
-
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@MASKS
 @pytest.mark.parametrize(
-    "shape",
-    [*SHAPES, pytest.param(Shape(keys=130, head_dim=16, heads=4, group=2), id="grouped heads")],
+    ("tiles", "shape"),
+    [
+        pytest.param(forward_tiles(), Shape(keys=256, head_dim=16), id="whole tiles"),
+        pytest.param(
+            forward_tiles(), Shape(keys=130, head_dim=16, heads=4, group=2), id="grouped heads"
+        ),
+        pytest.param(
+            forward_tiles(192, 64, 3),
+            Shape(keys=300, queries=172, head_dim=24, heads=2, batch=2),
+            id="three consumers, ragged",
+        ),
+        pytest.param(
+            forward_tiles(192, 64, 3), Shape(keys=4, head_dim=16), id="shorter than a tile"
+        ),
+    ],
 )
-@pytest.mark.parametrize("tiles", [tiles_of(), tiles_of(192, 64, 3)], ids=["two groups", "three"])
 def test_forward(tiles: Tiles, shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -> None:
     q, k, v, _ = shape.inputs(torch.float16)
 
     o, lse = launch.forward(q, k, v, is_causal=is_causal, scale=shape.head_dim**-0.5, tiles=tiles)
 
-    assert kernels["hopper_forward_kernel"].launches == 1
-    right, right_lse = attend(q.double(), k.double(), v.double(), is_causal)
-    torch.testing.assert_close(o.double(), right, rtol=0, atol=TOLERANCE[torch.float16])
-    torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=1e-5)
+    assert kernels[FORWARD].launches == 1
+    expected, expected_lse = attend(q.double(), k.double(), v.double(), is_causal)
+    torch.testing.assert_close(o.double(), expected, rtol=0, atol=TOLERANCE[torch.float16])
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_backward(shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -> None:
-    q, k, v, grad_o = shape.inputs(torch.float16)
-    scale = shape.head_dim**-0.5
-    wide = tuple(x.double() for x in (q, k, v, grad_o))
-    right, right_lse = attend(*wide[:3], is_causal)
-
-    grads = launch.backward(
-        grad_o, q, k, v, right.half(), right_lse.float(),
-        is_causal=is_causal, scale=scale, tiles=tiles_of(),
+def gradients(inputs: Gradients, is_causal: bool, tiles: Tiles) -> tuple[Gradients, Gradients]:
+    """Gradients by the kernels and by the formula in float64."""
+    q, k, v, grad_o = inputs
+    wide = tuple(x.double() for x in inputs)
+    o, lse = attend(*wide[:3], is_causal)
+    found = launch.backward(
+        grad_o, q, k, v, o.half(), lse.float(),
+        is_causal=is_causal, scale=q.shape[-1] ** -0.5, tiles=tiles,
     )  # fmt: skip
-
-    assert [kernels[f"hopper_{part}_kernel"].launches for part in ("keys", "queries")] == [1, 1]
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
-    for grad, correct in zip(grads, expected, strict=True):
-        torch.testing.assert_close(grad.double(), correct, rtol=0, atol=TOLERANCE[torch.float16])
+    return found, expected
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def assert_gradients(
+    inputs: Gradients, is_causal: bool, tiles: Tiles, atol: float = TOLERANCE[torch.float16]
+) -> None:
+    for grad, expected in zip(*gradients(inputs, is_causal, tiles), strict=True):
+        torch.testing.assert_close(grad.double(), expected, rtol=0, atol=atol)
+
+
+@MASKS
 @pytest.mark.parametrize(
-    ("shape", "stages"),
+    "shape",
     [
-        pytest.param(Shape(keys=384, head_dim=64), 2, id="whole tiles"),
-        pytest.param(Shape(keys=300, queries=172, head_dim=40, heads=2, batch=2), 3, id="ragged"),
-        pytest.param(Shape(keys=4, head_dim=64), 2, id="shorter than a tile"),
-        pytest.param(Shape(keys=640, head_dim=128), 2, id="wide"),
-        pytest.param(Shape(keys=128, head_dim=128), 2, id="wide, one tile"),
-        pytest.param(Shape(keys=460, queries=300, head_dim=104), 3, id="wide, ragged"),
-        pytest.param(
-            Shape(keys=256, queries=120, head_dim=128, heads=2, batch=2), 2, id="wide, many heads"
-        ),
-        pytest.param(Shape(keys=4, head_dim=128), 2, id="wide, shorter than a tile"),
+        pytest.param(Shape(keys=300, queries=172, head_dim=24, heads=2, batch=2), id="ragged"),
+        pytest.param(Shape(keys=4, head_dim=16), id="shorter than a tile"),
     ],
 )
-def test_backward_in_one_walk(
+def test_backward_in_two_passes(
+    shape: Shape, is_causal: bool, kernels: dict[str, Emulated]
+) -> None:
+    assert_gradients(shape.inputs(torch.float16), is_causal, backward_tiles(block_m=32))
+
+    assert [kernels[name].launches for name in (DKDV, DQ)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_causal", "stages"),
+    [
+        pytest.param(Shape(keys=384, head_dim=64), True, 2, id="64"),
+        pytest.param(Shape(keys=256, head_dim=64), False, 2, id="64, full"),
+        pytest.param(
+            Shape(keys=300, queries=172, head_dim=40, heads=2, batch=2), True, 3, id="64, ragged"
+        ),
+        pytest.param(Shape(keys=4, head_dim=64), True, 2, id="64, short"),
+        pytest.param(Shape(keys=640, head_dim=128), True, 2, id="128"),
+        pytest.param(Shape(keys=256, head_dim=128), False, 2, id="128, full"),
+        pytest.param(Shape(keys=460, queries=300, head_dim=104), True, 3, id="128, ragged"),
+        pytest.param(
+            Shape(keys=256, queries=120, head_dim=128, heads=2, batch=2), True, 2, id="128, heads"
+        ),
+        pytest.param(Shape(keys=4, head_dim=128), True, 2, id="128, short"),
+    ],
+)
+def test_fused_backward(
     shape: Shape,
-    stages: int,
     is_causal: bool,
+    stages: int,
     kernels: dict[str, Emulated],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    progress = torch.zeros(64, dtype=torch.int32)
-    monkeypatch.setattr(hopper, "counters", lambda count, device: progress)
-    q, k, v, grad_o = shape.inputs(torch.float16)
-    wide = tuple(x.double() for x in (q, k, v, grad_o))
-    right, right_lse = attend(*wide[:3], is_causal)
+    semaphores = torch.zeros(64, dtype=torch.int32)
+    monkeypatch.setattr(hopper, "semaphores", lambda count, device: semaphores)
 
-    grads = launch.backward(
-        grad_o, q, k, v, right.half(), right_lse.float(),
-        is_causal=is_causal, scale=shape.head_dim**-0.5,
-        tiles=replace(tiles_of(walked=64, stages=stages), once=True),
-    )  # fmt: skip
+    assert_gradients(
+        shape.inputs(torch.float16), is_causal, backward_tiles(stages=stages, fused=True)
+    )
 
-    assert not progress.any()  # as the next launch expects it
-    is_one_walk = is_causal or shape.keys % 128 == 0
-    name = "hopper_once_kernel" if shape.head_dim <= 64 else "hopper_wide_kernel"
-    assert kernels[name].launches == int(is_one_walk)
-    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
-    for grad, correct in zip(grads, expected, strict=True):
-        torch.testing.assert_close(grad.double(), correct, rtol=0, atol=TOLERANCE[torch.float16])
+    assert kernels[FUSED if shape.head_dim <= 64 else FUSED_D128].launches == 1
+    assert not semaphores.any()  # as the next launch expects them
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@MASKS
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("once", [False, True], ids=["two walks", "one walk"])
-def test_scores_that_are_all_low_do_not_reach_beyond_the_last_key(
-    once: bool, head_dim: int, is_causal: bool, kernels: dict[str, Emulated]
+def test_low_scores_do_not_reach_past_the_last_key(
+    head_dim: int, is_causal: bool, kernels: dict[str, Emulated]
 ) -> None:
-    """The log-sum-exp is then so low that a key that is not there has an infinite weight."""
+    """Keys past the end read as zeros, and exp(-lse) is infinite where all scores are low."""
     q, k, v, grad_o = Shape(keys=130, head_dim=head_dim).inputs(torch.float16)
     q, k = q / 16 + 4, k / 16 - 4
-    wide = tuple(x.double() for x in (q, k, v, grad_o))
-    right, right_lse = attend(*wide[:3], is_causal)
-    assert torch.isinf(torch.exp(-right_lse.float())).all()
+    _, lse = attend(q.double(), k.double(), v.double(), is_causal)
+    assert torch.isinf(torch.exp(-lse.float())).all()
 
-    grads = launch.backward(
-        grad_o, q, k, v, right.half(), right_lse.float(),
-        is_causal=is_causal, scale=head_dim**-0.5, tiles=replace(tiles_of(walked=64), once=once),
-    )  # fmt: skip
+    assert_gradients((q, k, v, grad_o), is_causal, backward_tiles(fused=True), atol=2e-2)
 
-    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
-    for grad, correct in zip(grads, expected, strict=True):
-        torch.testing.assert_close(grad.double(), correct, rtol=0, atol=2e-2)
+    # Only the causal mask keeps infinity out of dQ, so without it the two-pass kernels run.
+    assert kernels[DKDV].launches == int(not is_causal)
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "tiles"),
+    ("head_dim", "dtype", "tiles"),
     [
-        pytest.param(Shape(keys=64, head_dim=17), torch.float16, tiles_of(), id="rows of 34 bytes"),
-        pytest.param(Shape(keys=64, head_dim=16), torch.float32, tiles_of(), id="fp32"),
-        pytest.param(Shape(keys=64, head_dim=16), torch.float16, tiles_of(kept=64), id="64 rows"),
-        pytest.param(
-            Shape(keys=64, head_dim=16),
-            torch.float16,
-            Tiles(kept=128, walked=32, warps=8, stages=2, specialised=True, splits=2),
-            id="keys shared out",
-        ),
+        pytest.param(17, torch.float16, forward_tiles(), id="rows of 34 bytes"),
+        pytest.param(16, torch.float32, forward_tiles(), id="fp32"),
+        pytest.param(16, torch.float16, forward_tiles(64), id="one consumer"),
+        pytest.param(16, torch.float16, replace(forward_tiles(), splits=2), id="split keys"),
     ],
 )
-def test_the_plain_kernel_runs_where_they_do_not_fit(
-    shape: Shape, dtype: torch.dtype, tiles: Tiles, kernels: dict[str, Emulated]
+def test_the_portable_kernel_runs_where_these_cannot(
+    head_dim: int, dtype: torch.dtype, tiles: Tiles, kernels: dict[str, Emulated]
 ) -> None:
-    q, k, v, _ = shape.inputs(dtype)
+    q, k, v, _ = Shape(keys=64, head_dim=head_dim).inputs(dtype)
 
     o, _ = launch.forward(q, k, v, is_causal=True, scale=0.25, tiles=tiles)
 
-    assert kernels["hopper_forward_kernel"].launches == 0
-    right, _ = attend(q.double(), k.double(), v.double(), True, 0.25)
-    torch.testing.assert_close(o.double(), right, rtol=0, atol=TOLERANCE[dtype])
+    assert kernels[FORWARD].launches == 0
+    expected, _ = attend(q.double(), k.double(), v.double(), True, 0.25)
+    torch.testing.assert_close(o.double(), expected, rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_slot_reused_too_early_is_noticed(
-    kernels: dict[str, Emulated], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kernel", "function"),
+    [(FORWARD, "producer"), (FUSED_D128, "producer"), (FUSED_D128, "accumulate_dq")],
+)
+def test_the_emulator_detects_a_missing_wait(
+    kernel: str, function: str, kernels: dict[str, Emulated], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The emulator's own test: without the wait for free slots it hangs or the numbers are off."""
-    monkeypatch.setattr(warp_emulator, "PATIENCE_S", 0.5)
-    wait_for_nothing(kernels["hopper_forward_kernel"], "produce")
-    q, k, v, _ = Shape(keys=1024, head_dim=16).inputs(torch.float16)
+    """Without waiting for an empty stage, or for the previous program, it hangs or is wrong."""
+    monkeypatch.setattr(warp_emulator, "BARRIER_TIMEOUT_S", 0.5)
+    kernels[kernel].ignore_waits(function)
 
-    with pytest.raises(AssertionError):  # noqa: PT012 - either it hangs or the result is off
-        o, _ = launch.forward(q, k, v, is_causal=False, scale=0.25, tiles=tiles_of())
-        right, _ = attend(q.double(), k.double(), v.double(), False, 0.25)
-        assert np.allclose(o.numpy(), right.numpy(), atol=1e-2)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("careless", ["produce", "add_share"])
-def test_one_walk_that_does_not_wait_is_noticed(
-    careless: str, kernels: dict[str, Emulated], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither for a free slot, nor for the program before to have added its share."""
-    monkeypatch.setattr(warp_emulator, "PATIENCE_S", 0.5)
-    wait_for_nothing(kernels["hopper_wide_kernel"], careless)
-    q, k, v, grad_o = Shape(keys=640, head_dim=128).inputs(torch.float16)
-    wide = tuple(x.double() for x in (q, k, v, grad_o))
-    right, right_lse = attend(*wide[:3], True)
-
-    with pytest.raises(AssertionError):  # noqa: PT012 - either it hangs or the result is off
-        grads = launch.backward(
-            grad_o, q, k, v, right.half(), right_lse.float(),
-            is_causal=True, scale=128**-0.5, tiles=replace(tiles_of(walked=64), once=True),
-        )  # fmt: skip
-        correct = output_and_gradients(lambda q, k, v: attend(q, k, v, True)[0], *wide)[1:]
-        for grad, expected in zip(grads, correct, strict=True):
-            assert np.allclose(grad.numpy(), expected.numpy(), atol=TOLERANCE[torch.float16])
+    if kernel == FORWARD:
+        q, k, v, _ = Shape(keys=1024, head_dim=16).inputs(torch.float16)
+        expected, _ = attend(q.double(), k.double(), v.double(), False, 0.25)
+        with pytest.raises(AssertionError):  # noqa: PT012 - it hangs or the result is wrong
+            o, _ = launch.forward(q, k, v, is_causal=False, scale=0.25, tiles=forward_tiles())
+            assert np.allclose(o.numpy(), expected.numpy(), atol=1e-2)
+    else:
+        inputs = Shape(keys=640, head_dim=128).inputs(torch.float16)
+        with pytest.raises(AssertionError):
+            assert_gradients(inputs, True, backward_tiles(fused=True))
 
 
-def wait_for_nothing(kernel: Emulated, name: str) -> None:
-    """Let one function of a kernel pass every barrier at once."""
-    world = kernel.emulator._kernel.__globals__
-    function = world[name]
-    careless = dict(function.__globals__)
-    careless["mbarrier"] = SimpleNamespace(
-        **vars(careless["mbarrier"]) | {"wait": lambda barrier, phase: None}
+def test_four_accumulators_of_a_thread_are_adjacent() -> None:
+    """Registers of a thread after a 64 x 64 product, and 512 contiguous bytes per warp."""
+    pointers = Emulator(accum_pointers)._kernel(
+        Pointer(np.zeros(3 * 4096)), warp_emulator.wrap(2), None
     )
-    world[name] = type(function)(function.__code__, careless)
-
-
-def test_four_sums_that_a_thread_holds_lie_together() -> None:
-    """A thread's registers after a product of 64 rows and columns, and 512 bytes a warp."""
-    cells = Emulator(cells_of)._kernel(Pointer(np.zeros(3 * 4096)), warp_emulator.wrap(2), None)
-    offsets = cells.offset - 2 * 4096
+    offsets = pointers.offset - 2 * 4096
 
     assert sorted(offsets.flatten()) == list(range(4096))
     warp, lane, eighth = np.ogrid[:4, :32, :8]
@@ -277,20 +271,24 @@ def is_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
+needs_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@needs_hopper
+@MASKS
 @pytest.mark.parametrize(
     ("head_dim", "tiles"),
     [
-        pytest.param(64, tiles_of(128, 128, 2), id="64, blocks of 128"),
-        pytest.param(64, tiles_of(192, 128, 3), id="64, three groups"),
-        pytest.param(64, tiles_of(128, 64, 4), id="64, blocks of 64"),
-        pytest.param(128, tiles_of(128, 128, 2), id="128, blocks of 128"),
-        pytest.param(128, tiles_of(128, 64, 3), id="128, blocks of 64"),
-        pytest.param(96, tiles_of(128, 64, 2), id="96"),
-        pytest.param(256, tiles_of(128, 64, 2), id="256"),
+        (64, forward_tiles(128, 128, 2)),
+        (64, forward_tiles(192, 128, 3)),
+        (64, forward_tiles(128, 64, 4)),
+        (128, forward_tiles(128, 128, 2)),
+        (128, forward_tiles(128, 64, 3)),
+        (96, forward_tiles(128, 64, 2)),
+        (256, forward_tiles(128, 64, 2)),
     ],
+    ids=str,
 )
 def test_forward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
     shape = Shape(keys=1111, queries=1000, head_dim=head_dim, heads=20, batch=2)
@@ -299,33 +297,32 @@ def test_forward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
 
     o, lse = run()
 
-    right, right_lse = attend(q.double(), k.double(), v.double(), is_causal)
-    torch.testing.assert_close(o.double(), right, rtol=0, atol=2e-2)
-    torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=1e-3)
+    expected, expected_lse = attend(q.double(), k.double(), v.double(), is_causal)
+    torch.testing.assert_close(o.double(), expected, rtol=0, atol=2e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=1e-3)
     assert all(torch.equal(o, run()[0]) for _ in range(20))
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@needs_hopper
+@MASKS
 @pytest.mark.parametrize(
     ("head_dim", "tiles"),
     [
-        pytest.param(64, tiles_of(128, 64, 3), id="64"),
-        pytest.param(128, tiles_of(128, 64, 2), id="128"),
-        pytest.param(128, tiles_of(128, 32, 3), id="128, blocks of 32"),
-        pytest.param(64, replace(tiles_of(128, 64, 2), once=True), id="64, one walk"),
-        pytest.param(64, replace(tiles_of(128, 64, 3), once=True), id="64, one walk, three slots"),
-        pytest.param(128, replace(tiles_of(128, 64, 2), once=True), id="128, one walk"),
-        pytest.param(
-            128, replace(tiles_of(128, 64, 3), once=True), id="128, one walk, three slots"
-        ),
-        pytest.param(80, replace(tiles_of(128, 64, 2), once=True), id="80, one walk"),
+        (64, backward_tiles(64, 3)),
+        (128, backward_tiles(64, 2)),
+        (128, backward_tiles(32, 3)),
+        (64, backward_tiles(64, 2, fused=True)),
+        (64, backward_tiles(64, 3, fused=True)),
+        (128, backward_tiles(64, 2, fused=True)),
+        (128, backward_tiles(64, 3, fused=True)),
+        (80, backward_tiles(64, 2, fused=True)),
     ],
+    ids=str,
 )
 def test_backward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
-    # Without a mask one walk takes whole tiles of keys only.
-    keys = 1152 if tiles.once and not is_causal else 1111
+    # Without a mask the fused kernels take whole key tiles only.
+    keys = 1152 if tiles.fused and not is_causal else 1111
     shape = Shape(keys=keys, queries=1000, head_dim=head_dim, heads=4, batch=2)
     q, k, v, grad_o = shape.inputs(torch.bfloat16, "cuda")
     options = {"is_causal": is_causal, "scale": head_dim**-0.5}
@@ -336,6 +333,6 @@ def test_backward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None
 
     wide = tuple(x.double() for x in (q, k, v, grad_o))
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
-    for grad, correct in zip(grads, expected, strict=True):
-        torch.testing.assert_close(grad.double(), correct, rtol=0, atol=6e-2)
+    for grad, right in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad.double(), right, rtol=0, atol=6e-2)
     assert all(all(map(torch.equal, grads, run())) for _ in range(20))

@@ -1,6 +1,5 @@
-"""Every way to launch the kernels gives the same numbers; what does not fit is not tried twice."""
+"""Every way to launch the portable kernels gives the same numbers; too-large tiles are dropped."""
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -12,13 +11,18 @@ from lmlab.kernels import launch
 from lmlab.kernels.configs import Tiles
 from lmlab.kernels.problem import Problem
 from tests.attention.reference import Shape, attend, output_and_gradients
+from tests.kernels.conftest import clear_plans
 
 pytestmark = pytest.mark.slow
 
-PLAIN = {"kept": 32, "walked": 16, "warps": 4, "stages": 2}
+BASE = {"block_m": 32, "block_n": 32, "warps": 4, "stages": 2}
+WHOLE = Shape(keys=64, head_dim=16)
+RAGGED = Shape(keys=75, queries=50, head_dim=16, heads=2)
+GROUPED = Shape(keys=37, queries=21, head_dim=12, batch=2, heads=4, group=2)
 
 
-def pass_through(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> tuple[Tensor, ...]:
+def run(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> tuple[Tensor, ...]:
+    """Output and gradients."""
     q, k, v, grad_o = inputs
     scale = q.shape[-1] ** -0.5
     o, lse = launch.forward(q, k, v, is_causal=is_causal, scale=scale, tiles=tiles)
@@ -26,85 +30,56 @@ def pass_through(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> t
     return o, *grads
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
-    "tiles",
+    ("shape", "is_causal", "tiles"),
     [
-        pytest.param(Tiles(**PLAIN), id="pairs"),
-        pytest.param(Tiles(**PLAIN, paired=False), id="keys and queries apart"),
-        pytest.param(Tiles(**PLAIN, paired=False, splits=3), id="walks shared by three"),
-        pytest.param(Tiles(**PLAIN, persistent=True), id="persistent"),
-        pytest.param(Tiles(**PLAIN, splits=3), id="keys shared by three"),
-        pytest.param(Tiles(**PLAIN, splits=16), id="more shares than tiles"),
-        pytest.param(Tiles(**PLAIN, descriptors=True), id="descriptors"),
-        pytest.param(Tiles(**PLAIN, own_delta=True), id="delta of its own"),
-        pytest.param(Tiles(**PLAIN, own_delta=True, splits=3), id="own delta, walks shared"),
-        pytest.param(Tiles(**PLAIN, products="bf16x6"), id="numbers in parts"),
-        pytest.param(Tiles(**PLAIN, products="bf16x6", descriptors=True), id="parts by engine"),
-        pytest.param(Tiles(**PLAIN | {"kept": 16, "walked": 32}), id="walked longer than kept"),
+        pytest.param(WHOLE, True, Tiles(**BASE), id="paired"),
+        pytest.param(WHOLE, False, Tiles(**BASE), id="paired, full"),
+        pytest.param(RAGGED, True, Tiles(**BASE), id="ragged"),
+        pytest.param(RAGGED, False, Tiles(**BASE), id="ragged, full"),
+        pytest.param(RAGGED, True, Tiles(**BASE, paired=False), id="unpaired"),
+        pytest.param(RAGGED, True, Tiles(**BASE, persistent=True), id="persistent"),
+        pytest.param(RAGGED, True, Tiles(**BASE, splits=3, paired=False), id="splits"),
+        pytest.param(RAGGED, False, Tiles(**BASE, splits=3, paired=False), id="splits, full"),
+        pytest.param(WHOLE, True, Tiles(**BASE, splits=5, paired=False), id="empty splits"),
+        pytest.param(RAGGED, True, Tiles(**BASE, tma=True), id="tma"),
+        pytest.param(RAGGED, True, Tiles(**BASE, fp32_dot="bf16x6", tma=True), id="terms, tma"),
+        pytest.param(RAGGED, True, Tiles(**BASE | {"block_m": 16}), id="16 x 32"),
+        pytest.param(RAGGED, True, Tiles(**BASE | {"block_n": 16}), id="32 x 16"),
+        pytest.param(GROUPED, True, Tiles(**BASE, splits=3), id="grouped, splits"),
+        pytest.param(GROUPED, False, Tiles(**BASE, inline_delta=True), id="grouped, inline delta"),
+        pytest.param(GROUPED, True, Tiles(**BASE, fp32_dot="bf16x6"), id="grouped, terms"),
     ],
 )
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(Shape(keys=64, head_dim=16), id="whole tiles"),
-        pytest.param(Shape(keys=75, queries=50, head_dim=16, heads=2), id="ragged"),
-    ],
-)
-def test_every_way_gives_the_same_numbers(shape: Shape, tiles: Tiles, is_causal: bool) -> None:
-    assert_right_in(shape, tiles, is_causal)
-
-
-def assert_right_in(shape: Shape, tiles: Tiles, is_causal: bool) -> None:
+def test_every_launch_option_gives_the_same_numbers(
+    shape: Shape, is_causal: bool, tiles: Tiles
+) -> None:
     inputs = shape.inputs()
 
-    ours = pass_through(inputs, is_causal, tiles)
+    found = run(inputs, is_causal, tiles)
 
     wide = tuple(x.double() for x in inputs)
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)
-    for our, right in zip(ours, expected, strict=True):
-        torch.testing.assert_close(our.double(), right, rtol=1e-4, atol=1e-5)
+    for ours, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize(
-    "tiles",
-    [
-        pytest.param(Tiles(**PLAIN, splits=3), id="walks shared"),
-        pytest.param(Tiles(**PLAIN, own_delta=True), id="delta of its own"),
-        pytest.param(Tiles(**PLAIN, products="bf16x6", splits=1), id="parts"),
-        pytest.param(Tiles(**PLAIN, products="bf16x6", splits=3), id="parts, walks shared"),
-    ],
-)
-def test_sharing_and_parts_find_their_batch_and_head(tiles: Tiles, is_causal: bool) -> None:
-    shape = Shape(keys=37, queries=21, head_dim=12, batch=2, heads=4, group=2)
-
-    assert_right_in(shape, tiles, is_causal)
-
-
-def test_descriptors_are_left_out_where_strides_do_not_allow_them() -> None:
+def test_tma_is_not_used_where_strides_do_not_allow_it() -> None:
     inputs = Shape(keys=20, head_dim=17).inputs(torch.float16)  # rows of 34 bytes
 
-    o, *_ = pass_through(inputs, True, Tiles(**PLAIN, descriptors=True))
+    o, *_ = run(inputs, True, Tiles(**BASE, tma=True))
 
-    assert torch.equal(o, pass_through(inputs, True, Tiles(**PLAIN))[0])
-
-
-def test_sharing_keys_leaves_the_bits_to_the_keys_order() -> None:
-    inputs = Shape(keys=120, head_dim=16).inputs()
-    shared = partial(pass_through, inputs, True, Tiles(**PLAIN, splits=4))
-
-    assert all(map(torch.equal, shared(), shared()))
+    assert torch.equal(o, run(inputs, True, Tiles(**BASE))[0])
 
 
-def test_shared_sums_are_fp32_whatever_type_is_pytorchs_default() -> None:
-    inputs = Shape(keys=120, head_dim=16).inputs()
-    shared = partial(pass_through, inputs, True, Tiles(**PLAIN, paired=False, splits=4))
-    expected = shared()
+def test_splits_are_deterministic_and_fp32_whatever_the_default_dtype() -> None:
+    inputs = Shape(keys=75, head_dim=16).inputs()
+    split = partial(run, inputs, True, Tiles(**BASE, paired=False, splits=2))
+    expected = split()
 
     torch.set_default_dtype(torch.float16)
     try:
-        found = shared()
+        found = split()
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -114,20 +89,22 @@ def test_shared_sums_are_fp32_whatever_type_is_pytorchs_default() -> None:
 PROBLEM = Problem.of(torch.empty(1, 1, 64, 16), torch.empty(1, 1, 64, 16), True)
 
 
-@pytest.fixture(autouse=True)
-def _forgetful() -> Iterator[None]:
-    yield
-    launch.choose_with(None)
+@pytest.fixture
+def _default_choices() -> None:
+    clear_plans()
 
 
-def test_what_does_not_fit_after_all_is_not_tried_again() -> None:
+def never_fits(tiles: Tiles) -> None:
+    raise OutOfResources(300_000, 232_448, "shared memory")
+
+
+@pytest.mark.usefixtures("_default_choices")
+def test_tiles_that_do_not_fit_are_not_tried_again() -> None:
     tried: list[Tiles] = []
 
     def fits_when_small(tiles: Tiles) -> str:
         tried.append(tiles)
-        if tiles.kept > 32:
-            raise OutOfResources(300_000, 232_448, "shared memory")
-        return "launched"
+        return never_fits(tiles) if tiles.block_m > 32 else "launched"  # type: ignore[func-returns-value]
 
     first = launch.launch_fitting(PROBLEM, "forward", None, fits_when_small)
     failures = len(tried) - 1
@@ -138,28 +115,20 @@ def test_what_does_not_fit_after_all_is_not_tried_again() -> None:
     assert len(tried) == failures + 2
 
 
-def test_tiles_asked_for_by_name_fail_in_one_line_when_too_large() -> None:
-    def never_fits(tiles: Tiles) -> None:
-        raise OutOfResources(300_000, 232_448, "shared memory")
-
-    with pytest.raises(launch.TilesTooLarge, match=r"32 x 16, 4 warps, 2 stages.*300000") as caught:
-        launch.launch_fitting(PROBLEM, "forward", Tiles(**PLAIN), never_fits)
-
+@pytest.mark.usefixtures("_default_choices")
+def test_requested_tiles_that_are_too_large_are_a_one_line_error() -> None:
+    with pytest.raises(launch.TilesTooLarge, match=r"32 x 32, 4 warps, 2 stages.*300000") as caught:
+        launch.launch_fitting(PROBLEM, "forward", Tiles(**BASE), never_fits)
     assert "\n" not in str(caught.value)
-
-
-def test_a_device_that_holds_nothing_says_so() -> None:
-    def never_fits(tiles: Tiles) -> None:
-        raise OutOfResources(300_000, 232_448, "shared memory")
 
     with pytest.raises(OutOfResources):
         launch.launch_fitting(PROBLEM, "forward", None, never_fits)
 
 
-def test_a_chooser_decides_before_the_table() -> None:
-    wanted = Tiles(**PLAIN)
+@pytest.mark.usefixtures("_default_choices")
+def test_a_chooser_takes_precedence_over_the_table() -> None:
+    wanted = Tiles(**BASE)
     launch.choose_with(lambda problem, direction: wanted)
-
     assert launch.launch_fitting(PROBLEM, "forward", None, lambda tiles: tiles) is wanted
 
     launch.choose_with(None)

@@ -1,11 +1,11 @@
-"""Warp-specialised kernels on a CPU: each group of warps a thread, each barrier a real one.
+"""Warp-specialized Gluon kernels on a CPU: each warpgroup a thread, each mbarrier a real one.
 
-Triton interprets its own language on a CPU but not Gluon, in which groups of warps are written out
-one by one. What can go wrong there is order: a slot overwritten while it is read, a barrier waited
-for in the wrong phase, a product used before it is done. This stands in for the parts of Gluon that
-our kernels use, and is as unkind as the hardware may be: every step takes a random time, a product
-reads its operands only at the moment that somebody waits for it, and who waits too long has hung.
-Programs start in order and a few of them run at a time, so that those that wait for each other do.
+Triton interprets its own language on a CPU but not Gluon. What can go wrong in such kernels is
+ordering: a buffer overwritten while it is read, a wait on the wrong phase, a product used before it
+is done. This stands in for the parts of Gluon that our kernels use and is as adverse as hardware
+may be: every step takes a random time, a product reads its operands only when it is waited for, and
+a wait that never ends is an error. Programs start in order and a few run at a time, so that those
+that wait for each other do.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 import torch
 
-PATIENCE_S = 20.0
-LAUNCH_S = 120.0
-"""Longest time from a launch to the last word of a program."""
+BARRIER_TIMEOUT_S = 60.0
+LAUNCH_TIMEOUT_S = 300.0
+"""Longest time that programs of a launch may wait for each other."""
 RESIDENT = 3
 """Programs that run at a time."""
-TOLD_S = 5e-3
-"""Who was told goes on at once, who told does not: what it has still to write comes too late."""
+SIGNAL_DELAY_S = 5e-3
+"""The receiver of a signal goes on at once, its sender does not: a later write comes too late."""
 
 
 class Array(np.ndarray[Any, Any]):
-    """A tensor of a kernel: NumPy's, with Triton's names for what it lacks."""
+    """A tensor of a kernel: a NumPy array with Triton's cast."""
 
     def to(self, dtype: Any) -> Array:
         return wrap(self.astype(dtype))
@@ -44,7 +44,7 @@ def wrap(value: Any) -> Array:
 
 
 class Pointer:
-    """An address inside a flat array, or one for each element of a tile."""
+    """An address inside a flat array, or one per element of a tile."""
 
     def __init__(self, memory: np.ndarray[Any, Any], offset: Any = 0) -> None:
         self.memory, self.offset = memory, offset
@@ -57,12 +57,12 @@ class Pointer:
         return self + -offset
 
     def to(self, dtype: Any) -> Pointer:
-        """As a number for the assembler."""
+        """The address as an integer, for inline assembly."""
         return self
 
 
-class Tensor:
-    """A tensor in memory that is read block by block: a tensor descriptor."""
+class Descriptor:
+    """A TMA descriptor: a tensor in memory that is read block by block."""
 
     layout = None
 
@@ -104,16 +104,16 @@ class Shared:
         return Shared(self.memory[(slice(None),) * dim + (slice(start, start + length),)])
 
     def load(self, layout: Any) -> Array:
-        dawdle()
+        jitter()
         return wrap(self.memory.copy())
 
     def store(self, value: Array) -> None:
-        dawdle()
+        jitter()
         self.memory[...] = value
 
 
 class Barrier:
-    """Counts arrivals and bytes; a phase is over when all of both have come."""
+    """An mbarrier: a phase ends when all arrivals and all bytes have come."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -131,12 +131,14 @@ class Barrier:
 
     def wait(self, parity: int) -> None:
         with self.changed:
-            over = self.changed.wait_for(lambda: self.phases % 2 != int(parity) % 2, PATIENCE_S)
-        assert over, "waited for a barrier that nobody arrives at"
+            over = self.changed.wait_for(
+                lambda: self.phases % 2 != int(parity) % 2, BARRIER_TIMEOUT_S
+            )
+        assert over, "timed out on a barrier"
 
 
 class Product:
-    """A product under way; its operands are read when it is waited for, not before."""
+    """An asynchronous product; its operands are read when it is waited for, not before."""
 
     pending = threading.local()
 
@@ -153,7 +155,7 @@ class Product:
         return queue
 
     def finish(self) -> None:
-        dawdle()
+        jitter()
         a, b = (getattr(operand, "memory", operand) for operand in self.operands)
         acc = self.acc.result if isinstance(self.acc, Product) else self.acc
         product = np.matmul(a.astype(np.float32), b.astype(np.float32))
@@ -176,15 +178,17 @@ def warpgroup_mma_wait(outstanding: int, deps: Sequence[Any]) -> Any:
     return done[0] if len(done) == 1 else done
 
 
-def dawdle() -> None:
-    """Any step may take any time."""
+def jitter() -> None:
+    """Let a step take a random time."""
     if random.random() < 0.3:
         time.sleep(random.random() * 5e-4)
 
 
-def copy_to_shared(source: Tensor, corner: Sequence[Any], barrier: Barrier, target: Shared) -> None:
+def copy_to_shared(
+    source: Descriptor, corner: Sequence[Any], barrier: Barrier, target: Shared
+) -> None:
     def later() -> None:
-        dawdle()
+        jitter()
         target.memory[...] = source.read(corner)
         barrier.arrive(bytes_come=source.block_type.nbytes)
 
@@ -207,17 +211,17 @@ def init(barrier: Barrier, count: int) -> None:
 
 
 def arrive(barrier: Barrier, count: int = 1) -> None:
-    dawdle()
+    jitter()
     barrier.arrive(arrivals=count)
 
 
 def wait(barrier: Barrier, phase: Any) -> None:
     barrier.wait(int(phase))
-    dawdle()
+    jitter()
 
 
 def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
-    """Every part in a thread of its own, until all are done."""
+    """Run every partition in a thread of its own."""
     failures: list[BaseException] = []
 
     def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -226,7 +230,7 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
             assert not Product.queue() or all(p.result is not None for p in Product.queue())
         except BaseException as failure:
             failures.append(failure)
-            _broken.set()  # now, not once the other parts are done: they may wait for this one
+            _failed.set()  # at once: the other partitions may be waiting for this one
 
     threads = [threading.Thread(target=run, args=part) for part in parts]
     for thread in threads:
@@ -237,29 +241,29 @@ def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_:
         raise failures[0]
 
 
-_one_at_a_time = threading.Lock()
-_broken = threading.Event()
-"""Set by a program that failed, for those that wait for it."""
+_memory_lock = threading.Lock()
+_failed = threading.Event()
+"""Set when a program fails, for those that wait for it."""
 _deadline = 0.0
 
 
 def atomic_add(pointer: Pointer, value: Any, sem: str) -> Array:
-    assert not _broken.is_set(), "waits for a program that has failed"
-    assert time.monotonic() < _deadline, "waits for a program that tells nothing"
-    dawdle()
-    with _one_at_a_time:
+    assert not _failed.is_set(), "waiting for a program that has failed"
+    assert time.monotonic() < _deadline, "waiting for a program that does not signal"
+    jitter()
+    with _memory_lock:
         before = wrap(np.copy(pointer.memory[pointer.offset]))
         pointer.memory[pointer.offset] += value
     return before
 
 
 def atomic_xchg(pointer: Pointer, value: Any, sem: str) -> None:
-    """What programs tell each other this way is how far they have come."""
-    dawdle()
-    with _one_at_a_time:
-        assert value > pointer.memory[pointer.offset], "progress that goes back"
+    """Programs publish their progress this way, so the value must grow."""
+    jitter()
+    with _memory_lock:
+        assert value > pointer.memory[pointer.offset], "progress went backwards"
         pointer.memory[pointer.offset] = value
-    time.sleep(TOLD_S)
+    time.sleep(SIGNAL_DELAY_S)
 
 
 def store(pointer: Pointer, value: Any, mask: Any = True) -> None:
@@ -278,7 +282,7 @@ class Emulator:
 
     def __init__(self, kernel: Any) -> None:
         self._program = threading.local()
-        self._worlds: dict[int, dict[str, Any]] = {}
+        self._globals: dict[int, dict[str, Any]] = {}
         self._kernel = self._copy(kernel)
 
     def launch(self, programs: int, *arguments: Any, **constants: Any) -> None:
@@ -289,33 +293,34 @@ class Emulator:
             try:
                 self._kernel(*arguments, **constants)
             except BaseException:
-                _broken.set()
+                _failed.set()
                 raise
 
         global _deadline
-        _deadline = time.monotonic() + LAUNCH_S
-        _broken.clear()
+        _deadline = time.monotonic() + LAUNCH_TIMEOUT_S
+        _failed.clear()
         with ThreadPoolExecutor(RESIDENT) as pool:
             for _ in pool.map(run, range(programs)):
                 pass
 
     def _copy(self, function: Any) -> Callable[..., Any]:
         plain = function.fn
-        world = self._world(plain.__globals__)
-        return FunctionType(plain.__code__, world, plain.__name__, plain.__defaults__)
+        names = self._globals_of(plain)
+        return FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)
 
-    def _world(self, names: dict[str, Any]) -> dict[str, Any]:
-        if id(names) not in self._worlds:
-            world = self._worlds[id(names)] = dict(names)
-            for name, value in names.items():
+    def _globals_of(self, plain: Any) -> dict[str, Any]:
+        key = id(plain.__globals__)
+        if key not in self._globals:
+            names = self._globals[key] = dict(plain.__globals__)
+            for name, value in plain.__globals__.items():
                 if hasattr(value, "fn"):
-                    world[name] = self._copy(value)
+                    names[name] = self._copy(value)
                 elif type(value).__name__ == "constexpr":
-                    world[name] = value.value
-            world |= self._stand_ins()
-        return self._worlds[id(names)]
+                    names[name] = value.value
+            names |= self._replacements()
+        return self._globals[key]
 
-    def _stand_ins(self) -> dict[str, Any]:
+    def _replacements(self) -> dict[str, Any]:
         language = SimpleNamespace(
             constexpr=None,
             int32=np.int64,
@@ -361,8 +366,8 @@ class Emulator:
             "warpgroup_mma": warpgroup_mma,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             "fence_async_shared": lambda: None,
-            "group_barrier": lambda: None,
-            "add_fours": partial(atomic_add, sem="relaxed"),
-            "store_fours": store,
-            "load_fours": load,
+            "warpgroup_barrier": lambda: None,
+            "red_add_v4": partial(atomic_add, sem="relaxed"),
+            "store_v4": store,
+            "load_v4": load,
         }

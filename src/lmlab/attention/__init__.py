@@ -1,13 +1,13 @@
-"""Attention functions with one contract, found by name.
+"""Attention functions with one interface, found by name.
 
-The three names below are there for users; each is imported when it is first asked for, so that the
-registry can be asked for names without torch, and nobody pays for a variant that is not used.
+The public names below are imported when first used, so that the registry can be queried without
+torch and nobody pays for a variant that is not used.
 """
 
 import importlib
 from typing import Any
 
-_HOMES = {
+_MODULES = {
     "FlashAttention": "lmlab.attention.flash",
     "FlashAttentionTiled": "lmlab.attention.tiled",
     "flash_attention": "lmlab.attention.flash",
@@ -17,6 +17,6 @@ __all__ = ["FlashAttention", "FlashAttentionTiled", "flash_attention"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

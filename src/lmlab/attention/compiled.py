@@ -1,12 +1,12 @@
-"""The naive formula through torch.compile: what fusing gives without a new algorithm.
+"""Naive attention through torch.compile: what fusion gives without a new algorithm.
 
-The compiler joins scale, mask and softmax into one or two kernels, so the scores are read and
-written fewer times; both products still go through memory with all S x S of them.
+The compiler fuses scale, mask and softmax into one or two kernels, so the scores are read and
+written fewer times; both products still move all S x S of them through memory.
 
-Shapes are compiled one by one (`dynamic=False`), as a kernel for any shape would be slower than one
-for this. PyTorch keeps a handful of compiled shapes; beyond that it would run the plain formula
-without a word, and a benchmark would print eager times as compiled ones. Asking for one whole graph
-makes that an error instead. Whoever measures many shapes resets the compiler between them.
+Each shape is compiled separately (`dynamic=False`), since a kernel for any shape would be slower.
+PyTorch keeps only a few compiled shapes; beyond that it would silently run eager code, and a
+benchmark would report eager times as compiled ones. `fullgraph=True` turns that into an error.
+Callers that measure many shapes reset the compiler between them.
 """
 
 import shutil
@@ -35,7 +35,7 @@ def _compiled() -> Callable[..., Tensor]:
 def why_unsupported(
     function: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """One line on why nothing can be compiled here; None when it can."""
+    """Why nothing can be compiled here, in one line; None if it can."""
     if device.type == "cpu" and not any(map(shutil.which, _CPU_COMPILERS)):
         names = ", ".join(_CPU_COMPILERS)
         return f"torch.compile needs a C++ compiler on a CPU, found none of {names}"

@@ -1,9 +1,8 @@
 """Flash attention under torch.func: grad, vjp, vmap and their compositions.
 
-These transforms differentiate an `autograd.Function` of the newer form, whose saving is apart from
-its forward, and they always prepare for a second derivative. The kernels have a first one only, so
-the gradient is a function of its own that refuses to be differentiated; without it, a second
-derivative would come out as zero and nobody would know.
+These transforms need an `autograd.Function` with a separate `setup_context`, and always prepare for
+a second derivative. The kernels have only a first one, so the gradient is a function of its own
+that raises when differentiated; otherwise a second derivative would silently come out as zero.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from lmlab.attention.flash_op import flash_backward, flash_forward
 
 
 class Transformable(torch.autograd.Function):
-    """`apply(q, k, v, is_causal, scale)` of four dimensions: output and log-sum-exp."""
+    """`apply(q, k, v, is_causal, scale)` for four-dimensional inputs."""
 
     generate_vmap_rule = True
 
@@ -26,7 +25,7 @@ class Transformable(torch.autograd.Function):
         q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp."""
-        with torch.no_grad():  # the gradient is this function's, not the operator's
+        with torch.no_grad():  # use this function's gradient, not the operator's
             o, lse = flash_forward(q, k, v, is_causal, scale)
         return o, lse
 
@@ -45,7 +44,7 @@ class Transformable(torch.autograd.Function):
 
 
 class Gradient(torch.autograd.Function):
-    """`apply` takes what `flash_backward` does; its own gradient is an error and not zero."""
+    """`flash_backward` as a function whose own gradient raises instead of being zero."""
 
     generate_vmap_rule = True
 
@@ -61,4 +60,4 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        raise RuntimeError("flash attention can be differentiated once, not twice")
+        raise RuntimeError("flash attention has no second derivative")

@@ -1,12 +1,12 @@
-"""Flash attention as operators of PyTorch, so that its compiler and transforms can see through it.
+"""Flash attention as PyTorch operators, opaque nodes for torch.compile and torch.func.
 
-A launch of our kernels is plain Python to PyTorch: the compiler would stop at it and break the
-graph in two. As operators, `lmlab::flash_forward` and `lmlab::flash_backward` are single nodes
-whose results are known without running them (a fake kernel gives shape, type and strides), whose
-gradient is known, and which a vmap maps by making its dimension part of the batch.
+To PyTorch a Triton launch from Python is arbitrary code, at which the compiler would break the
+graph. The operators `lmlab::flash_forward` and `lmlab::flash_backward` have fake kernels (shape,
+type and strides of results), a gradient, and a vmap rule that folds the mapped dimension into the
+batch.
 
-Outside of compiler and transforms the operators are not used: going through PyTorch's dispatcher
-in Python takes longer than attention over a short sequence.
+Eager code does not use them: PyTorch's dispatcher in Python takes longer than attention over a
+short sequence.
 """
 
 from typing import Any
@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from lmlab.kernels import launch
-from lmlab.kernels.views import empty_by_heads, empty_gradient
+from lmlab.kernels.views import empty_bshd, empty_gradient
 
 
 @torch.library.custom_op("lmlab::flash_forward", mutates_args=())
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of (batch, heads, sequence, head_dim)."""
+    """Output and log-sum-exp for inputs of (batch, heads, sequence, head_dim)."""
     return launch.forward(q, k, v, is_causal=is_causal, scale=scale)
 
 
 @flash_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return empty_by_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_bshd(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("lmlab::flash_backward", mutates_args=())
@@ -47,16 +47,7 @@ def flash_backward(
 
 
 @flash_backward.register_fake
-def _(
-    grad_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return empty_gradient(q), empty_gradient(k), empty_gradient(v)
 
 
@@ -72,26 +63,26 @@ def _differentiate(ctx: Any, grad_o: Tensor, grad_lse: Tensor) -> tuple[Any, ...
 flash_forward.register_autograd(_differentiate, setup_context=_save)
 
 
-def _mapped(operator: Any) -> Any:
-    """The rule for vmap: the mapped dimension becomes part of the batch, and comes out first."""
+def _vmap_rule(operator: Any) -> Any:
+    """Fold the mapped dimension into the batch; results have it first."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        tensors, flags = arguments[:-2], arguments[-2:]  # is_causal and scale are the same for all
-        merged = (
-            _leading(tensor, dim, size).flatten(0, 1)
+        tensors, flags = arguments[:-2], arguments[-2:]  # is_causal and scale
+        folded = (
+            _batch_first(tensor, dim, size).flatten(0, 1)
             for tensor, dim in zip(tensors, in_dims, strict=False)
         )
-        results = tuple(result.unflatten(0, (size, -1)) for result in operator(*merged, *flags))
+        results = tuple(result.unflatten(0, (size, -1)) for result in operator(*folded, *flags))
         return results, (0,) * len(results)
 
     return rule
 
 
-def _leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """The mapped dimension in front; a tensor that is not mapped is the same for all."""
+def _batch_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """Move the mapped dimension to the front, or expand a tensor that is not mapped."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
-flash_forward.register_vmap(_mapped(flash_forward))
-flash_backward.register_vmap(_mapped(flash_backward))
+flash_forward.register_vmap(_vmap_rule(flash_forward))
+flash_backward.register_vmap(_vmap_rule(flash_backward))

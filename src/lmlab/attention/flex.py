@@ -1,10 +1,10 @@
-"""FlexAttention: PyTorch's attention whose mask is a function, compiled into a fused kernel.
+"""FlexAttention: PyTorch's attention with a programmable mask, compiled into a fused kernel.
 
-The causal mask is given twice: as a rule for single scores, and as a block mask, computed from it
-once a shape, which lets the kernel skip blocks that are all masked. The block mask is remembered,
-as building it costs more than attention over a short sequence.
+The causal mask is given as a rule for single scores and as a block mask derived from it, which lets
+the kernel skip fully masked blocks. The block mask is cached, because building it costs more than
+attention over a short sequence.
 
-On a CPU the same function runs as plain operations over all scores, forward only.
+On a CPU the same function runs unfused over all scores, forward only.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from lmlab.attention.inputs import check_causal_lengths, fold, unfold
 
-SMALLEST_HEAD_DIM = 16
+MIN_HEAD_DIM = 16
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
@@ -32,7 +32,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
 
 @lru_cache(maxsize=64)
 def causal_block_mask(queries: int, keys: int, device: torch.device) -> BlockMask:
-    """Which blocks of scores are needed; the last query is aligned with the last key."""
+    """The causal block mask, aligned at the bottom right."""
     shift = keys - queries
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ def _compiled() -> Callable[..., Any]:
 def why_unsupported(
     function: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """One line on why FlexAttention would not be its fused kernel here; None when it is."""
+    """Why FlexAttention would not run fused here, in one line; None if it would."""
     if device.type != "cuda":
-        return f"FlexAttention is fused on CUDA GPUs only, on {device.type} it is plain operations"
-    if head_dim < SMALLEST_HEAD_DIM:
-        return f"FlexAttention needs head_dim {SMALLEST_HEAD_DIM} or more, got {head_dim}"
+        return f"FlexAttention is fused on CUDA GPUs only, not on {device.type}"
+    if head_dim < MIN_HEAD_DIM:
+        return f"FlexAttention needs head_dim {MIN_HEAD_DIM} or more, got {head_dim}"
     return None

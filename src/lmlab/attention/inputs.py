@@ -1,9 +1,8 @@
-"""What comes in: checks with one clear line, and shapes and types as the kernels want them.
+"""Input checks with one-line errors, and folding of shapes and types into what kernels take.
 
-Any number of leading dimensions folds into batch and heads: (sequence, d), (batch, sequence, d),
-(batch, heads, sequence, d) and longer ones all become (batch, heads, sequence, d), as views
-wherever strides allow. With heads, keys and values may have fewer of them than queries, each then
-serving a group of query heads.
+Any leading dimensions fold into batch and heads: (sequence, d), (batch, sequence, d) and (...,
+heads, sequence, d) become (batch, heads, sequence, d), as views where strides allow. Keys and
+values may have fewer heads than queries (grouped-query attention).
 """
 
 import torch
@@ -15,27 +14,26 @@ class AttentionInputError(ValueError):
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
-    """Refuse shapes, types and devices that do not go together."""
+    """Raise for shapes, types and devices that do not match."""
     if not 2 <= q.dim() == k.dim() == v.dim():
         raise AttentionInputError(
-            "attention: q, k and v need as many dimensions as each other, two or more;"
-            f" got {q.dim()}, {k.dim()} and {v.dim()}"
+            f"attention: q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions;"
+            " allowed: the same number, at least 2"
         )
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or not _same_leading(q, k):
         raise AttentionInputError(
-            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit;"
-            " allowed are (..., queries, d) and twice (..., keys, d), where from four dimensions"
-            " on the heads of q may be a multiple of those of k and v"
+            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not"
+            " match; allowed: q (..., queries, d), k and v (..., keys, d); with four or more"
+            " dimensions q may have a multiple of the heads of k and v"
         )
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         raise AttentionInputError(
-            "attention: q, k and v need one type and device, got"
+            "attention: q, k and v must have one dtype and device, got"
             f" {', '.join(f'{x.dtype} on {x.device}' for x in (q, k, v))}"
         )
     if min(q.shape[-2], k.shape[-2], q.shape[-1]) < 1:
         raise AttentionInputError(
-            f"attention: at least one query, key and feature is needed, got q {tuple(q.shape)}"
-            f" and k {tuple(k.shape)}"
+            f"attention: empty dimension in q {tuple(q.shape)} or k {tuple(k.shape)}"
         )
     if is_causal:
         check_causal_lengths(q.shape[-2], k.shape[-2])
@@ -49,7 +47,7 @@ def _same_leading(q: Tensor, k: Tensor) -> bool:
 
 
 def check_causal_lengths(queries: int, keys: int) -> None:
-    """A causal mask aligned at the bottom right leaves no query without a key."""
+    """A bottom-right causal mask needs at least as many keys as queries."""
     if queries > keys:
         raise AttentionInputError(
             f"causal attention needs at least as many keys as queries, got {queries} queries"
@@ -57,8 +55,8 @@ def check_causal_lengths(queries: int, keys: int) -> None:
         )
 
 
-def as_autocast_wants(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The inputs in autocast's type where autocast is on, as it does for matrix products."""
+def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast as autocast does for matrix products, if it is enabled."""
     device = q.device.type
     if device not in ("cuda", "cpu") or not torch.is_autocast_enabled(device):
         return q, k, v
@@ -69,7 +67,7 @@ def as_autocast_wants(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def fold(tensor: Tensor) -> Tensor:
-    """(..., sequence, d) as (batch, heads, sequence, d); without heads there is one."""
+    """(..., sequence, d) as (batch, heads, sequence, d)."""
     if tensor.dim() == 4:
         return tensor
     if tensor.dim() == 3:
@@ -80,12 +78,12 @@ def fold(tensor: Tensor) -> Tensor:
 
 
 def fold_all(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of as many dimensions each, folded; with batch and heads they are so already."""
+    """Fold tensors of equal rank; four-dimensional ones are returned unchanged."""
     return tensors if tensors[0].dim() == 4 else tuple(map(fold, tensors))
 
 
 def unfold(folded: Tensor, like: Tensor) -> Tensor:
-    """The folded result with the leading dimensions of `like`."""
+    """Restore the leading dimensions of `like`."""
     if like.dim() == 4:
         return folded
     if like.dim() == 3:

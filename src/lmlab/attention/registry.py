@@ -1,12 +1,12 @@
-"""Attention variants by name: one contract, found without importing the others.
+"""Attention variants by name: one interface, found without importing the others.
 
 Every variant is a function `attention(q, k, v, *, is_causal) -> Tensor` over tensors of shape
-(..., sequence, head_dim). The registry holds its import path as a string and imports a variant only
-when it is loaded: a point that names one variant then depends on that variant's file alone, and
-the workflow can ask `module_of` which file that is without importing torch.
+(..., sequence, head_dim). The registry stores import paths as strings and imports a variant only
+when it is loaded: a point then depends on the files of its own variant alone, and the workflow can
+ask `module_of` which file that is without importing torch.
 
-A user's own variant needs no entry here: a name with a colon, "package.module:function", is taken
-as the import path itself. A new variant of the house is one line in `VARIANTS`.
+A new variant is one line in `VARIANTS`. A user's own needs none: a name with a colon,
+"package.module:function", is taken as the import path itself.
 """
 
 from typing import TYPE_CHECKING, Protocol, cast
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Attention(Protocol):
-    """What every variant promises; q, k, v and the result are (..., sequence, head_dim)."""
+    """The interface of a variant; q, k, v and the result are (..., sequence, head_dim)."""
 
     def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", *, is_causal: bool) -> "Tensor": ...
 
@@ -53,15 +53,15 @@ def path_of(name: str) -> str:
 
 
 def module_of(name: str) -> str:
-    """Name of the module that a variant lives in; imports nothing."""
+    """Name of a variant's module; imports nothing."""
     module, _ = import_path.split(path_of(name))
     return module
 
 
 def load(name: str) -> Attention:
-    """The attention function of that name; imports its module and no other variant's."""
+    """The attention function of that name; imports its module only."""
     function = import_path.resolve(path_of(name))
     if not callable(function):
         raise UnknownAttentionError(f"attention: {name!r} is not a function, it is {function!r}")
-    # A promise about keyword and shapes that Python cannot check without calling it.
+    # Keyword and shapes cannot be checked without calling it.
     return cast(Attention, function)

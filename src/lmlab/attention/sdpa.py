@@ -1,12 +1,12 @@
-"""PyTorch's own attention, `scaled_dot_product_attention`, held to one of its backends.
+"""PyTorch's `scaled_dot_product_attention`, pinned to one of its backends.
 
-Left alone, PyTorch picks a backend by shape, type and GPU, and a comparison would not know what it
-compared. Here each backend is a variant of its own: `flash` is FlashAttention-2 as PyTorch ships
-it, `cudnn` NVIDIA's library, `efficient` the memory-efficient kernel of xFormers, `math` plain
-operations much like `naive`. A backend that cannot run a case says why; none gives way to another.
+By default PyTorch picks a backend by shape, type and GPU, and a comparison would not know what it
+compared. Here each backend is a variant: `flash` is FlashAttention-2 as shipped by PyTorch, `cudnn`
+NVIDIA's library, `efficient` the memory-efficient kernel of xFormers, `math` unfused operations
+much like `naive`. A backend that cannot run a case reports why; none falls back to another.
 
-PyTorch aligns a causal mask at the top left, this house at the bottom right. For as many queries
-as keys both are the same; for fewer queries these variants refuse.
+PyTorch aligns a causal mask at the top left, this project at the bottom right. For equally many
+queries and keys both are the same; otherwise these variants raise.
 """
 
 import warnings
@@ -23,6 +23,7 @@ from torch.backends.cuda import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmlab.attention.inputs import fold, unfold
+from lmlab.attention.registry import Attention
 
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -37,46 +38,35 @@ _CAN_USE = {
 }
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-    """FlashAttention-2 as PyTorch ships it."""
-    return _attend(SDPBackend.FLASH_ATTENTION, q, k, v, is_causal)
+def _pinned(name: str) -> Attention:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+        if is_causal and q.shape[-2] != k.shape[-2]:
+            raise ValueError(
+                "causal attention: PyTorch aligns the mask at the top left and needs as many"
+                f" queries as keys, got {q.shape[-2]} queries and {k.shape[-2]} keys"
+            )
+        with sdpa_kernel(_BACKENDS[name]):
+            folded = F.scaled_dot_product_attention(fold(q), fold(k), fold(v), is_causal=is_causal)
+        return unfold(folded, q)
+
+    return attention
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-    """The kernels of NVIDIA's cuDNN."""
-    return _attend(SDPBackend.CUDNN_ATTENTION, q, k, v, is_causal)
-
-
-def efficient(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-    """The memory-efficient kernel."""
-    return _attend(SDPBackend.EFFICIENT_ATTENTION, q, k, v, is_causal)
-
-
-def math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-    """Plain operations, scores in memory."""
-    return _attend(SDPBackend.MATH, q, k, v, is_causal)
-
-
-def _attend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    if is_causal and q.shape[-2] != k.shape[-2]:
-        raise ValueError(
-            "causal attention: PyTorch aligns the mask at the top left, so as many queries as keys"
-            f" are needed, got {q.shape[-2]} queries and {k.shape[-2]} keys"
-        )
-    with sdpa_kernel(backend):
-        folded = F.scaled_dot_product_attention(fold(q), fold(k), fold(v), is_causal=is_causal)
-    return unfold(folded, q)
+flash = _pinned("flash")
+cudnn = _pinned("cudnn")
+efficient = _pinned("efficient")
+math = _pinned("math")
 
 
 def why_unsupported(
     function: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """One line on why a backend cannot run such inputs here, in PyTorch's own words if it can."""
+    """Why a backend cannot run such inputs here, in one line, quoting PyTorch where possible."""
     backend = _BACKENDS[function]
     if backend == SDPBackend.MATH or (device.type == "cpu" and function == "flash"):
         return None
     if device.type != "cuda":
-        return f"PyTorch has its {function} attention for CUDA GPUs only, not for {device.type}"
+        return f"PyTorch's {function} attention needs a CUDA GPU, got {device.type}"
     sample = torch.empty(1, 1, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
     params = SDPAParams(sample, sample, sample, None, 0.0, True, False)
     with warnings.catch_warnings(record=True) as caught:
@@ -84,4 +74,8 @@ def why_unsupported(
         if _CAN_USE[backend](params, debug=True):
             return None
     reasons = [str(warning.message).partition(" (Triggered")[0] for warning in caught]
-    return reasons[-1] if reasons else f"PyTorch's {function} attention declines such inputs"
+    return (
+        reasons[-1]
+        if reasons
+        else f"PyTorch's {function} attention rejects such inputs without a reason"
+    )

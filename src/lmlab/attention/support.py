@@ -1,8 +1,8 @@
-"""What a machine lacks is a value with a reason: why a variant cannot run some inputs here.
+"""Why a variant cannot be measured on some inputs on this machine: None or a one-line reason.
 
-A variant that has limits says so itself, in a function `why_unsupported` beside it; one without
-(`naive`, `tiled`, a user's own) runs everywhere. The answer is about measuring: a variant that is
-right on a CPU but not itself there (interpreted, not fused) is unsupported, and so never timed.
+A variant with limits has a function `why_unsupported` in its module; one without (`naive`, `tiled`,
+a user's own) runs everywhere. The answer is about measuring: a variant that is correct on a CPU but
+interpreted or not fused there is unsupported, and so never timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def why_unsupported(
     name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """One line on why the variant is not measured on such inputs here; None when it can be."""
+    """Why the variant is not measured on such inputs here; None if it is."""
     module_name, function = import_path.split(registry.path_of(name))
     try:
         module = importlib.import_module(module_name)

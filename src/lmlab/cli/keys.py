@@ -19,7 +19,6 @@ CONVERT: Mapping[str, Callable[[str], Any]] = {
     "number": float,
     "boolean": {"true": True, "false": False}.__getitem__,
 }
-TILE_HEIGHTS = ("block_m", "kept")
 
 
 class KeyValueError(ValueError):
@@ -37,7 +36,7 @@ def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:
     known.update(_keys_in("", blocks[1][points[0].chapter]))
     size = {"enum": list(study.sizes)}
     known.update(size=size, sizes={"type": "array", "uniqueItems": True, "items": size})
-    tiles = next((known[key] for key in TILE_HEIGHTS if key in known), None)
+    tiles = known.get("block_m")
     values: dict[str, list[Any]] = {}
     for point in points:
         for key, value in {**point.parameters, **point.settings}.items():

@@ -1,1 +1,4 @@
-"""Triton kernels and their launch configurations, nothing else."""
+"""Triton kernels for attention, their launch configurations and launches.
+
+Kernel parameters are untyped in Python: Triton types them at every call.
+"""

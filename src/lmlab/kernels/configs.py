@@ -1,18 +1,19 @@
-"""How a kernel is cut into tiles and warps: chosen by GPU, shape and type, always one that fits.
+"""Tile shapes and launch options: looked up by GPU, shape and type, and reduced until they fit.
 
-Two tiles decide. A program keeps one tile in registers and shared memory (`kept` rows) and walks
-past it with tiles of `walked` rows, of which `stages` are on their way at a time. Larger tiles read
-less memory for each product; they also take registers until these spill, and shared memory until
-nothing else fits beside them. Where the best lies depends on the head dimension, the type, the mask
-and the GPU, and for short problems on how many programs there are at all. So it is measured
-(`lmlab.kernels.tune`) and written down (`launch_table`), and looked up by
+M counts query rows and N key rows, as in the FlashAttention papers. The forward keeps BLOCK_M
+queries resident in a program and streams BLOCK_N keys per iteration. The backward's dK/dV pass does
+the reverse: BLOCK_N keys are resident and BLOCK_M queries streamed. Its dQ pass, where there is
+one, uses the tile transposed (BLOCK_N queries resident, BLOCK_M keys streamed), so that one shape
+describes a launch.
 
-- architecture, direction, bits of the type, head dimension (the next power of two), mask,
-- the longer sequence and the rows of the whole problem (batch x heads x queries), each up to a
-  bound: the first sequence seen must not decide for all, nor one head for sixteen.
+Larger tiles read less memory per product, until registers spill or shared memory runs out. The best
+shape depends on head dimension, type, mask and GPU, and for short problems on the number of
+programs. It is measured (`lmlab.kernels.tune`), recorded (`launch_table`) and looked up by
+architecture, direction, type, head dimension and mask, and by upper bounds on the sequence length
+and on the rows of the whole problem (batch x heads x queries).
 
-A chosen cut is held against the shared memory of the very device, which differs inside one
-architecture (163 KiB on an A100, 99 KiB on an RTX 3090), and made smaller until it fits.
+The choice is then checked against the shared memory of the actual device, which differs within an
+architecture (163 KiB on an A100, 99 KiB on an RTX 3090), and reduced until it fits.
 """
 
 from __future__ import annotations
@@ -20,70 +21,82 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from lmlab.kernels.launch_table import TABLE
 
 Direction = Literal["forward", "backward"]
-Products = Literal["ieee", "tf32x3", "bf16x6"]
+Fp32Dot = Literal["ieee", "tf32x3", "bf16x6"]
 
-ANY = 2**62
-"""The bound of a row that has none."""
-
-PARTS = 3
-"""bf16 numbers that hold the digits of one of fp32 (`lmlab.kernels.parts`)."""
-
+UNBOUNDED = 2**62
+"""The bound of a table row that says "any"."""
+BF16_TERMS = 3
+"""bf16 numbers that hold the digits of one fp32 number (`lmlab.kernels.fp32_terms`)."""
 SMALLEST_TILE = 16
-"""A product on tensor cores needs 16 rows."""
+"""A tensor-core product needs 16 rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """One way to launch a kernel."""
+    """Tile shape and options of one launch."""
 
-    kept: int
-    """Rows of the tile that a program keeps: queries forward, keys and queries backward."""
-    walked: int
-    """Rows of the tiles that it walks."""
+    block_m: int
+    """Query rows of a tile: resident in the forward, streamed in the backward's dK/dV pass."""
+    block_n: int
+    """Key rows of a tile: streamed in the forward, resident in the backward's dK/dV pass."""
     warps: int
     stages: int
-    """Walked tiles that are loaded ahead."""
-    descriptors: bool = False
-    """Walked tiles come through the copy engine (TMA) instead of each thread's own loads."""
+    """Streamed tiles in flight."""
+    tma: bool = False
+    """Load streamed tiles by TMA instead of per-thread loads."""
     paired: bool = True
-    """Backward: one program does a tile of keys and then a tile of queries."""
+    """Backward: each program does a key tile and then a query tile."""
     persistent: bool = False
-    """Forward: as many programs as the GPU holds, each doing one tile after the other."""
+    """Forward: a grid that fills the GPU once, each program doing several tiles."""
     splits: int = 0
-    """Programs that share the walk of one tile; 0 means as many as fill the GPU. Backward only
-    where keys and queries are programs of their own."""
-    specialised: bool = False
-    """Hopper, 16 bit: kernels whose warps load or compute, 64 kept rows for each that computes."""
-    once: bool = False
-    """Specialised backward at head dimensions 64 and 128: one walk for all, dQ added in order."""
-    own_delta: bool = False
-    """Backward: programs make D by themselves instead of reading what a launch before them made;
-    short sequences feel the launch more than the reading of O."""
-    products: Products = "ieee"
-    """fp32 only: plain fp32 products, or three TF32 products that add up to the same digits, or,
-    backward, six products of numbers that were cut into bf16 parts before."""
+    """Programs that share the loop of one tile; 0 means as many as fill the GPU. Backward only
+    where the dK/dV and dQ passes are separate programs."""
+    warp_specialized: bool = False
+    """The Hopper kernels for 16-bit types: 64 resident rows per consumer warpgroup."""
+    fused: bool = False
+    """Warp-specialized backward up to head dimension 128: one pass for all gradients."""
+    inline_delta: bool = False
+    """Backward: compute delta in each program instead of a launch before; pays where the launch
+    costs more than reading O again."""
+    fp32_dot: Fp32Dot = "ieee"
+    """How fp32 is multiplied: plain fp32, three TF32 products with the same accuracy or, backward
+    only, six products of bf16 terms."""
 
     @property
-    def parts(self) -> int:
-        """Into how many parts a number of the inputs is cut."""
-        return PARTS if self.products == "bf16x6" else 1
+    def terms(self) -> int:
+        """Terms per input number."""
+        return BF16_TERMS if self.fp32_dot == "bf16x6" else 1
 
-    def plain(self) -> Tiles:
-        """For the kernels that run where the specialised ones cannot: powers of two."""
-        kept = 1 << (self.kept.bit_length() - 1)
-        # Two stages suit one walk at head dimension 128; a plain kernel of these tiles spills then.
-        stages = 3 if self.once else self.stages
+    def rows(self, direction: Direction) -> tuple[int, int]:
+        """Rows that a program keeps resident, and rows that it streams per iteration."""
+        return orient(direction, self.block_m, self.block_n)
+
+    def with_rows(self, direction: Direction, resident: int, streamed: int) -> Tiles:
+        """The same options with another shape."""
+        block_m, block_n = orient(direction, resident, streamed)
+        return replace(self, block_m=block_m, block_n=block_n)
+
+    def portable(self) -> Tiles:
+        """For the portable kernels where the warp-specialized ones cannot run: powers of two."""
+        block_m = 1 << (self.block_m.bit_length() - 1)
+        # Two stages suit the fused backward; the portable kernel spills with them.
+        stages = 3 if self.fused else self.stages
         return replace(
-            self, kept=kept, stages=stages, descriptors=True, specialised=False, once=False
+            self, block_m=block_m, stages=stages, tma=True, warp_specialized=False, fused=False
         )
 
     def __str__(self) -> str:
-        return f"{self.kept} x {self.walked}, {self.warps} warps, {self.stages} stages"
+        return f"{self.block_m} x {self.block_n}, {self.warps} warps, {self.stages} stages"
+
+
+def orient(direction: Direction, a: int, b: int) -> tuple[int, int]:
+    """(BLOCK_M, BLOCK_N) to (resident, streamed) rows, and the reverse."""
+    return (a, b) if direction == "forward" else (b, a)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +106,7 @@ class Case:
     direction: Direction
     architecture: str
     bits: int
-    """Bits of the type of the inputs, 16 or 32."""
+    """Bits of the input type, 16 or 32."""
     head_dim: int
     is_causal: bool
     sequence: int
@@ -102,7 +115,7 @@ class Case:
     """batch x heads x queries."""
 
     def bucket(self) -> Case:
-        """The case that stands for all of about this size: bounds rounded up to powers of two."""
+        """The case that represents all of about this size: sizes rounded up to powers of two."""
         return replace(
             self,
             head_dim=power_of_two(self.head_dim),
@@ -117,7 +130,7 @@ def power_of_two(number: int) -> int:
 
 
 def architecture(major: int, minor: int) -> str | None:
-    """Name of the architecture of a compute capability; None for those before Ampere."""
+    """Name of the architecture of a compute capability; None before Ampere."""
     if major >= 10:
         return "blackwell"
     if major == 9:
@@ -128,32 +141,33 @@ def architecture(major: int, minor: int) -> str | None:
 
 
 def shared_bytes(case: Case, tiles: Tiles) -> int:
-    """Shared memory that a launch takes, by count of its tiles.
+    """Estimated shared memory of a launch: the size of its tiles.
 
-    For the cuts of the table the compiler takes no more. What it needs besides tiles differs: parts
-    in small cuts, or on Blackwell, take more than counted here, which shows when they are launched.
+    An upper bound for the tiles of the table. The compiler may need more for bf16 terms in small
+    tiles or on Blackwell; such a launch fails and the next smaller tiles are tried.
     """
-    bits = tiles.parts * 16 if tiles.parts > 1 else case.bits
+    resident, streamed = tiles.rows(case.direction)
+    bits = tiles.terms * 16 if tiles.terms > 1 else case.bits
     row = power_of_two(case.head_dim) * bits // 8
-    kept_tensors, row_sums = (1, 0) if case.direction == "forward" else (2, 8)
-    # With three products each kept tile is there twice, its leading and its trailing digits.
-    copies = 2 if case.bits == 32 and tiles.products == "tf32x3" else 1
-    total = kept_tensors * copies * tiles.kept * row
-    total += tiles.stages * tiles.walked * (2 * row + row_sums)
-    if tiles.own_delta:
-        total += (tiles.stages - 1) * tiles.walked * row  # O, needed a turn later than the rest
-    if tiles.once:
-        total += 3 * tiles.kept * tiles.walked * case.bits // 8  # dS of up to three turns
+    resident_tensors, row_stats = (1, 0) if case.direction == "forward" else (2, 8)
+    # tf32x3 keeps each resident tile twice, leading and trailing digits.
+    copies = 2 if case.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
+    total = resident_tensors * copies * resident * row
+    total += tiles.stages * streamed * (2 * row + row_stats)
+    if tiles.inline_delta:
+        total += (tiles.stages - 1) * streamed * row  # O, needed one iteration later than dO
+    if tiles.fused:
+        total += 3 * resident * streamed * case.bits // 8  # dS of up to three iterations
     if case.architecture == "blackwell":
-        # Weights reach its tensor cores through shared memory, and results come back through it.
-        total += kept_tensors * tiles.kept * max(tiles.walked * case.bits // 8, row)
+        # P and dS reach its tensor cores through shared memory, and results return through it.
+        total += resident_tensors * resident * max(streamed * case.bits // 8, row)
     return total + 2048  # barriers, and alignment of each tile
 
 
 def choose(case: Case, shared_limit: int) -> list[Tiles]:
-    """Cuts for a case, the best first; each one fits by count, each smaller than the one before."""
-    cuts = smaller_and_smaller(look_up(case))
-    fitting = [tiles for tiles in cuts if shared_bytes(case, tiles) <= shared_limit]
+    """Tiles for a case that fit by estimate, the best first, each smaller than the one before."""
+    candidates = _shrink(case.direction, look_up(case))
+    fitting = [tiles for tiles in candidates if shared_bytes(case, tiles) <= shared_limit]
     if not fitting:
         raise ValueError(
             f"flash: head_dim {case.head_dim} in {case.bits} bit does not fit the"
@@ -162,29 +176,31 @@ def choose(case: Case, shared_limit: int) -> list[Tiles]:
     return fitting
 
 
-def smaller_and_smaller(tiles: Tiles) -> Iterator[Tiles]:
-    """First fewer stages, which cost no speed in the products; then smaller tiles."""
+def _shrink(direction: Direction, tiles: Tiles) -> Iterator[Tiles]:
+    """Ever smaller tiles: first fewer stages, which keeps products fast, then fewer rows."""
     while True:
         yield tiles
+        resident, streamed = tiles.rows(direction)
         if tiles.stages > 2:
             tiles = replace(tiles, stages=tiles.stages - 1)
-        elif tiles.specialised:
-            tiles = replace(tiles.plain(), walked=tiles.walked // 2)
-        elif tiles.walked > SMALLEST_TILE and tiles.walked >= tiles.kept // 2:
-            tiles = replace(tiles, walked=tiles.walked // 2)
-        elif tiles.kept > SMALLEST_TILE:
-            warps = 4 if tiles.kept <= 64 else tiles.warps
-            tiles = replace(tiles, kept=tiles.kept // 2, warps=warps)
+        elif tiles.warp_specialized:
+            tiles = tiles.portable()
+            tiles = tiles.with_rows(direction, tiles.rows(direction)[0], streamed // 2)
+        elif streamed > SMALLEST_TILE and streamed >= resident // 2:
+            tiles = tiles.with_rows(direction, resident, streamed // 2)
+        elif resident > SMALLEST_TILE:
+            tiles = tiles.with_rows(direction, resident // 2, streamed)
+            tiles = replace(tiles, warps=4 if resident <= 64 else tiles.warps)
         elif tiles.stages > 1:
             tiles = replace(tiles, stages=1)
-        elif tiles.products != "ieee":
-            tiles = replace(tiles, products="ieee")
+        elif tiles.fp32_dot != "ieee":
+            tiles = replace(tiles, fp32_dot="ieee")
         else:
             return
 
 
 def look_up(case: Case) -> Tiles:
-    """The table's choice for a case: the first of its rows whose bounds are not exceeded."""
+    """The table's choice for a case: the first row whose bounds hold."""
     case = case.bucket()
     for row in rows():
         if row.covers(case):
@@ -194,7 +210,7 @@ def look_up(case: Case) -> Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     architectures: tuple[str, ...]
     direction: Direction
@@ -206,13 +222,12 @@ class Row:
     tiles: Tiles
 
     def covers(self, case: Case) -> bool:
-        """Whether the case is one of those that the line speaks of."""
+        """Whether the row applies to the case."""
         return (
             case.architecture in self.architectures
-            and case.direction == self.direction
-            and case.bits == self.bits
-            and case.head_dim <= self.head_dim
+            and (case.direction, case.bits) == (self.direction, self.bits)
             and case.is_causal in self.masks
+            and case.head_dim <= self.head_dim
             and case.sequence <= self.sequence
             and case.rows <= self.rows
         )
@@ -220,63 +235,46 @@ class Row:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """The table, line by line."""
-    return tuple(_row(line) for line in TABLE.splitlines() if line and not line.startswith("#"))
+    """The parsed table."""
+    return tuple(_parse(line) for line in TABLE.splitlines() if line and not line.startswith("#"))
 
 
-def _row(line: str) -> Row:
-    architectures, direction, bits, head_dim, mask, sequence, count, *cut = line.split()
-    kept, walked, warps, stages = (int(number) for number in cut[:4])
-    words = cut[4:]
+_MASKS = {"causal": (True,), "full": (False,), "any": (True, False)}
+_OPTIONS: dict[str, tuple[str, Any]] = {
+    "tma": ("tma", True),
+    "unpaired": ("paired", False),
+    "persistent": ("persistent", True),
+    "warp-specialized": ("warp_specialized", True),
+    "fused": ("fused", True),
+    "inline-delta": ("inline_delta", True),
+    "tf32x3": ("fp32_dot", "tf32x3"),
+    "bf16x6": ("fp32_dot", "bf16x6"),
+}
+"""Word of the table to a field of `Tiles` and its value."""
+
+
+def _parse(line: str) -> Row:
+    architectures, direction, bits, head_dim, mask, sequence, count, *choice = line.split()
+    block_m, block_n, warps, stages = map(int, choice[:4])
+    options: dict[str, Any] = dict(_OPTIONS[word] for word in choice[4:])
     return Row(
         architectures=tuple(architectures.split(",")),
         direction="forward" if direction == "forward" else "backward",
         bits=int(bits),
         head_dim=int(head_dim),
-        masks={"causal": (True,), "full": (False,), "any": (True, False)}[mask],
-        sequence=ANY if sequence == "any" else int(sequence),
-        rows=ANY if count == "any" else int(count),
-        tiles=Tiles(
-            kept=kept,
-            walked=walked,
-            warps=warps,
-            stages=stages,
-            descriptors="descriptors" in words,
-            paired="apart" not in words,
-            persistent="persistent" in words,
-            specialised="specialised" in words,
-            once="once" in words,
-            own_delta="own-delta" in words,
-            products=_products(words),
-        ),
+        masks=_MASKS[mask],
+        sequence=UNBOUNDED if sequence == "any" else int(sequence),
+        rows=UNBOUNDED if count == "any" else int(count),
+        tiles=Tiles(block_m=block_m, block_n=block_n, warps=warps, stages=stages, **options),
     )
 
 
-def _products(words: list[str]) -> Products:
-    if "bf16x6" in words:
-        return "bf16x6"
-    return "tf32x3" if "tf32x3" in words else "ieee"
-
-
-def line_of(case: Case, tiles: Tiles) -> str:
-    """The line of the table that says: for cases up to this one, these tiles."""
-    words = [
-        word
-        for word, holds in (
-            ("descriptors", tiles.descriptors),
-            ("apart", not tiles.paired),
-            ("persistent", tiles.persistent),
-            ("specialised", tiles.specialised),
-            ("once", tiles.once),
-            ("own-delta", tiles.own_delta),
-            ("tf32x3", tiles.products == "tf32x3"),
-            ("bf16x6", tiles.products == "bf16x6"),
-        )
-        if holds
-    ]
+def format_row(case: Case, tiles: Tiles) -> str:
+    """The row of the table that gives cases up to this one these tiles."""
+    options = [word for word, (name, value) in _OPTIONS.items() if getattr(tiles, name) == value]
     mask = "causal" if case.is_causal else "full"
     return (
         f"{case.architecture:<9} {case.direction:<9} {case.bits} {case.head_dim:>4} {mask:<7}"
-        f"{case.sequence:>6} {case.rows:>8} {tiles.kept:>6} {tiles.walked:>4} {tiles.warps:>3}"
-        f" {tiles.stages:>2}  {' '.join(words)}"
+        f"{case.sequence:>6} {case.rows:>8} {tiles.block_m:>6} {tiles.block_n:>4} {tiles.warps:>3}"
+        f" {tiles.stages:>2}  {' '.join(options)}"
     ).rstrip()

@@ -1,219 +1,224 @@
-"""FlashAttention-2, forward: softmax(Q K^T scale) V in one launch, the scores never leave the chip.
+"""FlashAttention-2 forward: softmax(Q K^T scale) V in one launch; scores never leave the chip.
 
-The numbers, for one head of S queries and keys and head dimension d in 16 bit:
+Cost of one head with S queries and keys and head dimension d in 16 bit:
 
-- products: 4 S^2 d operations, half of that under a causal mask, since tiles above the diagonal are
-  never visited;
-- memory: 8 S d bytes for Q, K, V and O once, so S / 4 operations a byte under the mask: from a
-  thousand queries on memory is no limit, and the K and V that each tile of queries reads again come
-  from the L2 (heads run in groups that fit it);
-- exponentials: S^2 / 2. A Hopper SM makes 16 in a clock in which its tensor cores do 4096
-  operations. At d = 64 a score costs 256 operations and one exponential: 16 clocks a tile row of
-  either. So the softmax takes as long as the products, and a kernel that does one after the other
-  reaches half of the peak. At d = 128 it takes half as long.
+- Matrix products: 4 S^2 d FLOPs, half of that under a causal mask, since tiles above the diagonal
+  are skipped.
+- Memory: 8 S d bytes to read Q, K, V and write O once, so S / 4 FLOPs per byte under the mask: not
+  memory-bound from about a thousand queries on. K and V are re-read for each query tile, but from
+  the L2 (heads are scheduled in groups that fit it).
+- Exponentials: S^2 / 2. A Hopper SM computes 16 per clock, while its tensor cores do 4096 FLOPs.
+  At d = 64 a score costs 256 FLOPs and one exponential, so softmax and products take the same time
+  and a kernel that does not overlap them reaches half of the peak. At d = 128 softmax takes half as
+  long as the products.
 
-Hence the design. One exp2 and one multiply-add a score: the scale and log2(e) are one factor, taken
-with the maximum. Tiles that all queries of a program see whole are walked by a loop without a mask,
-the few on the diagonal or beyond the end by a second one. Q K^T of the next tile overlaps with P V
-of this one; what overlaps the softmax is another program on the same SM, so tiles are as large as
-two programs allow (`launch_table`). Long walks start first, or a GPU waits for the last of them.
+Hence the design: one FMA and one exp2 per score (scale and log2(e) are folded into one factor); a
+loop without a mask for key tiles that every query of the program sees, and a second, masked loop
+for the diagonal and the ragged end. Q K^T of the next tile overlaps P V of this one; softmax is
+overlapped by another program on the same SM, so tiles are as large as two resident programs allow
+(`launch_table`). Longest loops start first.
 
-A single head of a few thousand queries has fewer tiles than a GPU has SMs. Then SPLITS programs
-share the keys of one tile. Each leaves its part in memory, and the last to arrive adds them up in
-the order of the keys, so the sum does not depend on who was last.
+Split-KV: a single head of a few thousand queries has fewer tiles than the GPU has SMs. SPLITS
+programs then share the keys of one query tile, store partial softmax states in a workspace, and the
+last to arrive merges them in key order, so the result is deterministic.
 
-On Hopper `hopper_forward` does the same with groups of warps that load or compute.
+`hopper.fwd` is the warp-specialized version for Hopper.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import triton
 import triton.language as tl
 
-from lmlab.kernels.tiles import (
-    is_last,
-    keys_seen,
+from lmlab.kernels.tile_ops import (
+    attention_mask,
+    is_last_split,
+    key_range,
     load_tile,
-    place,
-    share_of,
+    split_range,
     store_tile,
-    visible,
+    tile_of_program,
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def walk(
-    state, q_tile, k, v, k_strides, v_strides, batch, head, rows, first, last, keys, shift,
+def fwd_inner(
+    state, q_tile, k, v, k_strides, v_strides, batch, head, offs_m, first, last, keys, shift,
     scale_log2,
-    WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr, BLIND: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr, MAY_BE_EMPTY: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys from `first` to `last` into the running softmax, tile after tile.
+    """Online softmax over keys [first, last), one BLOCK_N tile per iteration.
 
-    BLIND: a query may have seen no key so far, which would make inf - inf of its peak.
+    MAY_BE_EMPTY: a query may have seen no key yet, and -inf - -inf would be NaN.
     """
-    acc, total, peak = state
-    for start in tl.range(first, last, WALKED):
-        start = tl.multiple_of(start, WALKED)
+    acc, row_sum, row_max = state
+    for start in tl.range(first, last, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
         k_tile = load_tile(
-            k, k_strides, batch, head, start, keys, WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
+            k, k_strides, batch, head, start, keys, BLOCK_N, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
         )
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         if MASKED:
-            columns = start + tl.arange(0, WALKED)
-            seen = visible(rows[:, None], columns[None, :], keys, shift, IS_CAUSAL, RAGGED)
-            scores = tl.where(seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
-        floor = new_peak
-        if BLIND:
-            floor = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        # One multiply-add and one exp2 an element: the scale and log2(e) are one factor.
-        weights = tl.exp2(scores * scale_log2 - floor[:, None])
-        correction = tl.exp2(peak - floor)
-        total = total * correction + tl.sum(weights, 1)
-        acc = acc * correction[:, None]
+            offs_n = start + tl.arange(0, BLOCK_N)
+            mask = attention_mask(offs_m[:, None], offs_n[None, :], keys, shift, IS_CAUSAL, RAGGED)
+            s = tl.where(mask, s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
+        safe_max = new_max
+        if MAY_BE_EMPTY:
+            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+        # One FMA and one exp2 per element: scale and log2(e) are one factor.
+        p = tl.exp2(s * scale_log2 - safe_max[:, None])
+        rescale = tl.exp2(row_max - safe_max)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
+        acc = acc * rescale[:, None]
         v_tile = load_tile(
-            v, v_strides, batch, head, start, keys, WALKED, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
+            v, v_strides, batch, head, start, keys, BLOCK_N, BLOCK_D, HEAD_DIM, RAGGED, DESCRIPTOR
         )
-        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
-        peak = new_peak
-    return acc, total, peak
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+        row_max = new_max
+    return acc, row_sum, row_max
 
 
 @triton.jit
-def leave_part(
-    state, work, split, parts, KEPT: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr
-):
-    """Write the softmax over this program's share of the keys where the last program finds it."""
-    acc, total, peak = state
-    rows = tl.arange(0, KEPT)
-    columns = tl.arange(0, BLOCK_D)
-    part = parts + (work.to(tl.int64) * SPLITS + split) * (KEPT * (BLOCK_D + 2))
-    tl.store(part + rows[:, None] * BLOCK_D + columns[None, :], acc)
-    tl.store(part + KEPT * BLOCK_D + rows, total)
-    tl.store(part + KEPT * (BLOCK_D + 1) + rows, peak)
-
-
-@triton.jit
-def join_parts(work, parts, KEPT: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
-    """The softmax over all keys, from the parts of all programs, in the order of the keys.
-
-    Other processors wrote them: `.cg` reads the L2, never an old line of this processor's L1.
-    """
-    rows = tl.arange(0, KEPT)
-    columns = tl.arange(0, BLOCK_D)
-    acc = tl.full([KEPT, BLOCK_D], 0.0, tl.float32)
-    total = tl.full([KEPT], 0.0, tl.float32)
-    peak = tl.full([KEPT], float("-inf"), tl.float32)
-    for split in range(SPLITS):
-        part = parts + (work.to(tl.int64) * SPLITS + split) * (KEPT * (BLOCK_D + 2))
-        its_acc = tl.load(part + rows[:, None] * BLOCK_D + columns[None, :], cache_modifier=".cg")
-        its_total = tl.load(part + KEPT * BLOCK_D + rows, cache_modifier=".cg")
-        its_peak = tl.load(part + KEPT * (BLOCK_D + 1) + rows, cache_modifier=".cg")
-        # The first part has every query's first key, so the peak is a number from there on.
-        new_peak = tl.maximum(peak, its_peak)
-        old_weight = tl.exp2(peak - new_peak)
-        its_weight = tl.exp2(its_peak - new_peak)
-        acc = acc * old_weight[:, None] + its_acc * its_weight[:, None]
-        total = total * old_weight + its_total * its_weight
-        peak = new_peak
-    return acc, total, peak
-
-
-@triton.jit
-def finish(
-    state, o, lse, o_strides, batch, head, heads, start, queries,
-    KEPT: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+def store_softmax_partial(
+    state, work_id, split, partials,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Divide by the sum of the weights; write the output and the log-sum-exp in natural log."""
-    acc, total, peak = state
-    mean = acc * (1.0 / total)[:, None]
-    store_tile(o, o_strides, batch, head, start, queries, mean, KEPT, BLOCK_D, HEAD_DIM)
-    rows = start + tl.arange(0, KEPT)
-    of_pair = lse + (batch * heads + head) * queries
-    tl.store(of_pair + rows, (peak + tl.log2(total)) * LN2, mask=rows < queries)
+    """Store this split's softmax state in the workspace: accumulator, row sums, row maxima."""
+    acc, row_sum, row_max = state
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    partial = partials + (work_id.to(tl.int64) * SPLITS + split) * (BLOCK_M * (BLOCK_D + 2))
+    tl.store(partial + offs_m[:, None] * BLOCK_D + offs_d[None, :], acc)
+    tl.store(partial + BLOCK_M * BLOCK_D + offs_m, row_sum)
+    tl.store(partial + BLOCK_M * (BLOCK_D + 1) + offs_m, row_max)
 
 
 @triton.jit
-def attend(
-    program, q, k, v, o, lse, parts, arrivals, q_strides, k_strides, v_strides, o_strides,
-    scale_log2, pairs, heads, group, abreast, queries, keys,
-    KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+def merge_softmax_partials(
+    work_id, partials, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr
+):
+    """Merge the softmax states of all splits in key order.
+
+    Other SMs wrote them: `.cg` reads from the L2, never a stale line of this SM's L1.
+    """
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
+    row_sum = tl.full([BLOCK_M], 0.0, tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for split in range(SPLITS):
+        partial = partials + (work_id.to(tl.int64) * SPLITS + split) * (BLOCK_M * (BLOCK_D + 2))
+        part_acc = tl.load(
+            partial + offs_m[:, None] * BLOCK_D + offs_d[None, :], cache_modifier=".cg"
+        )
+        part_sum = tl.load(partial + BLOCK_M * BLOCK_D + offs_m, cache_modifier=".cg")
+        part_max = tl.load(partial + BLOCK_M * (BLOCK_D + 1) + offs_m, cache_modifier=".cg")
+        # The first split holds key 0, which every query sees, so the maximum is finite from here.
+        new_max = tl.maximum(row_max, part_max)
+        old_scale = tl.exp2(row_max - new_max)
+        part_scale = tl.exp2(part_max - new_max)
+        acc = acc * old_scale[:, None] + part_acc * part_scale[:, None]
+        row_sum = row_sum * old_scale + part_sum * part_scale
+        row_max = new_max
+    return acc, row_sum, row_max
+
+
+@triton.jit
+def epilogue(
+    state, o, lse, o_strides, batch, head, heads, start, queries,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Normalize by the row sums; store the output and the log-sum-exp (natural log)."""
+    acc, row_sum, row_max = state
+    output = acc * (1.0 / row_sum)[:, None]
+    store_tile(o, o_strides, batch, head, start, queries, output, BLOCK_M, BLOCK_D, HEAD_DIM)
+    offs_m = start + tl.arange(0, BLOCK_M)
+    row_base = lse + (batch * heads + head) * queries
+    tl.store(row_base + offs_m, (row_max + tl.log2(row_sum)) * LN2, mask=offs_m < queries)
+
+
+@triton.jit
+def process_tile(
+    program, q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides, o_strides,
+    scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     SPLITS: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries over the keys that it sees, or over its share of them."""
-    tiles = (queries + KEPT - 1) // KEPT
-    work = program // SPLITS
-    split = program - work * SPLITS
-    tile, batch, head = place(work, tiles, pairs, heads, abreast, IS_CAUSAL)
-    start = tile * KEPT
-    clear, end = keys_seen(start, queries, keys, KEPT, WALKED, IS_CAUSAL)
+    """Attention of one query tile over its visible keys, or over one split of them."""
+    tiles = (queries + BLOCK_M - 1) // BLOCK_M
+    work_id = program // SPLITS
+    split = program - work_id * SPLITS
+    tile, batch, head = tile_of_program(work_id, tiles, batch_heads, heads, l2_heads, IS_CAUSAL)
+    start = tile * BLOCK_M
+    unmasked, end = key_range(start, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
     first = 0
     if SPLITS > 1:
-        first, end = share_of(first, end, split, WALKED, SPLITS)
-        clear = tl.minimum(tl.maximum(clear, first), end)
+        first, end = split_range(first, end, split, BLOCK_N, SPLITS)
+        unmasked = tl.minimum(tl.maximum(unmasked, first), end)
     q_tile = load_tile(
         q, q_strides, batch, head, start, queries,
-        KEPT, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, DESCRIPTOR,
+        BLOCK_M, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, DESCRIPTOR,
     )  # fmt: skip
-    rows = start + tl.arange(0, KEPT)
+    offs_m = start + tl.arange(0, BLOCK_M)
     state = (
-        tl.full([KEPT, BLOCK_D], 0.0, tl.float32),
-        tl.full([KEPT], 0.0, tl.float32),
-        tl.full([KEPT], float("-inf"), tl.float32),
+        tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32),
+        tl.full([BLOCK_M], 0.0, tl.float32),
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
     )
-    state = walk(
-        state, q_tile, k, v, k_strides, v_strides, batch, head // group, rows, first, clear,
-        keys, keys - queries, scale_log2, WALKED, BLOCK_D, HEAD_DIM,
+    state = fwd_inner(
+        state, q_tile, k, v, k_strides, v_strides, batch, head // group_size, offs_m,
+        first, unmasked, keys, keys - queries, scale_log2, BLOCK_N, BLOCK_D, HEAD_DIM,
         IS_CAUSAL, False, False, False, PRECISION, DESCRIPTOR,
     )  # fmt: skip
     if IS_CAUSAL or RAGGED_KEYS:
-        state = walk(
-            state, q_tile, k, v, k_strides, v_strides, batch, head // group, rows, clear, end,
-            keys, keys - queries, scale_log2, WALKED, BLOCK_D, HEAD_DIM,
+        state = fwd_inner(
+            state, q_tile, k, v, k_strides, v_strides, batch, head // group_size, offs_m,
+            unmasked, end, keys, keys - queries, scale_log2, BLOCK_N, BLOCK_D, HEAD_DIM,
             IS_CAUSAL, True, RAGGED_KEYS, SPLITS > 1, PRECISION, DESCRIPTOR,
         )  # fmt: skip
     complete = True
     if SPLITS > 1:
-        leave_part(state, work, split, parts, KEPT, BLOCK_D, SPLITS)
-        complete = is_last(work, arrivals, SPLITS)
+        store_softmax_partial(state, work_id, split, partials, BLOCK_M, BLOCK_D, SPLITS)
+        complete = is_last_split(work_id, semaphores, SPLITS)
         if complete:
-            state = join_parts(work, parts, KEPT, BLOCK_D, SPLITS)
+            state = merge_softmax_partials(work_id, partials, BLOCK_M, BLOCK_D, SPLITS)
     if complete:
-        finish(
-            state, o, lse, o_strides, batch, head, heads, start, queries, KEPT, BLOCK_D, HEAD_DIM
+        epilogue(
+            state, o, lse, o_strides, batch, head, heads, start, queries, BLOCK_M, BLOCK_D, HEAD_DIM
         )
 
 
-@triton.jit(do_not_specialize=["pairs", "heads", "group", "abreast", "programs"])
+@triton.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads", "programs"])
 def flash_forward_kernel(
-    q, k, v, o, lse, parts, arrivals, q_strides, k_strides, v_strides, o_strides,
-    scale_log2, pairs, heads, group, abreast, programs, queries, keys,
-    KEPT: tl.constexpr, WALKED: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides, o_strides,
+    scale_log2, batch_heads, heads, group_size, l2_heads, programs, queries, keys,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     SPLITS: tl.constexpr, PERSISTENT: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
-    """Attend with every tile of queries; PERSISTENT programs take one after the other."""
+    """One program per BLOCK_M query tile (and split); loops over keys in tiles of BLOCK_N.
+
+    PERSISTENT: a grid that fills the GPU once, each program processing several tiles.
+    """
     if PERSISTENT:
         for program in tl.range(tl.program_id(0), programs, tl.num_programs(0)):
-            attend(
-                program, q, k, v, o, lse, parts, arrivals,
-                q_strides, k_strides, v_strides, o_strides,
-                scale_log2, pairs, heads, group, abreast, queries, keys,
-                KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
-                SPLITS, PRECISION, DESCRIPTOR,
+            process_tile(
+                program, q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides,
+                o_strides, scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
+                BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, SPLITS,
+                PRECISION, DESCRIPTOR,
             )  # fmt: skip
     else:
-        attend(
-            tl.program_id(0), q, k, v, o, lse, parts, arrivals,
-            q_strides, k_strides, v_strides, o_strides,
-            scale_log2, pairs, heads, group, abreast, queries, keys,
-            KEPT, WALKED, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
+        process_tile(
+            tl.program_id(0), q, k, v, o, lse, partials, semaphores, q_strides, k_strides,
+            v_strides, o_strides, scale_log2, batch_heads, heads, group_size, l2_heads, queries,
+            keys, BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
             SPLITS, PRECISION, DESCRIPTOR,
         )  # fmt: skip

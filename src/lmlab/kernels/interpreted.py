@@ -1,15 +1,13 @@
-"""The same kernels on a CPU: Triton's interpreter, chosen by the tensor and not by the process.
+"""The same kernels on a CPU: Triton's interpreter, chosen per tensor instead of per process.
 
-Triton decides at import, from TRITON_INTERPRET, whether a decorated function will be compiled or
-interpreted, and its own library (`tl.max`, `tl.sum`) is decorated in the same moment. A process
-that imported Triton without the variable could then never run a kernel on a CPU, and one that set
-it never on a GPU. Both are wanted here: a test compares the two, and on a machine without a GPU a
-kernel must run wherever a user calls it. So an interpreted twin is made of a compiled kernel when
-it is first needed: a copy of its module's names in which every kernel function is interpreted,
-and, for the time of a launch, the two library functions that the kernels use.
+Triton decides at import, from TRITON_INTERPRET, whether a decorated function is compiled or
+interpreted, its own library (`tl.max`, `tl.sum`) included. A process would then run kernels either
+on a GPU or on a CPU. Both are wanted here: a test compares the two, and without a GPU a kernel must
+run wherever a user calls it. So an interpreted copy of a kernel is made when it is first needed:
+its module's globals with every kernel function interpreted and, during a launch, the two library
+functions that the kernels use.
 
-The interpreter is there for correctness. It runs one program after the other with NumPy, a
-thousand times slower than a GPU, and its time says nothing about the kernel.
+The interpreter checks correctness only: it runs one program after the other in NumPy.
 """
 
 from __future__ import annotations
@@ -27,80 +25,79 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 DECORATED = (JITFunction, InterpretedFunction)
-"""What `triton.jit` makes of a function: the second if TRITON_INTERPRET was set at import."""
-
+"""What `triton.jit` returns: the second if TRITON_INTERPRET was set at import."""
 LIBRARY_FUNCTIONS = ("max", "sum")
-"""Functions of Triton's library that the kernels call and that are decorated as they are."""
+"""Functions of Triton's library that the kernels call and that are decorated like kernels."""
 
 
 def kernel_for(kernel: Any, device: torch.device) -> Any:
-    """The kernel as it runs on that device: compiled on a GPU, interpreted on a CPU."""
+    """The kernel for a device: compiled on a GPU, interpreted on a CPU."""
     return kernel if device.type == "cuda" else interpreted(kernel)
 
 
 @cache
 def interpreted(kernel: Any) -> _InterpretedKernel:
-    """The interpreted twin of a kernel."""
-    return _InterpretedKernel(_Twins().of(kernel))
+    """The interpreted copy of a kernel."""
+    return _InterpretedKernel(_Copies().of(kernel))
 
 
 class _InterpretedKernel:
-    """Launches like a kernel, `kernel[grid](...)`; the launch options of a GPU mean nothing."""
+    """Launches like a kernel, `kernel[grid](...)`; GPU launch options are ignored."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: object, **options: object) -> None:
-            with _library_interpreted():
+            with _interpreted_library():
                 self._function[grid](*arguments, **options)
 
         return launch
 
 
 class _Inlined(InterpretedFunction):
-    """A function that a kernel calls; the launch has already put the interpreter in place.
+    """A function called by a kernel, whose launch has already installed the interpreter.
 
-    Triton puts it in place again for every such call, which takes longer than the call itself.
+    Triton would install it again for every call, which takes longer than the call itself.
     """
 
     def __call__(self, *arguments: object, **options: object) -> object:
         return self.rewrite()(*arguments, **options)
 
 
-class _Twins:
-    """Interpreted copies of kernel functions, which call each other and not the originals."""
+class _Copies:
+    """Interpreted copies of kernel functions, which call each other instead of the originals."""
 
     def __init__(self) -> None:
         self._functions: dict[Any, Any] = {}
-        self._worlds: dict[int, dict[str, Any]] = {}
+        self._globals: dict[int, dict[str, Any]] = {}
 
     def of(self, function: Any) -> Any:
         """The copy of one function."""
         if function not in self._functions:
             plain = function.fn
-            world = self._world(plain.__globals__)
-            copy = FunctionType(plain.__code__, world, plain.__name__, plain.__defaults__)
+            names = self._globals_of(plain)
+            copy = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)
             copy.__annotations__ = plain.__annotations__
             self._functions[function] = _Inlined(copy)
         return self._functions[function]
 
-    def _world(self, names: dict[str, Any]) -> dict[str, Any]:
-        """A module's names as the copies see them."""
-        if id(names) not in self._worlds:
-            world = self._worlds[id(names)] = dict(names)  # known first: functions may recurse
-            for name, value in names.items():
+    def _globals_of(self, plain: Any) -> dict[str, Any]:
+        key = id(plain.__globals__)
+        if key not in self._globals:
+            names = self._globals[key] = dict(plain.__globals__)  # first: functions may recurse
+            for name, value in plain.__globals__.items():
                 if isinstance(value, DECORATED):
-                    world[name] = self.of(value)
-        return self._worlds[id(names)]
+                    names[name] = self.of(value)
+        return self._globals[key]
 
 
 @contextmanager
-def _library_interpreted() -> Iterator[None]:
-    """For the block, what kernels use of Triton's library is interpreted too.
+def _interpreted_library() -> Iterator[None]:
+    """Within the block, what kernels use of Triton's library is interpreted too.
 
-    Triton would put the interpreter in place at each call of such a function and leave it there,
-    and nothing could be compiled in this process any more.
+    Triton would install the interpreter at each call of such a function and leave it there, and
+    nothing could be compiled in this process any more.
     """
     before = {name: getattr(tl, name) for name in LIBRARY_FUNCTIONS}
     patch_tensor = interpreter._patch_lang_tensor
@@ -118,9 +115,9 @@ def _library_interpreted() -> Iterator[None]:
 
 
 def _with_loop_bounds(patch_tensor: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """A scalar of the interpreter is an array of one number, and a loop bound is read off it.
+    """Make scalars, which the interpreter keeps as arrays of one number, usable as loop bounds.
 
-    Triton 3.6 reads it with `int(array)`, which NumPy has since given up.
+    Triton 3.6 converts them with `int(array)`, which NumPy no longer allows.
     """
 
     def patch(tensor: Any, scope: Any) -> None:

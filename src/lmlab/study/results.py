@@ -76,7 +76,7 @@ class Result:
         """What this point gave, short enough for a progress line."""
         if self.status != "ok":
             return f"{self.status}: {self.reason}"
-        times = [_headline(record) for record in self.measurements if record["unit"] == "ms"]
+        times = [_headline(record) for record in self.measurements if record["quantity"] == "time"]
         more = [f"{len(times) - HEADLINE_TIMES} more"] if len(times) > HEADLINE_TIMES else []
         return ", ".join([*times[:HEADLINE_TIMES], *more]) or "ok"
 

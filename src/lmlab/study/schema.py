@@ -29,7 +29,12 @@ LIMITS = {
     "minLength": "a text that is not empty",
     "uniqueItems": "each value once",
 }
-RENAMED = {"arms": "variants", "arm_cap_s": "variant_cap_s"}
+RENAMED = {
+    "arms": "variants",
+    "arm_cap_s": "variant_cap_s",
+    "kept": "block_m",
+    "walked": "block_n",
+}
 
 
 @cache

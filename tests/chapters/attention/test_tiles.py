@@ -43,7 +43,7 @@ def test_a_tile_size_is_launched_checked_and_estimated(
 
 @DIRECTIONS
 def test_m_counts_queries_and_n_counts_keys_in_both_directions(direction: Direction) -> None:
-    labels = topic.labels(topic.tiles_of(128, 32, direction, stages=3), direction)
+    labels = topic.labels(topic.tiles_of(128, 32, direction, stages=3))
     assert (labels["block_m"], labels["block_n"]) == (128, 32)
     assert labels["num_warps"] == (8 if direction == "forward" else 4), "by the tile held"
 

@@ -33,9 +33,9 @@ from lmlab.chapters.attention.measure.rounds import (
 from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels import launch
-from lmlab.kernels.configs import Direction, Tiles, choose, shared_bytes
+from lmlab.kernels.configs import Direction, Tiles, choose, orient, shared_bytes
 from lmlab.kernels.problem import Problem as KernelProblem
-from lmlab.kernels.problem import processor
+from lmlab.kernels.problem import device_info
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Label, value
@@ -62,7 +62,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
             for block_m, block_n in asked["tiles"]
         }
         tiles[CHOSEN] = kernel.chosen()
-        variants = Variants({name: labels(t, direction) for name, t in tiles.items()}, device)
+        variants = Variants({name: labels(t) for name, t in tiles.items()}, device)
         for name, each in tiles.items():
             with variants.attempt(name):
                 for quantity, number in kernel.resources(each):
@@ -71,26 +71,24 @@ def measure(point: Point, device: torch.device) -> Outcome:
                 check_errors(variants, name, kernel.errors(each), shape.dtype)
         calls = {name: partial(kernel.prepare, tiles[name]) for name in variants.running}
         sample_in_turns(variants, calls, device, sampling_budget(asked))
-    limit = value("shared_memory_limit", processor(device).shared_limit, "B")
+    limit = value("shared_memory_limit", device_info(device).shared_limit, "B")
     return variants.outcome(*flop_records(problem), limit)
 
 
 def tiles_of(block_m: int, block_n: int, direction: Direction, stages: int) -> Tiles:
-    """Launch parameters for a tile size: the tile that a program holds comes first."""
-    held, streamed = (block_m, block_n) if direction == "forward" else (block_n, block_m)
-    return Tiles(kept=held, walked=streamed, warps=WARPS[held], stages=stages)
+    """Launch parameters for a tile size: as many warps as the rows that a program holds need."""
+    held, _ = orient(direction, block_m, block_n)
+    return Tiles(block_m=block_m, block_n=block_n, warps=WARPS[held], stages=stages)
 
 
-def labels(tiles: Tiles, direction: Direction) -> dict[str, Label]:
+def labels(tiles: Tiles) -> dict[str, Label]:
     """Launch parameters as labels."""
-    rows = tiles.kept, tiles.walked
-    block_m, block_n = rows if direction == "forward" else reversed(rows)
     return {
-        "block_m": block_m,
-        "block_n": block_n,
+        "block_m": tiles.block_m,
+        "block_n": tiles.block_n,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
-        "specialized": tiles.specialised,
+        "specialized": tiles.warp_specialized,
     }
 
 
@@ -104,18 +102,18 @@ class Kernel:
         q, k, v = (x.detach() for x in problem.inputs)
         o, lse = launch.forward(q, k, v, **options)
         p = self._problem = KernelProblem.of(q, k, causal)
-        self._direction, self._limit = direction, processor(device).shared_limit
+        self._direction, self._limit = direction, device_info(device).shared_limit
         self._call: Callable[..., tuple[Tensor, ...]]
         if direction == "forward":
             results = torch.empty_like(o), torch.empty_like(lse)
             self._call = partial(launch.forward, q, k, v, **options)
-            self._launch = partial(launch.launch_forward, p, q, k, v, *results, scale)
+            self._launch = partial(launch.launch_forward, p, (q, k, v), results, scale)
             self._names, self._expected = NAMES[:1], expected[:1]
         else:
             inputs = problem.grad_o, q, k, v, o, lse
             grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
             self._call = partial(launch.backward, *inputs, **options)
-            self._launch = partial(launch.launch_backward, p, *inputs, grads, scale)
+            self._launch = partial(launch.launch_backward, p, inputs, grads, scale)
             self._names, self._expected = NAMES[1:], expected[1:]
 
     def prepare(self, tiles: Tiles) -> Callable[[], object]:

@@ -1,26 +1,25 @@
-"""One group of warps on Hopper: four warps that multiply 64 rows together, and what they write.
+"""A Hopper warpgroup: four neighbouring warps that issue one tensor-core instruction (wgmma).
 
-An instruction of the tensor cores there belongs to four neighbouring warps. It takes 64 rows of the
-left operand, from registers or shared memory, and the right operand from shared memory.
+It takes 64 rows of the left operand, from registers or shared memory, and the right operand from
+shared memory.
 """
 
-# Parameters of a kernel are typed by Triton at every call, not by Python.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-ROWS = gl.constexpr(64)
-"""Rows of one group."""
+WG_ROWS = gl.constexpr(64)
+"""Rows of the left operand of one warpgroup."""
 
 
 @gluon.jit
-def write(
+def store_rows(
     tile, target, strides, batch, head, start, length,
     BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Write 64 rows of a result, except what lies beyond the tensor."""
-    rows = start + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    """Store 64 rows of a result, clipped to the tensor."""
+    rows = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
     base = target + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     pointers = base + rows.to(gl.int64)[:, None] * strides[2] + columns[None, :]

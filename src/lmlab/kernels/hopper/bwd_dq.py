@@ -1,0 +1,122 @@
+"""dQ on Hopper, warp-specialized: queries and dO resident, keys and values streamed.
+
+Three of the seven products of the two-pass backward; `bwd_dkdv` has the other four. See
+`bwd_common` for the pipeline.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from lmlab.kernels.hopper.bwd_common import alloc_barriers, alloc_tiles, producer, start_s_and_dp
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_rows
+from lmlab.kernels.tile_ops import tile_of_program
+
+LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def key_loop(
+    dq, tiles, barriers, lse_vec, delta_vec, offs_m, first, last, keys, shift, scale_log2,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Accumulate dQ of 64 queries over key blocks [first, last)."""
+    _, _, k_tiles, _, _, _ = tiles
+    _, _, _, empty = barriers
+    for block in range(first, last):
+        stage = block % STAGES
+        s, dp = start_s_and_dp(tiles, barriers, block, WG, BLOCK_D, BLOCK_N, STAGES, S_LAYOUT)
+        s = warpgroup_mma_wait(1, deps=[s])
+        p = gl.exp2(s * scale_log2 - lse_vec[:, None])
+        if MASKED:
+            offs_n = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
+            mask = (offs_n < keys)[None, :]
+            if IS_CAUSAL:
+                mask = mask & (offs_n[None, :] <= offs_m[:, None] + shift)
+            p = gl.where(mask, p, 0.0)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        ds = p * (dp - delta_vec[:, None])
+        operand = gl.convert_layout(ds.to(k_tiles.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+        k_tile = k_tiles.index(stage).reshape([BLOCK_N, BLOCK_D])
+        dq = warpgroup_mma(operand, k_tile, dq, is_async=True)
+        dq = warpgroup_mma_wait(0, deps=[dq])
+        mbarrier.arrive(empty.index(stage), count=1)
+    return dq
+
+
+@gluon.jit
+def consumer(
+    tiles, barriers, outputs, coords, bounds, scale,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """dQ of 64 queries: one warpgroup."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    batch, head, _, start = coords
+    unmasked, last, heads, queries, keys = bounds
+    dq, dq_strides, lse, delta = outputs
+    start = start + WG * WG_ROWS
+    offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
+    row_base = (batch.to(gl.int64) * heads + head) * queries
+    # Past the last query lse = inf makes P zero.
+    lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf")) * LOG2E
+    delta_vec = gl.load(delta + row_base + offs_m, mask=offs_m < queries, other=0.0)
+    dq_acc = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+    mbarrier.wait(barriers[0], 0)
+    dq_acc = key_loop(
+        dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, 0, unmasked, keys, keys - queries,
+        scale * LOG2E, WG, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, False, S_LAYOUT, O_LAYOUT,
+    )  # fmt: skip
+    dq_acc = key_loop(
+        dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, unmasked, last, keys, keys - queries,
+        scale * LOG2E, WG, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
+    )  # fmt: skip
+    dq_acc = dq_acc * scale
+    store_rows(dq_acc, dq, dq_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, O_LAYOUT)
+
+
+@gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads"])
+def flash_bwd_dq_kernel(
+    q, k, v, do, lse, delta, dq, dq_strides,
+    scale, batch_heads, heads, group_size, l2_heads, queries, keys,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One program per query tile of BLOCK_M = 64 * CONSUMERS rows; streams BLOCK_N keys."""
+    BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
+    query_tiles = (queries + BLOCK_M - 1) // BLOCK_M
+    tile, batch, head = tile_of_program(
+        gl.program_id(0), query_tiles, batch_heads, heads, l2_heads, IS_CAUSAL
+    )
+    batch, head = batch.to(gl.int32), head.to(gl.int32)
+    coords = (batch, head, head // group_size, tile * BLOCK_M)
+    unmasked = keys
+    end = keys
+    if IS_CAUSAL:
+        unmasked = gl.minimum(keys, tile * BLOCK_M + 1 + keys - queries)
+        end = gl.minimum(keys, tile * BLOCK_M + BLOCK_M + keys - queries)
+    last = (end + BLOCK_N - 1) // BLOCK_N
+    a_resident, b_resident, a_streamed, b_streamed = alloc_tiles(
+        (q, do), (k, v), CONSUMERS, BLOCK_N, BLOCK_D, STAGES
+    )
+    # The last two stand for lse and delta, which this kernel does not stream.
+    tiles = (a_resident, b_resident, a_streamed, b_streamed, a_streamed, b_streamed)
+    barriers = alloc_barriers(CONSUMERS, STAGES)
+    outputs = (dq, dq_strides, lse, delta)
+    bounds = (unmasked // BLOCK_N, last, heads, queries, keys)
+    gl.warp_specialize([
+        (consumer, (tiles, barriers, outputs, coords, bounds, scale,
+                    0, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
+        (consumer, (tiles, barriers, outputs, coords, bounds, scale,
+                    1, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
+        (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last,
+                    CONSUMERS, BLOCK_N, STAGES, False, False)),
+    ], [4, 1], [240, 24])  # fmt: skip

@@ -1,0 +1,237 @@
+"""All gradients on Hopper in one pass, head dimension up to 64: five products per tile, not seven.
+
+The dK/dV pass (`bwd_dkdv`) already has dS, all that dQ needs, but for one key tile only: dQ of a
+query is a sum over the programs of all keys that it sees. Here a third warpgroup takes dS from
+shared memory, multiplies it with K, and adds the product to an fp32 accumulator in global memory.
+
+The order of these additions is fixed, so the result is bitwise deterministic: program j adds to a
+query block only after program j - 1 has, which it learns from a semaphore. The first program stores
+instead of adding, and the last scales and writes dQ itself, so nothing is cleared before the kernel
+and nothing converted after it.
+
+Waiting costs little because all programs stream queries in one direction, from the end to the
+diagonal: program j follows j - 1 through the same blocks, a few iterations behind. That also starts
+the longest programs first, and lets all programs of a head read a query block from the L2 at about
+the same time. A program waits only for programs launched before it, so one can always make
+progress. With few heads all programs of a head start at once and the last waits for all others;
+there the launch table takes the two-pass kernels.
+
+Tile: BLOCK_N = 128 keys resident, BLOCK_M = 64 queries streamed. Their accumulators take most of
+the registers: a consumer has 200 per thread, the dQ warpgroup 88, which suffices for head
+dimension 64. At 128 there are none for a third warpgroup (`bwd_fused_d128`).
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from lmlab.kernels.hopper.bwd_common import (
+    alloc_barriers,
+    alloc_dkdv_tiles,
+    alloc_ds_pipe,
+    producer,
+    query_blocks,
+    start_s_and_dp,
+    store_dkdv,
+)
+from lmlab.kernels.hopper.dq_accum import accum_pointers, load_v4, red_add_v4, store_v4
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_rows
+from lmlab.kernels.tile_ops import tile_of_program
+
+LOG2E = gl.constexpr(1.4426950408889634)
+DS_STAGES = gl.constexpr(3)
+"""Iterations by which the consumers, which compute dS, may run ahead of the dQ warpgroup."""
+
+warpgroup_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.jit
+def query_loop(
+    grads, tiles, barriers, ds_pipe, offs_n, first, last, end, shift, scale_log2,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    MASKED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Accumulate dK and dV of 64 keys in steps [first, last), from the last block backwards."""
+    _, _, q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
+    _, _, _, empty = barriers
+    ds_tiles, ds_full, ds_empty = ds_pipe
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    COL_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+    dk, dv = grads
+    for step in range(first, last):
+        stage = step % STAGES
+        s, dp = start_s_and_dp(tiles, barriers, step, WG, BLOCK_D, BLOCK_M, STAGES, S_LAYOUT)
+        lse_vec = lse_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT) * LOG2E
+        s = warpgroup_mma_wait(1, deps=[s])
+        p = gl.exp2(s * scale_log2 - lse_vec[None, :])
+        if MASKED:
+            offs_m = (end - 1 - step) * BLOCK_M + gl.arange(0, BLOCK_M, COL_LAYOUT)
+            p = gl.where(offs_n[:, None] <= offs_m[None, :] + shift, p, 0.0)
+        operand = gl.convert_layout(p.to(q_tiles.dtype), P_LAYOUT)
+        do_tile = do_tiles.index(stage).reshape([BLOCK_M, BLOCK_D])
+        dv = warpgroup_mma(operand, do_tile, dv, is_async=True)
+        delta_vec = delta_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT)
+        dp = warpgroup_mma_wait(1, deps=[dp])
+        ds = (p * (dp - delta_vec[None, :])).to(q_tiles.dtype)
+        ds_stage = step % DS_STAGES
+        mbarrier.wait(ds_empty.index(ds_stage), (step // DS_STAGES & 1) ^ 1)
+        ds_tiles.index(2 * ds_stage + WG).store(ds)
+        fence_async_shared()
+        mbarrier.arrive(ds_full.index(ds_stage), count=1)
+        operand = gl.convert_layout(ds, P_LAYOUT)
+        q_tile = q_tiles.index(stage).reshape([BLOCK_M, BLOCK_D])
+        dk = warpgroup_mma(operand, q_tile, dk, is_async=True)
+        dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
+        mbarrier.arrive(empty.index(stage), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def consumer(
+    tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """dK and dV of 64 keys, and dS for the dQ warpgroup: one warpgroup."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    batch, head, _, start = coords
+    first, unmasked, last, keys, shift = bounds
+    start = start + WG * WG_ROWS
+    offs_n = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
+    zero = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+    grads = (zero, zero)
+    mbarrier.wait(barriers[0], 0)
+    grads = query_loop(
+        grads, tiles, barriers, ds_pipe, offs_n, 0, last - unmasked, last, shift, scale * LOG2E,
+        WG, BLOCK_D, BLOCK_M, STAGES, False, S_LAYOUT, O_LAYOUT,
+    )  # fmt: skip
+    if IS_CAUSAL:
+        grads = query_loop(
+            grads, tiles, barriers, ds_pipe, offs_n, last - unmasked, last - first, last, shift,
+            scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, True, S_LAYOUT, O_LAYOUT,
+        )  # fmt: skip
+    dk_acc, dv_acc = grads
+    store_dkdv(
+        dk_acc, dv_acc, outputs, batch, head, start, keys, scale, BLOCK_D, HEAD_DIM, O_LAYOUT
+    )
+
+
+@gluon.jit
+def accumulate_dq(
+    dq_part, dq_accum, dq, dq_strides, batch, head, block_index, block, tile, is_final, queries,
+    scale,
+    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Add this key tile's contribution to one query block of dQ; the last program stores dQ."""
+    pointers = accum_pointers(dq_accum, block_index, LAYOUT)
+    if is_final:
+        if tile > 0:
+            dq_part = dq_part + load_v4(pointers)
+        dq_part = dq_part * scale
+        start = block * BLOCK_M
+        store_rows(dq_part, dq, dq_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, LAYOUT)
+    elif tile > 0:
+        red_add_v4(pointers, dq_part)
+    else:
+        store_v4(pointers, dq_part)
+
+
+@gluon.jit
+def dq_warpgroup(
+    tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, coords, bounds, tile, last_tile,
+    scale,
+    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Contribution of 128 keys to dQ of each query block: one warpgroup.
+
+    A program's semaphore counts the blocks that it has added; the next program polls it and resets
+    it for the next launch. Polling and signalling both wait for the L2, so a program polls only
+    when it has used up what it knows, and signals every second iteration.
+    """
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    k_tiles, _, _, _, _, _ = tiles
+    ds_tiles, ds_full, ds_empty = ds_pipe
+    dq, dq_strides, queries = dq_output
+    batch, head, batch_head, _ = coords
+    first, _, last, _, shift = bounds
+    own_semaphore = semaphores + batch_head * (last_tile + 1) + tile
+    prev_semaphore = own_semaphore - 1
+    # The first query block that sees a key of the next program; earlier ones are final here.
+    final_end = 0
+    if IS_CAUSAL:
+        final_end = gl.maximum((tile + 1) * BLOCK_N - shift, 0) // BLOCK_M
+    if tile == last_tile:
+        final_end = last
+    zeros = gl.zeros([BLOCK_M, BLOCK_D], gl.float32, LAYOUT)
+    mbarrier.wait(barriers[0], 0)
+    done_before = 0
+    for step in range(0, last - first):
+        block = last - 1 - step
+        ds_stage = step % DS_STAGES
+        mbarrier.wait(ds_full.index(ds_stage), step // DS_STAGES & 1)
+        ds_top = ds_tiles.index(2 * ds_stage).permute((1, 0))
+        k_top = k_tiles.index(0).reshape([WG_ROWS, BLOCK_D])
+        dq_part = warpgroup_mma(ds_top, k_top, zeros, use_acc=False, is_async=True)
+        ds_bottom = ds_tiles.index(2 * ds_stage + 1).permute((1, 0))
+        k_bottom = k_tiles.index(1).reshape([WG_ROWS, BLOCK_D])
+        dq_part = warpgroup_mma(ds_bottom, k_bottom, dq_part, is_async=True)
+        dq_part = warpgroup_mma_wait(0, deps=[dq_part])
+        mbarrier.arrive(ds_empty.index(ds_stage), count=1)
+        if tile > 0:
+            while done_before <= step:
+                done_before = gl.atomic_add(prev_semaphore, 0, sem="acquire")
+        accumulate_dq(
+            dq_part, dq_accum, dq, dq_strides, batch, head, batch_head * last + block, block, tile,
+            block < final_end, queries, scale, BLOCK_D, HEAD_DIM, BLOCK_M, LAYOUT,
+        )  # fmt: skip
+        if ((step % 2 == 1) & (block > final_end)) | (block == final_end):
+            warpgroup_barrier()  # all threads must have written before one of them signals
+            gl.atomic_xchg(own_semaphore, step + 1, sem="release")
+    if tile > 0:
+        gl.store(prev_semaphore, 0)
+
+
+@gluon.jit(do_not_specialize=["batch_heads", "heads", "l2_heads"])
+def flash_bwd_fused_kernel(
+    q, k, v, do, lse, delta, dq_accum, semaphores, dq, dk, dv, dq_strides, dk_strides, dv_strides,
+    scale, batch_heads, heads, l2_heads, queries, keys,
+    CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One program per key tile of BLOCK_N = 128 rows: its dK and dV, and its part of dQ."""
+    BLOCK_N: gl.constexpr = CONSUMERS * WG_ROWS
+    key_tiles = (keys + BLOCK_N - 1) // BLOCK_N
+    tile, batch, head = tile_of_program(
+        gl.program_id(0), key_tiles, batch_heads, heads, l2_heads, False
+    )
+    batch, head = batch.to(gl.int32), head.to(gl.int32)
+    coords = (batch, head, head, tile * BLOCK_N)
+    first, unmasked, last = query_blocks(tile, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
+    tiles = alloc_dkdv_tiles((k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, STAGES)
+    ds_pipe = alloc_ds_pipe(q.dtype, BLOCK_M, DS_STAGES, 1)
+    barriers = alloc_barriers(CONSUMERS, STAGES)
+    outputs = (dk, dv, dk_strides, dv_strides)
+    dq_output = (dq, dq_strides, queries)
+    bounds = (first, unmasked, last, keys, keys - queries)
+    dq_coords = (batch, head, batch * heads + head, 0)
+    # Constexprs survive only in tuples written in the call itself.
+    gl.warp_specialize([
+        (consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
+                    0, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL)),
+        (consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
+                    1, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL)),
+        (dq_warpgroup, (tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, dq_coords,
+                        bounds, tile, key_tiles - 1, scale,
+                        BLOCK_D, HEAD_DIM, BLOCK_M, BLOCK_N, IS_CAUSAL)),
+        (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
+                    CONSUMERS, BLOCK_M, STAGES, True, True)),
+    ], [4, 4, 1], [200, 88, 24])  # fmt: skip

@@ -1,0 +1,110 @@
+"""A GPU that compiles and never runs: Triton's real compiler behind a driver that only records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from lmlab.kernels import launch, launch_cache, problem
+from lmlab.kernels.hopper import launch as hopper
+from lmlab.kernels.problem import DeviceInfo
+
+KIB, MIB = 2**10, 2**20
+CAPABILITY = {"ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}
+DEVICES = {
+    "ampere": DeviceInfo("ampere", 108, 163 * KIB, 40 * MIB),
+    "ada": DeviceInfo("ada", 128, 99 * KIB, 72 * MIB),
+    "hopper": DeviceInfo("hopper", 132, 227 * KIB, 60 * MIB),
+    "blackwell": DeviceInfo("blackwell", 148, 227 * KIB, 126 * MIB),
+}
+SetDevice = Callable[[DeviceInfo], None]
+
+
+def clear_plans() -> None:
+    problem.forward_plan.cache_clear()
+    problem.backward_plan.cache_clear()
+    launch.choose_with(None)
+
+
+@pytest.fixture
+def set_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetDevice]:
+    """Make the host code plan for another device than the tensors'."""
+
+    def install(info: DeviceInfo) -> None:
+        for module in (launch, problem, hopper):
+            monkeypatch.setattr(module, "device_info", lambda device: info)
+        clear_plans()
+
+    yield install
+    clear_plans()
+
+
+class FakeGpu:
+    """A Triton driver that launches nothing; keeps compiled kernels and launch arguments."""
+
+    def __init__(self, set_device: SetDevice) -> None:
+        self.utils = self
+        self.launched: list[tuple[Any, ...]] = []
+        self.compiled: list[tuple[str, Any]] = []
+        """Name and kernel, each time Triton was asked to launch one."""
+        self._set_device = set_device
+        self.become("hopper")
+
+    def become(self, architecture: str) -> None:
+        self.architecture = architecture
+        self._set_device(DEVICES[architecture])
+
+    def launcher_cls(self, source: object, metadata: object) -> Any:
+        # The seventh argument is for profilers, and new each time.
+        return lambda *arguments: self.launched.append((*arguments[:6], *arguments[7:]))
+
+    def load_binary(self, *arguments: object) -> tuple[int, ...]:
+        return 1, 1, 32, 0, 1024
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 227 * KIB, "max_num_regs": 65_536, "warpSize": 32}
+
+    def get_current_device(self) -> int:
+        return CAPABILITY[self.architecture]  # Triton caches kernels by this number
+
+    def get_current_stream(self, device: int) -> int:
+        return 7
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", CAPABILITY[self.architecture], 32)
+
+
+def empty_bf16_terms(like: Tensor) -> Tensor:
+    """As on a GPU; on a CPU terms are fp32."""
+    return like.new_empty(3 * like.shape[0], *like.shape[1:], dtype=torch.bfloat16)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, set_device: SetDevice) -> Iterator[FakeGpu]:
+    """Launches of tensors on the CPU go to a fake GPU, by default a Hopper."""
+    fake, run, used = FakeGpu(set_device), JITFunction.run, set()
+
+    def recorded(kernel: Any, *arguments: Any, **options: Any) -> Any:
+        compiled = run(kernel, *arguments, **options)
+        fake.compiled.append((kernel.fn.__name__, compiled))
+        used.add(kernel)
+        return compiled
+
+    monkeypatch.setattr(driver, "_active", fake)
+    monkeypatch.setattr(JITFunction, "run", recorded)
+    monkeypatch.setattr(launch, "kernel_for", lambda kernel, device: kernel)
+    monkeypatch.setattr(launch, "_on", lambda device: nullcontext())
+    monkeypatch.setattr(launch, "empty_terms", empty_bf16_terms)
+    monkeypatch.setattr(launch_cache, "_entries", {})
+    yield fake
+    for kernel in used:
+        for capability in CAPABILITY.values():
+            kernel.device_caches.pop(capability, None)
