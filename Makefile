@@ -37,18 +37,14 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200 -- \
 		docs/nvidia-h200/writeup.md docs/nvidia-h200/explore.html
 
-# These tests look at the clock, so nothing runs beside them.
-QUIET :=
 # The longest first; many wait for other processes, so four of them fill two cores.
-BESIDE := -n 4 --dist loadfile tests/workflow tests $(QUIET:%=--ignore=%)
+PYTEST := pytest -n 4 --dist loadfile tests/workflow tests
 
 test: setup lint ## every check and every test
-	pytest $(BESIDE)
-	pytest $(QUIET)
+	$(PYTEST)
 
-test-fast: setup ## the two-minute part, for work in progress
-	pytest -m "not slow" $(BESIDE)
-	pytest -m "not slow" $(QUIET)
+test-fast: setup ## the tests that take a minute, for work in progress
+	$(PYTEST) -m "not slow"
 
 lint: setup ## style, types and workflow
 	ruff check .

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,7 @@ from markupsafe import Markup
 from lmlab.report import provenance, text
 from lmlab.report.compare import Compare, Comparison
 from lmlab.report.figure import Figure
-from lmlab.report.frame import Results, select
+from lmlab.report.frame import FIELDS, Results, select
 from lmlab.report.table import Table
 from lmlab.study.files import write_atomically
 
@@ -51,10 +52,12 @@ class Chapter:
         """Whether the chapter has at least one value."""
         return not select(self.results.rows, chapter=self.name, status="ok").empty
 
-    @property
+    @cached_property
     def own(self) -> Results:
-        """The results with the rows of this chapter alone."""
-        return replace(self.results, rows=select(self.results.rows, chapter=self.name))
+        """The results with the rows of this chapter alone, and only the columns that it has."""
+        rows = select(self.results.rows, chapter=self.name)
+        used = [name for name in rows if name in FIELDS or rows[name].notna().any()]
+        return replace(self.results, rows=rows[used])
 
     def value(self, **where: Any) -> Any:
         """The one value that matches, or None."""
@@ -63,7 +66,9 @@ class Chapter:
     def table(self, name: str) -> Markup:
         """A declared table as Markdown; empty if there is nothing to show."""
         table = self.tables[name]
-        return table.render(select(self.results.rows, chapter=table.chapter or self.name))
+        elsewhere = table.chapter is not None
+        rows = select(self.results.rows, chapter=table.chapter) if elsewhere else self.own.rows
+        return table.render(rows)
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,7 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
         others = select(results.rows, chapter=lambda other: other != name)
         mine = page.derive(chapter.own.rows, results)
         chapter.results = replace(results, rows=pd.concat([mine, others], ignore_index=True))
+        del chapter.own  # cached from before the rows were derived
     rows = chapter.own.rows
     comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
     chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}

@@ -22,9 +22,9 @@ MAX_LINES = 12
 
 def summary(results: Results) -> Markup:
     """One paragraph for the front page: how many points, from which code, and what is wrong."""
-    points = results.rows.drop_duplicates("source")
+    points = results.rows["source"].dropna().drop_duplicates()
     readable = list(results.results.values())
-    parts = [f"{len(points)} points: {_counts(points['source'].size, results)}"]
+    parts = [f"{len(points)} points: {_counts(len(points), results)}"]
     parts += [_code(readable)] if readable else []
     if minutes := sum(result.elapsed_s for result in readable) / 60:
         parts.append(f"{number(minutes)} minutes of measuring")

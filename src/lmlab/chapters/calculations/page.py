@@ -9,7 +9,7 @@ from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 
-TITLE = "Calculations: very large models"
+TITLE = "Calculations"
 
 
 def derive(rows: Rows, results: Results) -> Rows:

@@ -15,7 +15,7 @@ from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 
-TITLE = "End to end: how long a step takes"
+TITLE = "End to end"
 
 WARM = {"start": "warm"}
 STEP = {**WARM, "mode": "train_step"}

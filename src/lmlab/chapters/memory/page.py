@@ -14,7 +14,7 @@ from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
 
-TITLE = "Memory: where it goes"
+TITLE = "Memory"
 
 TIMELINE, CHECKPOINTING = {"topic": "timeline"}, {"topic": "checkpointing"}
 STEP = {**TIMELINE, "mode": "train_step"}

@@ -11,7 +11,7 @@ from lmlab.report.frame import Results, Rows, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 
-TITLE = "Precision: what 16 bits keep and lose"
+TITLE = "Precision"
 
 
 def fp16_sum(results: Results) -> Rows:

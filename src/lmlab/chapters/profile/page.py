@@ -14,7 +14,7 @@ from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 from lmlab.study.results import Result
 
-TITLE = "Kernel by kernel: where the time goes"
+TITLE = "Kernels"
 
 POINT = ["size", "context", "batch", "precision"]
 RUN = ["source", "mode"]
