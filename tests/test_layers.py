@@ -28,12 +28,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": {*LIBRARY, "measure", "study"},
     "chapters": {*LIBRARY, "measure", "study", "jobs"},
     "report": {"study", "planning"},
-    "cli": {*LIBRARY, "measure", "study", "jobs", "report"},
+    "cli": {*LIBRARY, "measure", "study", "jobs", "report", "chapters"},
 }
 # Single files of a chapter have rules of their own.
 FILES = {
     "chapters/*/grid.py": {"study"},
-    "chapters/*/page.py": {"report", "study", "planning", "chapters"},
+    "chapters/*page.py": {"report", "study", "planning", "chapters"},
 }
 # `jobs.catalog` finds chapters by listing the package and imports their grids by name.
 EXCEPTIONS = {("jobs/catalog.py", "lmlab.chapters")}
@@ -89,7 +89,7 @@ def test_pages_import_no_other_code_of_chapters_than_pages_and_grids() -> None:
     for file in PYTHON:
         if fnmatchcase(file, "chapters/*/page.py"):
             named = {name for name in imported_modules(file) if name.startswith("lmlab.chapters.")}
-            assert not {name for name in named if ".measure" in name}
+            assert not {name for name in named if "measure" in name.split(".")}
 
 
 def test_packages_of_chapters_are_empty() -> None:
@@ -113,11 +113,11 @@ def test_planning_and_rendering_need_no_torch() -> None:
 
 
 def test_measuring_needs_no_library_of_the_report() -> None:
-    """scipy and altair belong to the report alone."""
+    """scipy and vl_convert belong to the report and to pages."""
     for file in PYTHON:
-        if not file.startswith("report/"):
+        if not file.startswith("report/") and not file.endswith("page.py"):
             tops = {name.partition(".")[0] for name in imported_modules(file)}
-            assert tops.isdisjoint({"scipy", "altair"}), file
+            assert tops.isdisjoint({"scipy", "vl_convert"}), file
 
 
 @pytest.mark.parametrize("pattern", NOT_COUNTED)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lmlab.cli.report import page_of
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.pages import page_of
 from lmlab.report.frame import Results
 from lmlab.report.page import Chapter, Report, build_chapters
 from lmlab.study.files import TEMPLATES

@@ -85,7 +85,7 @@ def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPa
     assert needed is not None
     monkeypatch.setattr(autosize, "free_bytes", lambda device: 1.5 * needed)
     assert why_too_large(wide, CPU, copies=3) is None
-    monkeypatch.setattr(autosize.together, "ranks_on_one_device", lambda device: 2)
+    monkeypatch.setattr(autosize.across_ranks, "ranks_per_device", lambda device: 2)
     reason = why_too_large(wide, CPU, copies=3)
     assert reason is not None
     assert reason.startswith("2 ranks on one device need")

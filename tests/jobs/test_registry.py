@@ -28,7 +28,7 @@ POINTS = {
     "machine": Point("machine", {}, {"quick": True, "seed": 0}),
     "own_model": end_to_end_point(model="mine:Model"),
     "collectives": Point("collectives", {"placement": "cpu", "world_size": 2}, {}),
-    "naive_attention": naive_point(),
+    "naive_attention": naive_point("naive"),
     "benchmark": benchmark_point("naive", "tiled"),
 }
 
@@ -89,7 +89,7 @@ EDITS: dict[str, tuple[Edit, set[str]]] = {
         set(),
     ),
     "what the topics of a chapter share": (
-        append("lmlab/chapters/attention/measure/race.py", CODE),
+        append("lmlab/chapters/attention/measure/rounds.py", CODE),
         {"naive_attention", "benchmark"},
     ),
     "the runner of ranks": (append("lmlab/jobs/ranks.py", CODE), {"collectives"}),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmlab.jobs.pages import write_report
+from lmlab.cli.report import write_report
 from lmlab.report.text import slug
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 

@@ -70,5 +70,5 @@ def test_an_nsys_that_was_asked_for_and_does_not_work_ends_in_one_line(fresh: Pr
     done = fresh.run(f"{COMMAND} -n", check=False, PATH=path_with(fresh, fault="broken"))
     assert done.returncode != 0
     [line] = [line for line in done.stderr.splitlines() if line.startswith("config: ")]
-    assert "--version ends with 1" in line
+    assert "--version exits with 1" in line
     assert line.endswith("allowed here: auto, torch")

@@ -86,7 +86,7 @@ def test_a_new_value_measures_only_its_own_points(measured: Project) -> None:
 
 
 def test_deleted_results_pages_and_figures_are_made_again(measured: Project) -> None:
-    figure = next((measured.folder / "report/figures").rglob("*.svg"))
+    figure = next((measured.folder / "report/figures").rglob("*.png"))
     figure.unlink()
     assert set(measured.plan()) == {"report"}
     (measured.folder / "report/chapters/machine.md").unlink()

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from lmlab.jobs.pages import write_explorer
+from lmlab.cli.report import write_explorer
 
 
 def main() -> int:

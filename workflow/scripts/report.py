@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from lmlab.jobs.pages import write_report
+from lmlab.cli.report import write_report
 
 
 def main() -> int:

@@ -84,6 +84,7 @@ class Report:
     def write(self) -> list[str]:
         """Write all pages and figures; returns one line per part that could not be rendered."""
         faults: list[str] = []
+        (self.out / "figures").mkdir(parents=True, exist_ok=True)
         environment = environment_for(self.templates)
         for chapter in self.chapters.values():
             page = self._render(environment, f"{chapter.name}.md.j2", "chapters", faults, chapter)

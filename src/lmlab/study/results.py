@@ -76,7 +76,7 @@ class Result:
         """What this point gave, short enough for a progress line."""
         if self.status != "ok":
             return f"{self.status}: {self.reason}"
-        times = [_headline(record) for record in self.measurements if record["quantity"] == "time"]
+        times = [_headline(record) for record in self.measurements if _is_time(record)]
         more = [f"{len(times) - HEADLINE_TIMES} more"] if len(times) > HEADLINE_TIMES else []
         return ", ".join([*times[:HEADLINE_TIMES], *more]) or "ok"
 
@@ -124,9 +124,11 @@ def _one_record_per_line(values: Mapping[str, Any]) -> str:
     return f"{{\n {body}\n}}\n"
 
 
+def _is_time(record: Mapping[str, Any]) -> bool:
+    return record["quantity"] == "time" and record["status"] == "ok"
+
+
 def _headline(record: Mapping[str, Any]) -> str:
-    if record["value"] is None:
-        return f"{_label(record)} {record['status']}"
     return f"{_label(record)} {record['value']:.4g} ms"
 
 
