@@ -8,8 +8,9 @@ decides the verdict:
 - undecided: anything else.
 
 Inside one job, variants take turns, so round i of one is paired with round i of the other and
-drift cancels. Between jobs there is no pairing: to the spread within each job comes the variation
-between processes, measured where a study ran the same work in several processes (`replicates`).
+drift cancels. Between jobs there is no pairing, so the variation between processes is added to the
+spread within each job; it is measured where a study ran the same work in several processes
+(`replicates`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,11 +74,12 @@ def unpaired(
     between: float = 0.0,
     df: float = math.inf,
 ) -> Interval:
-    """Two jobs: spread within each, plus the standard deviation of log times between processes."""
+    """Two jobs: spread within each, plus `between`, the standard error of the log ratio that comes
+    from the variation between processes."""
     ratio = float(np.median(baseline) / np.median(variant))
     within = [_median_error(samples, known=math.isfinite(df)) for samples in (variant, baseline)]
     freedom = df if math.isfinite(df) else len(variant) + len(baseline) - 2
-    return _interval(ratio, math.sqrt(within[0] ** 2 + within[1] ** 2 + 2 * between**2), freedom)
+    return _interval(ratio, math.hypot(*within, between), freedom)
 
 
 def _median_error(samples: Sequence[float], *, known: bool) -> float:
@@ -120,7 +123,9 @@ class Compare:
     replicates: Mapping[str, Any] | None = None
     """Rows that repeat the same work in other processes, to estimate variation between jobs."""
     replicate_keys: Sequence[str] = ()
-    """Fields on which such replicates agree; the variation is pooled per (variant, point)."""
+    """Fields on which replicates of one another agree."""
+    pool: Sequence[str] = ()
+    """Fields whose values mark rows of like variation; it is pooled over each such class."""
 
     def run(self, rows: Rows) -> Comparison:
         """Pair up what both have."""
@@ -134,40 +139,40 @@ class Compare:
                     point=dict(zip(self.on, key, strict=True)),
                     variant=variants[key],
                     baseline=baselines[key],
-                    interval=_interval_of(variants[key], baselines[key], variation(key)),
+                    interval=_interval_of(variants[key], baselines[key], variation),
                 )
                 for key in variants
                 if key in baselines
             ]
         )
 
-    def _variation(self, rows: Rows) -> Callable[[tuple[Any, ...]], tuple[float, float]]:
-        """Variation between processes at a point; of all points where that one has no replicates;
-        none where the comparison declares none."""
+    def _variation(self, rows: Rows) -> Callable[[Any], tuple[float, float]]:
+        """Variation between processes for a row: of its class, or of all rows where its class has
+        no replicates; none where the comparison declares none."""
         if self.replicates is None:
-            return lambda key: (0.0, math.inf)
-        used = ["value", *self.on, *self.replicate_keys]
-        replicates = select(rows, **self.replicates)[list(dict.fromkeys(used))]
-        found: list[Any] = replicates.to_dict("records")
-        by_point: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-        for row in found:
-            by_point[tuple(row[name] for name in self.on)].append(row)
-        overall = process_variation(found, self.replicate_keys)
+            return lambda row: (0.0, math.inf)
+        found = select(rows, **self.replicates)
+        used = [key for key in ("value", *self.replicate_keys, *self.pool) if key in found]
+        replicates: list[Any] = found[list(dict.fromkeys(used))].to_dict("records")
+        overall = process_variation(replicates, self.replicate_keys)
 
-        def variation(key: tuple[Any, ...]) -> tuple[float, float]:
-            own = process_variation(by_point[key], self.replicate_keys)
-            between, freedom = own if own[1] else overall
-            return between, freedom or math.inf
+        @cache
+        def of_class(key: tuple[Any, ...]) -> tuple[float, float]:
+            mine = [r for r in replicates if tuple(r.get(name) for name in self.pool) == key]
+            between, freedom = process_variation(mine, self.replicate_keys)
+            return (between, freedom) if freedom else (overall[0], overall[1] or math.inf)
 
-        return variation
+        return lambda row: of_class(tuple(row.get(name) for name in self.pool))
 
 
-def _interval_of(variant: Any, baseline: Any, variation: tuple[float, float]) -> Interval:
+def _interval_of(
+    variant: Any, baseline: Any, variation: Callable[[Any], tuple[float, float]]
+) -> Interval:
     ours, theirs = _samples(variant), _samples(baseline)
     if variant["source"] == baseline["source"]:
         return paired(ours, theirs)
-    between, freedom = variation
-    return unpaired(ours, theirs, between=between, df=freedom)
+    (own, own_df), (other, other_df) = variation(variant), variation(baseline)
+    return unpaired(ours, theirs, between=math.hypot(own, other), df=min(own_df, other_df))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lmlab.report.frame import Results, Rows, distinct, select
 from lmlab.report.text import number
@@ -32,6 +32,10 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 WIDTH_INCHES, DPI = 9.0, 150
 # So many characters of a legend fit into that width, keys and gaps included.
 LEGEND_CHARACTERS = 130
+# More labels than this would run into each other where panels share the width.
+MAX_TICKS = 6
+# Up to this ratio a decade has room for labels at 2 and 5.
+FEW_DECADES = 1000
 STYLE: Any = {
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -177,6 +181,9 @@ class Figure:
         ):
             if log:
                 setter("log", base=log)
+                low, high = axes.get_ylim()
+                if axis is self.y and log == 10 and high / low < FEW_DECADES:
+                    drawn.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 drawn.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
                 drawn.set_minor_formatter(NullFormatter())
             elif axis.ticks:
@@ -353,7 +360,8 @@ def _categories(axis: Axis, axes: Axes, rows: Rows, *, always: bool = False) -> 
     if axis.categorical or always:
         axes.set_xticks(range(len(values)), [str(value) for value in values])
     elif axis.log:
-        axes.set_xticks([float(value) for value in values], [_tick(float(v)) for v in values])
+        shown = values[:: 2 if len(values) > MAX_TICKS else 1]
+        axes.set_xticks([float(value) for value in shown], [_tick(float(v)) for v in shown])
 
 
 DRAW: dict[Mark, Callable[[Figure, Axes, Rows, Mapping[Any, str]], None]] = {

@@ -36,9 +36,20 @@ def derive(rows: Rows, results: Results) -> Rows:
     for phase in ("forward", "backward", "optimizer", "total"):
         clocks = {clock: times(clock, phase) for clock in ("device", "wall")}
         rows = combine(rows, "busy_share", clocks, lambda p: (p.device / p.wall).clip(upper=1))
+    rows = _with_bottleneck(rows)
     parts = {"total": times("wall", "total"), "tokens": {"quantity": "tokens"}}
     rows = combine(rows, "throughput", parts, lambda p: p.tokens / p.total * 1e3)
     return _utilization(rows, results)
+
+
+def _with_bottleneck(rows: Rows) -> Rows:
+    """A column `bottleneck`: host or GPU by the busy share of the point's training step, a dash
+    where that is unknown."""
+    shares = select(rows, quantity="busy_share", phase="total", **STEP)
+    by_point = {tuple(row[key] for key in POINT): row["value"] for _, row in shares.iterrows()}
+    found = [by_point.get(point) for point in rows[POINT].itertuples(index=False, name=None)]
+    names = ["-" if s is None else "host" if s < HOST_BOUND_BELOW else "GPU" for s in found]
+    return rows.assign(bottleneck=names)
 
 
 def times(clock: str, phase: str) -> dict[str, str]:
@@ -69,22 +80,13 @@ def _share_of(peaks: dict[str, float], found: Rows) -> Any:
 
 
 def first_steps(results: Results) -> Rows:
-    """Every step of a cold process in order, warm-up first; the process with the most warm-ups."""
+    """Every step of a cold process in order: the process without warm-up, as in the table."""
     rows = select(results.rows, start="cold", phase="total", clock="wall")
     found = []
     for (size,) in distinct(rows, ["size"]):
-        mine = select(rows, size=size, status="ok")
-        if mine.empty:
-            continue
-        last = mine[mine["warmup"] == mine["warmup"].max()]
-        ordered = [*_samples(last, "warmup_time"), *_samples(last, "time")]
-        found += [{"size": size, "step": i, "value": ms} for i, ms in enumerate(ordered, 1)]
+        for samples in select(rows, size=size, warmup=0, quantity="time", status="ok")["samples"]:
+            found += [{"size": size, "step": i, "value": ms} for i, ms in enumerate(samples, 1)]
     return pd.DataFrame(found)
-
-
-def _samples(rows: Rows, name: str) -> list[float]:
-    samples = select(rows, quantity=name)["samples"]
-    return [] if samples.empty else list(samples.iloc[0])
 
 
 def warm_up(rows: Rows) -> Rows:
@@ -105,6 +107,7 @@ def warm_up(rows: Rows) -> Rows:
             "settled_step": pace,
             "first_step_extra": steps[0] - pace,
             "settles_at": settled if settled <= len(steps) - 2 else None,
+            "cold_mean": statistics.mean(steps) / pace - 1,
         }
         for warmup in (0, 5):
             sd = select(cold, size=size, warmup=warmup, quantity="time")["sd"]
@@ -141,7 +144,9 @@ REPLICATES = {**WARM, "phase": ["forward", "backward"], "mode": ["forward_backwa
 
 
 def precision_comparison(precision: str, clock: str, **where: Any) -> Compare:
-    """A precision against fp32, between jobs: replicates tell how much two processes differ."""
+    """A precision against fp32, between jobs. How much two processes that do the same work differ
+    depends on the bottleneck: a busy GPU repeats within 1 %, a host that launches kernels does not.
+    """
     return Compare(
         variant={"precision": precision, **where},
         baseline={"precision": "fp32", **where},
@@ -149,6 +154,7 @@ def precision_comparison(precision: str, clock: str, **where: Any) -> Compare:
         where={"quantity": "time", "clock": clock},
         replicates=REPLICATES,
         replicate_keys=[*POINT, "phase"],
+        pool=["bottleneck"],
     )
 
 
@@ -365,6 +371,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         },
         "first_step_extra": _range(select(warm, quantity="first_step_extra")),
         "settles_at": sorted(set(select(warm, quantity="settles_at")["value"])),
+        "cold_mean": _ends(select(warm, quantity="cold_mean")),
         "unsettled": len(distinct(warm, ["size"])) - len(select(warm, quantity="settles_at")),
         "disagreement": {
             clock: _quantiles(select(repeatability(rows), clock=clock)["value"])
@@ -384,6 +391,13 @@ def _extremes(rows: Rows) -> dict[str, Any] | None:
         return None
     ordered = rows.sort_values("value", key=pd.to_numeric)
     return {"low": ordered.iloc[0].to_dict(), "high": ordered.iloc[-1].to_dict()}
+
+
+def _ends(rows: Rows) -> dict[str, Any] | None:
+    """The first and the last row, in the order of the study."""
+    if rows.empty:
+        return None
+    return {"first": rows.iloc[0].to_dict(), "last": rows.iloc[-1].to_dict()}
 
 
 def _range(rows: Rows) -> tuple[float, float] | None:

@@ -84,7 +84,7 @@ FIGURES = {
         title="Relative error of a variance, partial sums in fp32",
         mark="line",
         color="dtype",
-        x=Axis(field="scale", title="scale of the input", log=10),
+        x=Axis(field="scale", title="scale of the input (powers of four)", log=4),
         y=value_axis("relative error", log=10),
         where={"topic": "layernorm", "quantity": "variance_error", "sums": "fp32"},
     ),
