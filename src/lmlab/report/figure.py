@@ -242,7 +242,7 @@ def _channel(axis: Axis, *, quantitative: bool) -> dict[str, Any]:
 def _tick(value: float) -> str:
     if value >= 1:
         return f"{value:,.0f}" if value == round(value) else f"{value:g}"
-    return f"{value:g}"
+    return f"{value:.3g}"
 
 
 def _groups(figure: Figure, rows: Rows) -> list[tuple[Any, Rows]]:

@@ -22,7 +22,7 @@ MODEL = {"vocab_size": 10_000, "d_model": 512, "d_ff": 2048, "num_layers": 4, "n
 @pytest.fixture
 def little_memory() -> Iterator[None]:
     total = torch.cuda.mem_get_info(GPU)[1]
-    torch.cuda.set_per_process_memory_fraction(3e8 / total, GPU)
+    torch.cuda.set_per_process_memory_fraction(5e8 / total, GPU)
     yield
     torch.cuda.set_per_process_memory_fraction(1.0, GPU)
 
