@@ -206,7 +206,7 @@ def report_inputs(wildcards):
 
 def report_arguments(wildcards):
     """What the scripts of the report are given of the study."""
-    study = {"config": json.dumps(config, sort_keys=True), "machine": MACHINE}
+    study = {"config": json.dumps(config), "machine": MACHINE}
     study["device"] = SELECTION.device
     return shlex.join(word for key, value in study.items() for word in (f"--{key}", value))
 

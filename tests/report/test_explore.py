@@ -58,7 +58,8 @@ def test_the_data_cannot_end_its_script(html: str) -> None:
     assert data is not None
     assert "</" not in data[1]
     embedded = json.loads(data[1])
-    assert {row["quantity"] for row in embedded["rows"]} == {"time", "peak_memory"}
+    assert {table["quantity"] for table in embedded["tables"]} == {"time", "peak_memory"}
+    assert all(len(t["fields"]) == len(row) for t in embedded["tables"] for row in t["rows"])
     assert all(len(source["commit"]) >= 7 for source in embedded["sources"])
     assert len(embedded["figures"]) == 1
 

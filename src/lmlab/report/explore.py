@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from lmlab.report.frame import Results, select
 from lmlab.report.page import Chapter
 
 # What a row keeps besides its parameters and labels.
-SHOWN = ("chapter", "quantity", "value", "unit", "clock", "n", "q1", "q3", "samples", "source")
-MAX_SAMPLES = 20
-DIGITS = 5
+SHOWN = ("value", "unit", "clock", "n", "samples", "source")
+MAX_SAMPLES = 10
+DIGITS = 4
 
 
 def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) -> str:
@@ -29,7 +29,7 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
 
     sources = list(results.results)
     data = {
-        "rows": [row for name in chapters for row in _rows(results, name, sources)],
+        "tables": [table for name in chapters for table in _tables(results, name, sources)],
         "sources": [_provenance(results, path) for path in sources],
         "figures": [
             {"name": f"{chapter.title}: {figure.title}", "spec": _finite(figure.vega(chapter.own))}
@@ -49,16 +49,28 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
     return re.sub(r"%%(\w+)%%", lambda found: parts[found[1]], template.read_text())
 
 
-def _rows(results: Results, chapter: str, sources: list[str]) -> list[dict[str, Any]]:
+def _tables(results: Results, chapter: str, sources: list[str]) -> Iterator[dict[str, Any]]:
+    """The measured numbers of a chapter, one table per quantity: rows of a quantity share their
+    labels, so each field is named once and hardly a cell is empty."""
     rows = select(results.rows, chapter=chapter, status="ok")
     rows = rows[[isinstance(value, int | float) for value in rows["value"]]]
-    own = [name for name in rows if name in SHOWN or _varies(rows[name])]
     index = {source: number for number, source in enumerate(sources)}
-    return [
-        {str(key): _short(value) for key, value in row.items() if not _missing(value)}
-        | {"source": index[row["source"]]}
-        for row in rows[own].to_dict("records")
-    ]
+    for quantity, found in rows.groupby("quantity", sort=False):
+        fields = [str(name) for name in found if _shown(str(name), found[name])]
+        cells = found.assign(source=found["source"].map(index))[fields]
+        yield {
+            "chapter": chapter,
+            "quantity": quantity,
+            "fields": fields,
+            "rows": [
+                [None if _missing(cell) else _short(cell) for cell in row]
+                for row in cells.itertuples(index=False, name=None)
+            ],
+        }
+
+
+def _shown(name: str, column: pd.Series[Any]) -> bool:
+    return _varies(column) if name not in SHOWN else bool(column.notna().any())
 
 
 def _varies(column: pd.Series[Any]) -> bool:
