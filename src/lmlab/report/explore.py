@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.report.frame import Results, select
+from lmlab.report.frame import FIELDS, Results, select
 from lmlab.report.page import Chapter
 
 # What a row keeps besides its parameters and labels.
@@ -55,8 +55,10 @@ def _tables(results: Results, chapter: str, sources: list[str]) -> Iterator[dict
     rows = select(results.rows, chapter=chapter, status="ok")
     rows = rows[[isinstance(value, int | float) for value in rows["value"]]]
     index = {source: number for number, source in enumerate(sources)}
+    settings = {name for result in results.of(chapter) for name in result.settings}
+    settings -= {name for result in results.of(chapter) for name in result.parameters}
     for quantity, found in rows.groupby("quantity", sort=False):
-        fields = [str(name) for name in found if _shown(str(name), found[name])]
+        fields = [str(name) for name in found if _shown(str(name), found[name], settings)]
         cells = found.assign(source=found["source"].map(index))[fields]
         yield {
             "chapter": chapter,
@@ -69,8 +71,12 @@ def _tables(results: Results, chapter: str, sources: list[str]) -> Iterator[dict
         }
 
 
-def _shown(name: str, column: pd.Series[Any]) -> bool:
-    return _varies(column) if name not in SHOWN else bool(column.notna().any())
+def _shown(name: str, column: pd.Series[Any], settings: set[str]) -> bool:
+    """Whether a field is worth a choice: parameters and labels that vary, not the settings behind
+    them nor the statistics of a record."""
+    if name in SHOWN:
+        return bool(column.notna().any())
+    return name not in FIELDS and name not in settings and _varies(column)
 
 
 def _varies(column: pd.Series[Any]) -> bool:
