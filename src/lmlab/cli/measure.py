@@ -45,7 +45,11 @@ def command(arguments: argparse.Namespace) -> int:
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_args(study, arguments.chapter, arguments.settings)
     check_code(point)
-    result = with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
+    result = (
+        with_ranks(point, machine, study)
+        if has_ranks(point)
+        else measure_in_process(point, machine)
+    )
     try:
         print(table(point, result))
         print(result.to_json())
@@ -74,7 +78,7 @@ def write(result: Result, out: Path) -> None:
         raise KeyValueError(f"--out {out}: {error.strerror}") from error
 
 
-def alone(point: Point, machine: Machine) -> Result:
+def measure_in_process(point: Point, machine: Machine) -> Result:
     """The result of a point that this process measures itself."""
     from lmlab.jobs.run import measure_point  # torch takes seconds: not before all is checked
 

@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def noisy(self) -> bool:
-        """Judged by totals where there are some: phases of microseconds are never quiet."""
+        """Judged by step totals if there are any: phases of microseconds are always noisy."""
         timed = [record for record in self.measurements if "noisy" in record]
         totals = [record for record in timed if record["labels"].get("phase") == TOTAL]
         return any(record["noisy"] for record in totals or timed)

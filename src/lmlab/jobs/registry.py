@@ -33,7 +33,7 @@ RANK_ERRORS = "LMLAB_RANK_ERRORS"
 """Environment variable: the folder in which a failing rank writes its error file."""
 # What names, lists, files or refuses a measurement without changing its number: one more variant,
 # another key in a result or a new version of the package must not make a result stale.
-NOT_COUNTED = (
+EXCLUDED_FROM_FINGERPRINT = (
     "lmlab",
     "lmlab.attention",
     "lmlab.attention.registry",
@@ -44,6 +44,8 @@ NOT_COUNTED = (
     "lmlab.jobs.record",
     "lmlab.jobs.registry",
     "lmlab.measure.environment",
+    "lmlab.measure.warm_start",
+    "lmlab.measure.warm_start.*",
     "lmlab.study",
     "lmlab.study.*",
 )
@@ -120,7 +122,7 @@ def fingerprint(point: Point) -> str:
 
 def fingerprint_of(modules: tuple[str, ...]) -> str:
     """A hash of the code that starts from modules; a user's own are found as when they run."""
-    return code_fingerprint(modules, search_path(), excluded=NOT_COUNTED)
+    return code_fingerprint(modules, search_path(), excluded=EXCLUDED_FROM_FINGERPRINT)
 
 
 def search_path() -> list[str]:

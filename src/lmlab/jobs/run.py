@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if machine.id != arguments.machine:
             raise ValueError(
                 f"machine = {arguments.machine!r}, but this is {machine.id!r}; "
-                "a result is measured where it belongs"
+                "run this job on the machine whose results it writes"
             )
         result = save(measure_point(point_from_json(arguments.point), machine), arguments.out)
     except ValueError as error:

@@ -107,7 +107,7 @@ def summary(states: Sequence[PointState]) -> str:
 def advice(study: str, machine: str, *, measuring: bool) -> str:
     """What to do about stale results; those of another machine cannot be measured again here."""
     command = ["lmlab", "status", "--machine", machine, "--config", f"study={study}"]
-    again = ", deleting them measures them again" if measuring else ""
+    again = "; delete them to measure them again" if measuring else ""
     return f"`{shlex.join(command)}` lists them{again}"
 
 

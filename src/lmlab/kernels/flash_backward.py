@@ -22,7 +22,8 @@ instead; if that is still too few, SPLITS programs share a loop, store partial s
 arrive adds them up in a fixed order.
 
 Delta comes from a separate memory-bound launch (`flash_delta`), from the launch that decomposes
-fp32 inputs (`fp32_terms`), or, where the launch table says so, is computed inline from O and dO.
+fp32 inputs (`fp32_terms`), or, with the option `inline-delta` in `tile_sizes`, is computed inline
+from O and dO.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

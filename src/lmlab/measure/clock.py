@@ -84,7 +84,7 @@ class PhaseClock:
     def take_step_ms(self) -> dict[str, float]:
         """Phases of the step just done, and their total from first to last edge; starts anew."""
         if not self._edges:
-            raise ValueError("step: it timed no phase, at least one clock.phase(...) is needed")
+            raise ValueError("step timed no phase: it must use clock.phase(...) at least once")
         times = {name: 0.0 for name, _, _ in self._edges}
         for name, start, end in self._edges:
             times[name] += (end - start) / 1e6
@@ -142,11 +142,11 @@ def measure_steps(
 
 def _check_counts(warmup: int, steps: int, time_cap_s: float) -> None:
     if warmup < 0:
-        raise ValueError(f"warmup: got {warmup}, allowed is 0 or more")
+        raise ValueError(f"warmup must be at least 0, got {warmup}")
     if steps < 1:
-        raise ValueError(f"steps: got {steps}, allowed is 1 or more")
+        raise ValueError(f"steps must be at least 1, got {steps}")
     if time_cap_s <= 0:
-        raise ValueError(f"time_cap_s: got {time_cap_s:g}, allowed is more than 0")
+        raise ValueError(f"time_cap_s must be more than 0, got {time_cap_s:g}")
 
 
 def _why_steps_stopped(warm: int, warmup: int, measured: int, steps: int, cap_s: float) -> str:

@@ -118,7 +118,7 @@ def _check_keys(key: str, value: object) -> None:
         for name, inner in value.items():
             path = f"{key}.{name}" if key else str(name)
             if not isinstance(name, str):
-                raise ConfigError(f"config: {path}: a key is a text, quote it")
+                raise ConfigError(f"config: {path}: keys must be strings, quote it")
             _check_keys(path, inner)
 
 

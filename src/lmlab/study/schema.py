@@ -18,7 +18,7 @@ TYPES = {
     "integer": "one integer",
     "number": "one number",
     "object": "a mapping",
-    "string": "a text",
+    "string": "a string",
 }
 LIMITS = {
     "minimum": "at least {}",
@@ -26,7 +26,7 @@ LIMITS = {
     "exclusiveMinimum": "more than {}",
     "minItems": "a list of at least {}",
     "minProperties": "at least {} entry",
-    "minLength": "a text that is not empty",
+    "minLength": "a non-empty string",
     "uniqueItems": "each value once",
 }
 RENAMED = {

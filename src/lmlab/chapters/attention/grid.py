@@ -3,6 +3,8 @@
 A point is a comparison: the variants in its setting `variants` are measured against each other in
 one process. Those that compile cost seconds per shape, so a block says at which shapes they take
 part.
+
+Values come from the block `attention` of the study in config.yaml.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences about the lead group need."""
+    """Values that the templates use, for the group shown on the front page."""
     everything = chapter.own.rows
     rows = of_lead(everything)
     times = select(rows, quantity="time", phase="total", status="ok")

@@ -357,7 +357,7 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences of the page need."""
+    """Values that the templates use."""
     rows = select(chapter.own.rows, status="ok")
     steps = select(rows, quantity="peak_memory", **STEP)
     ratios = select(rows, quantity="bf16_ratio", **STEP)

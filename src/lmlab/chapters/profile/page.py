@@ -133,7 +133,7 @@ def at_longest(rows: Rows) -> Rows:
 
 
 def other_kernels(rows: Rows) -> Rows:
-    """The largest kernels of a forward pass that are no matmul, per size at its longest context."""
+    """The largest non-matmul kernels of a forward pass, per size at its longest context."""
     rows = select(at_longest(rows), mode="forward", kernel=pd.notna)
     shares = select(rows, quantity="share_of_run", family=lambda family: family not in MATMULS)
     order = shares.groupby("source")["value"].rank(ascending=False, method="first")
@@ -243,7 +243,7 @@ TABLES = {
         columns=TOP_KERNEL,
     ),
     "others": Table(
-        title="Largest kernels of a forward pass that are no matmul, at the longest context",
+        title="Largest non-matmul kernels of a forward pass, at the longest context",
         rows=["size", "kernel"],
         data=other_kernels,
         columns={
@@ -337,7 +337,7 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences of the page need; nothing if nothing was recorded."""
+    """Values that the templates use; empty if nothing was recorded."""
     rows = select(chapter.own.rows, status="ok")
     if select(rows, quantity="profiler_version").empty:
         return {}

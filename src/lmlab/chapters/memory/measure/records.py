@@ -36,7 +36,7 @@ class ModeResult:
     reason: str | None = None
     summary: Mapping[str, Any] | None = None
     counters: Mapping[str, int | None] = field(default_factory=dict)
-    """`allocator_peak`, `unrecorded_peak`, and what was `asked` for in vain."""
+    """`allocator_peak`, `unrecorded_peak`, and `asked`: size of the failed allocation."""
     accounting: Mapping[str, Any] = field(default_factory=dict)
     snapshot: str | None = None
 
