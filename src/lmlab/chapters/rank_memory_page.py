@@ -62,7 +62,7 @@ def bytes_of(
 
 
 def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:
-    """The highest peak of a step and the phase it lies in; a CPU has none."""
+    """The highest peak of a step and its phase; None on a CPU."""
     found = select(of_lead(rows), quantity="most_peak_memory", variant=variant)
     if found.empty:
         return None
@@ -72,7 +72,7 @@ def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:
 
 def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> float | None:
     """The largest relative difference between a category and what the cost model expects; `share`
-    is what a rank keeps of it."""
+    is the part that each rank stores."""
     expected = select(of_lead(rows), quantity="expected_memory")
     errors = [
         abs(found / (want * share.get(category, 1.0)) - 1)

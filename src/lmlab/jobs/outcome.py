@@ -35,7 +35,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a point."""
+    """The outcome of a point."""
 
     status: Status = "ok"
     reason: str | None = None
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class Chapter(Protocol):
-    """What a chapter's `measure` module offers: one point measured on one device."""
+    """Interface of a chapter's `measure` module: measures one point on one device."""
 
     def __call__(self, point: Point, device: torch.device) -> Outcome: ...
 

@@ -27,7 +27,7 @@ from lmlab.study.points import Point
 
 NARROW_HEAD = 16
 SLOW = 50
-"""Slower than fp32 by this factor; a type with fast products is within a small multiple."""
+"""Slower than fp32 by this factor; a dtype with a fast matmul is within a small multiple."""
 LONGEST_STEP_S = 0.5
 """For a slow type: a point has some fifteen steps, and a chapter dozens of points."""
 PROBE = 256

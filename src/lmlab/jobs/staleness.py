@@ -90,7 +90,7 @@ def state_of(point: Point, results: Path, machine: str, torch_version: str | Non
 
 
 def summary(states: Sequence[PointState]) -> str:
-    """How many points are in which state, and how many of those to know about."""
+    """Number of points by state, and remarks about them."""
     counts = Counter(each.state for each in states)
     remarks = {
         "with failed variants": sum(bool(each.failed_variants) for each in states),

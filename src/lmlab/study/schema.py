@@ -53,7 +53,7 @@ def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str |
 
 
 def _strict(schema: Mapping[str, Any]) -> Any:
-    """JSON takes 5.0 for an integer and knows no infinity; here both are mistakes."""
+    """JSON Schema accepts 5.0 as an integer, and YAML accepts infinity; here both are errors."""
     plain = jsonschema.Draft202012Validator
     types = plain.TYPE_CHECKER.redefine_many(
         {

@@ -246,7 +246,7 @@ def kernel_time(phase: str) -> Column:
 
 
 def speedup(**where: Any) -> Column:
-    """A ratio, or the verdict where it may not be quoted."""
+    """A ratio, or the verdict if the comparison is not conclusive."""
     return quantity("speedup", "text", "speedup", **where)
 
 

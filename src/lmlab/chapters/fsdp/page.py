@@ -1,4 +1,4 @@
-"""FSDP: memory of a rank by stage, step time, and whether weights arrive in time."""
+"""FSDP: memory per rank by stage, step time, and whether weights arrive in time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_WAIT_MS = 0.2
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Names, the rank with the most allocated memory, overlap, and every variant against data parallelism."""
+    """Names, memory by rank, overlap, and speed relative to data parallelism."""
     rows = with_ranks(rows, results, [*rank_memory.LABELS, "activity"])
     rows = highest(rows.assign(scheme=rows.variant.map(NAMES), short=rows.variant.map(SHORT)))
     compared = against(rows, DDP).rows().assign(quantity="versus_ddp")

@@ -51,7 +51,7 @@ COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind")
 BEST_PREDICTED = "best predicted"
 FRONT_SEGMENTS = 4
 COMPARED_SIZES = 3
-# Beyond this share of the gradients a peak lies in the last segment of the backward pass.
+# Beyond this share of the gradients a peak is in the last segment of the backward pass.
 LATE_IN_BACKWARD = 0.5
 
 

@@ -55,7 +55,7 @@ def derive(rows: Rows, results: Results) -> Rows:
         rows = combine(rows, f"{name}_to_wall", parts, lambda p: p.profiled / p.wall)
     idle = {"late": _of("host_late_gap_time"), "span": _of("span_time", phase="total")}
     rows = combine(rows, "host_bound_share", idle, lambda p: p.late / p.span, on=RUN)
-    # The end-to-end chapter times the same forward pass in a process of its own.
+    # The end-to-end chapter times the same forward pass in a separate process.
     other = {"chapter": "end_to_end", "mode": "forward", "start": "warm", "status": "ok", **WALL}
     times = select(results.rows, **other).drop_duplicates(POINT).set_index(POINT)["value"]
     rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _at(times, f))
@@ -77,13 +77,13 @@ def _of(name: str, **labels: Any) -> dict[str, Any]:
 
 
 def _at(values: Any, found: Rows) -> Any:
-    """For each row the value of its key."""
+    """The value of each row's key."""
     return values.reindex(pd.MultiIndex.from_frame(found[values.index.names])).to_numpy()
 
 
 def _shares(rows: Rows) -> Rows:
-    """Families and kernels as shares of a run's device time. Copies are no kernels: the share of a
-    kernel leaves them out, as nsys does."""
+    """Families and kernels as shares of a run's device time. Copies are not kernels: a kernel's
+    share excludes them, as in nsys."""
     kernel, run = _of("kernel_total_time"), _of("total_time", phase="total")
     total = select(rows, **run).set_index(RUN)["value"]
     copies = select(rows, **kernel, rank=pd.isna).set_index(RUN)["value"]

@@ -1,4 +1,4 @@
-"""Sharded optimizer: what a rank saves by keeping only its share of the state, and what it costs.
+"""Sharded optimizer: how much memory it saves per rank, and how much time it costs.
 
 **Memory** at four stages of a first step, for the plain optimizer, ours and PyTorch's
 ZeroRedundancyOptimizer, each built alone. All ranks use the same tokens here, so gradients agree

@@ -28,7 +28,7 @@ OF_STREAM = {"allocated": "stream_allocations", "live_at_peak": "stream_live"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModeResult:
-    """How one mode ended, and what was recorded: nothing where it was not even tried."""
+    """How one mode ended, and what was recorded; empty for a mode that was not tried."""
 
     mode: str
     predicted: Stage | None
