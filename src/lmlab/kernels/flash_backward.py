@@ -4,7 +4,7 @@ With delta = rowsum(O * dO), and P = exp(S scale - lse) recomputed from the log-
 
     dV = P^T dO    dP = dO V^T    dS = P * (dP - delta)    dQ = dS K scale    dK = dS^T Q scale
 
-Each score tile needs five products, and by that count throughput is given. But dK and dV are sums
+Each score tile needs five products, and throughput is quoted by that count. But dK and dV are sums
 over queries and dQ a sum over keys: a program that owns a key tile would have to add to dQ in
 memory, and with atomics the result would depend on timing. Here one pass over queries computes dK
 and dV (four products) and one over keys computes dQ (three), with S and dP computed twice: seven
