@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.jobs.registry import NOT_COUNTED
+from lmlab.jobs.registry import EXCLUDED_FROM_FINGERPRINT
 from lmlab.study.files import ROOT
 
 SOURCE = ROOT / "src" / "lmlab"
@@ -120,7 +120,7 @@ def test_measuring_needs_no_library_of_the_report() -> None:
             assert tops.isdisjoint({"scipy", "vl_convert"}), file
 
 
-@pytest.mark.parametrize("pattern", NOT_COUNTED)
+@pytest.mark.parametrize("pattern", EXCLUDED_FROM_FINGERPRINT)
 def test_every_module_that_no_fingerprint_counts_exists(pattern: str) -> None:
     modules = {
         ".".join(("lmlab", *Path(file).with_suffix("").parts)).removesuffix(".__init__")

@@ -2,9 +2,9 @@
 
 A registry that imported every variant it lists would tie each measurement to all of them: a change
 in one kernel would make the results of every other stale, and a point would pay for imports that
-it never uses. So registries and the configuration hold strings, and a string becomes an object at
-the moment that one is wanted. Splitting a path imports nothing, so the workflow can find which
-file a name stands for before any job starts.
+it never uses. So registries and the configuration hold strings, and a string becomes an object only
+when it is needed. Splitting a path imports nothing, so the workflow can find the file behind a name
+before any job starts.
 """
 
 import importlib
@@ -21,7 +21,7 @@ def split(path: str) -> tuple[str, str]:
     parts = [*module.split("."), attribute]
     if not colon or not all(part.isidentifier() for part in parts):
         raise ImportPathError(
-            f"{path!r} is not an import path; allowed is 'package.module:name', one colon"
+            f"{path!r} is not an import path; allowed: 'package.module:name', with one colon"
         )
     return module, attribute
 
@@ -32,8 +32,8 @@ def resolve(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        # Two faults look alike here: the module is not there, or it is and its own imports fail.
-        # The original sentence names the module that was missing, so it tells them apart.
+        # Either the module does not exist, or one of its own imports does not: the original
+        # message names the missing module and so distinguishes the two.
         raise ImportPathError(f"{path!r} cannot be imported: {error}") from error
     try:
         return getattr(module, attribute)

@@ -57,7 +57,7 @@ def test_a_users_own_function_needs_no_entry(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        pytest.param("flush", "attention: 'flush' is not known; allowed are .*naive", id="unknown"),
+        pytest.param("flush", "attention: 'flush' is not known; allowed: .*naive", id="unknown"),
         pytest.param("no_such_module_x:f", "No module named 'no_such_module_x'", id="no module"),
         pytest.param("math:no_such", "math has no attribute 'no_such'", id="no attribute"),
         pytest.param("math:pi", "'math:pi' is not a function", id="not a function"),

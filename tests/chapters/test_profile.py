@@ -123,7 +123,7 @@ def test_a_trace_is_kept_only_if_asked_for() -> None:
 
 
 def test_nsys_must_have_been_started_around_the_process() -> None:
-    with pytest.raises(Unsupported, match="nsys does not record this process"):
+    with pytest.raises(Unsupported, match="nsys is not recording this process"):
         measure(profile_point(profiler="nsys"), CPU)
 
 

@@ -65,9 +65,7 @@ def test_variants_of_one_point_are_not_judged_here() -> None:
     ],
 )
 def test_a_long_step_in_a_slow_type_is_refused(point: Point) -> None:
-    with pytest.raises(
-        Unsupported, match=r"^bf16 has no fast products on this CPU: .* over 0.5 s$"
-    ):
+    with pytest.raises(Unsupported, match=r"^bf16 has no fast matmul on this CPU: .* over 0.5 s$"):
         load(point.chapter)(point, CPU)
 
 

@@ -26,7 +26,7 @@ D128_SPILLS = 256
 
 
 class Launch(NamedTuple):
-    """A causal problem that the launch table sends to a certain kernel."""
+    """A causal problem for which `tile_sizes` selects a certain kernel."""
 
     architecture: str
     direction: Direction

@@ -175,7 +175,7 @@ def test_a_wrong_number_is_a_one_line_error(
     option, value = argument.split("=")
     assert caught.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.endswith(f"{option}: {value!r} is not allowed; an integer of at least 1 is")
+    assert last.endswith(f"{option}: must be a positive integer, got {value!r}")
 
 
 def test_a_problem_that_no_tiles_fit_gives_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def without_phase(clock: PhaseClock) -> None:
 
 @pytest.mark.parametrize("step", [nested, named_total, without_phase])
 def test_a_step_that_cannot_be_timed_is_refused(step: object) -> None:
-    with pytest.raises(ValueError, match=r"^(phase|step): "):
+    with pytest.raises(ValueError, match=r"^(phase: |step timed)"):
         measure_steps(step, device=CPU, warmup=0, steps=1, time_cap_s=1)  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_a_step_that_cannot_be_timed_is_refused(step: object) -> None:
 def test_impossible_counts_are_refused_by_name(
     warmup: int, steps: int, cap: float, key: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{key}: got .*, allowed is"):
+    with pytest.raises(ValueError, match=f"^{key} must be"):
         measure_steps(two_phases, device=CPU, warmup=warmup, steps=steps, time_cap_s=cap)
 
 

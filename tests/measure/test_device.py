@@ -38,7 +38,7 @@ def test_devices_are_selected_by_name(
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
     if expected is None:
-        with pytest.raises(DeviceError, match=rf"^device: got '{name}', [^\n]*allowed"):
+        with pytest.raises(DeviceError, match=rf"^device = '{name}'[;,] [^\n]*allowed"):
             torch_device(name)
         return
     assert torch_device(name) == expected

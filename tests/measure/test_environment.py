@@ -58,7 +58,7 @@ def test_without_a_repository_a_given_commit_is_unverified(
     assert commit(copy) == {"id": "a" * 40, "dirty": False, "unverified": True}
     assert "unverified" not in commit(ROOT)
     monkeypatch.setenv("LMLAB_COMMIT", "main")
-    with pytest.raises(ValueError, match=r"^LMLAB_COMMIT: got 'main', allowed"):
+    with pytest.raises(ValueError, match=r"^LMLAB_COMMIT = 'main'; allowed"):
         commit(copy)
 
 

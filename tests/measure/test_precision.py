@@ -54,7 +54,7 @@ def test_every_switch_is_restored_even_after_an_error(
 
 
 def test_an_unknown_precision_is_refused_in_one_line() -> None:
-    line = r"^precision: got 'fp64', allowed are fp32, tf32, bf16, fp16$"
+    line = r"^precision = 'fp64'; allowed: fp32, tf32, bf16, fp16$"
     with pytest.raises(PrecisionError, match=line):
         precision_named("fp64")
 

@@ -64,7 +64,7 @@ def test_noisy_means_an_interquartile_range_above_a_tenth_of_the_median(
 
 @pytest.mark.parametrize("samples", [[], [1.0, float("nan")], [float("inf")]])
 def test_samples_that_say_nothing_are_refused(samples: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"^samples: [^\n]+$"):
+    with pytest.raises(ValueError, match=r"^samples must [^\n]+$"):
         summarize(samples)
 
 

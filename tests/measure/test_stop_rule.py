@@ -58,5 +58,5 @@ def test_the_running_deviation_is_the_sample_deviation_over_the_mean(samples: li
     "changes", [{"min_samples": 0}, {"max_samples": 9}, {"time_cap_s": 0.0}], ids=str
 )
 def test_an_impossible_rule_is_refused_by_name(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"^{next(iter(changes))}: got .*, allowed is"):
+    with pytest.raises(ValueError, match=f"^{next(iter(changes))} must be"):
         rule(**changes)

@@ -134,7 +134,8 @@ def test_a_report_is_not_written_among_other_files(
     with pytest.raises(ConfigError) as caught:
         load({**config, "report": report}, "cpu")
     assert str(caught.value) == (
-        f'config: report = "{report}" {fault}; allowed: a folder of its own, as report or docs/mine'
+        f'config: report = "{report}" {fault}; '
+        "allowed: a separate folder, such as report or docs/mine"
     )
 
 

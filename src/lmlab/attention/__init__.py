@@ -1,7 +1,7 @@
 """Attention functions with one interface, found by name.
 
 The public names below are imported when first used, so that the registry can be queried without
-torch and nobody pays for a variant that is not used.
+torch and an unused variant costs nothing.
 """
 
 import importlib

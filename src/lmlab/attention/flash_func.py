@@ -1,7 +1,7 @@
 """Flash attention under torch.func: grad, vjp, vmap and their compositions.
 
 These transforms need an `autograd.Function` with a separate `setup_context`, and always prepare for
-a second derivative. The kernels have only a first one, so the gradient is a function of its own
+a second derivative. The kernels have only a first one, so the gradient is a separate function
 that raises when differentiated; otherwise a second derivative would silently come out as zero.
 """
 

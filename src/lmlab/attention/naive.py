@@ -29,7 +29,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
 
 
 def future_mask(q: Tensor, k: Tensor) -> Tensor:
-    """True where a key lies in a query's future, aligned at the bottom right.
+    """True where a key is in a query's future, aligned at the bottom right.
 
     With fewer queries than keys, the first keys are the past of all queries, as when a model
     continues from a KV cache. With more, the first queries would see no key.

@@ -2,7 +2,7 @@
 
 Every variant is a function `attention(q, k, v, *, is_causal) -> Tensor` over tensors of shape
 (..., sequence, head_dim). The registry stores import paths as strings and imports a variant only
-when it is loaded: a point then depends on the files of its own variant alone, and the workflow can
+when it is loaded: a point then depends only on the files of its variant, and the workflow can
 ask `module_of` which file that is without importing torch.
 
 A new variant is one line in `VARIANTS`. A user's own needs none: a name with a colon,
@@ -46,7 +46,7 @@ def path_of(name: str) -> str:
         return VARIANTS[name]
     if ":" not in name:
         raise UnknownAttentionError(
-            f"attention: {name!r} is not known; allowed are {', '.join(sorted(VARIANTS))}"
+            f"attention: {name!r} is not known; allowed: {', '.join(sorted(VARIANTS))}"
             " or your own 'package.module:function'"
         )
     return name

@@ -114,7 +114,7 @@ class _Tiling:
         return _slices(self.keys, end)
 
     def scores(self, q_tile: Tensor, k_tile: Tensor, rows: slice, columns: slice) -> Tensor:
-        """Scaled scores of one tile, -inf where a key lies in a query's future."""
+        """Scaled scores of one tile, -inf where a key is in a query's future."""
         s = q_tile @ k_tile.transpose(-2, -1) * self.scale
         shift = self.keys - self.queries
         if not self.is_causal or columns.stop - 1 <= rows.start + shift:

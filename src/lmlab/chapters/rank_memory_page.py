@@ -49,7 +49,10 @@ def highest(rows: Rows) -> Rows:
 def bytes_of(
     rows: Rows, variant: str, stage: str = "after_step", category: str | None = None
 ) -> Any:
-    """What the fullest rank of the lead group has allocated, in all or in one category."""
+    """Memory of the rank with the most allocated memory, in all or in one category.
+
+    Of the group shown on the front page.
+    """
     found = select(of_lead(rows), variant=variant, stage=stage, status="ok")
     if category is None:
         values = select(found, quantity="most_allocated")["value"]
@@ -59,7 +62,7 @@ def bytes_of(
 
 
 def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:
-    """The highest peak of a step and the phase it lies in; a CPU has none."""
+    """The highest peak of a step and its phase; None on a CPU."""
     found = select(of_lead(rows), quantity="most_peak_memory", variant=variant)
     if found.empty:
         return None
@@ -69,7 +72,7 @@ def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:
 
 def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> float | None:
     """The largest relative difference between a category and what the cost model expects; `share`
-    is what a rank keeps of it."""
+    is the part that each rank stores."""
     expected = select(of_lead(rows), quantity="expected_memory")
     errors = [
         abs(found / (want * share.get(category, 1.0)) - 1)
@@ -80,7 +83,7 @@ def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> floa
 
 
 def after_step(rows: Rows) -> Rows:
-    """Rows of the lead group without those of earlier stages."""
+    """Rows of the group shown on the front page, without earlier stages."""
     return select(of_lead(rows), stage=lambda stage: stage == "after_step" or stage != stage)
 
 
@@ -92,8 +95,8 @@ def _categories(format: str) -> dict[str, Any]:
 
 TABLES = {
     "stages": Table(
-        title="Memory of the fullest rank in its first step, MiB, {ranks}. Reserved: kept by the "
-        "allocator; device: as the device reports it",
+        title="Memory of the rank with the most allocated memory, in its first step, MiB, {ranks}. "
+        "Reserved: kept by the allocator; device: as the device reports it",
         facet="ranks",
         rows=["scheme", "when"],
         headers={"when": "stage", "scheme": "variant"},
@@ -124,7 +127,7 @@ def _figure_rows(results: Results) -> Rows:
 
 
 FIGURE = Figure(
-    title="Memory of the fullest rank by stage of its first step",
+    title="Memory of the rank with the most allocated memory, by stage of its first step",
     mark="stack",
     facet="when",
     color="category",

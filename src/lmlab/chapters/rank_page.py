@@ -34,7 +34,7 @@ def with_ranks(rows: Rows, results: Results, labels: Sequence[str]) -> Rows:
 
 
 def describe(group: Mapping[str, Any]) -> str:
-    """A process group in a few words."""
+    """A short description of a process group."""
     count, gpus = group["world_size"], group["gpus"]
     if group["device"] == "cpu":
         who = f"{count} CPU rank" + "s" * (count > 1)
@@ -47,7 +47,7 @@ def describe(group: Mapping[str, Any]) -> str:
 
 
 def measured(rows: Rows) -> Rows:
-    """Rows of the points that ran: a group that could not start needs no column of its own."""
+    """Rows of the points that ran: a group that could not start gets no column."""
     return rows[rows["quantity"].notna()]
 
 
@@ -59,7 +59,7 @@ def not_started(rows: Rows) -> list[dict[str, Any]]:
 
 
 def lead(rows: Rows) -> str | None:
-    """The group that a front page shows: GPUs of their own first, then fewest ranks."""
+    """The group shown on the front page: one GPU per rank first, then fewest ranks."""
     order = list(PLACEMENTS)
     found = distinct(select(measured(rows), status="ok"), ["placement", "world_size", "ranks"])
     return min(found, key=lambda key: (order.index(key[0]), key[1]))[2] if found else None
@@ -87,7 +87,7 @@ def against(rows: Rows, baseline: str, phase: str = "total") -> Comparison:
 
 
 def sizes(rows: Rows) -> dict[str, dict[str, Any]]:
-    """By purpose: the size that the lead group was measured with, and why larger ones were not."""
+    """By purpose: the size that the group shown on the front page ran, and why no larger one."""
     found = select(of_lead(rows), quantity="size")
     return {
         purpose: {
@@ -102,7 +102,7 @@ def sizes(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def timeline(results: Results, variants: Sequence[str], names: Mapping[str, str]) -> Rows:
-    """A profiled step of the lead group: a panel per variant, a lane per activity."""
+    """A profiled step of the group on the front page: a panel per variant, a lane per activity."""
     ours = lead(results.rows)
     rows = [
         {"panel": names.get(variant, variant), "activity": activity, "start": start, "end": end}

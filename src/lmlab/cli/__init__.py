@@ -1,7 +1,7 @@
 """The command line: `lmlab measure` measures one point by hand, `lmlab status` lists all points.
 
-The study itself is run by the workflow (`make writeup`); these two are for looking closer. torch is
-imported by a measurement and by nothing else here.
+The study itself is run by the workflow (`make writeup`); these two are for single points. Only a
+measurement imports torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lmlab.jobs.catalog import chapters
 
 WRONG_USE = 2
 INTERRUPTED = 130  # a shell's status for a command ended by Ctrl-C
-READER_GONE = 141  # a shell's status for a command that wrote to a pipe nobody reads
+READER_GONE = 141  # a shell's status for a command that wrote to a closed pipe
 
 DESCRIPTION = """\
-Looks closer at the study of config.yaml, all of which `make writeup` runs. COMMAND --help says
-more."""
+Measures or lists single points of the study in config.yaml; `make writeup` runs all of it. See
+COMMAND --help."""
 
 MEASURE_HELP = """\
 Measures one point without the workflow: a table, and as the last line the result as JSON.
-What is not given is taken from the study of config.yaml that fits this machine.
+Other keys default to the study in config.yaml that fits this machine.
 
   lmlab measure end_to_end size=small context=128 precision=bf16 mode=train_step warmup=5
   lmlab measure end_to_end d_model=512 d_ff=2048 num_layers=6 num_heads=8 batch=16

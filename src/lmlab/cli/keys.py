@@ -22,7 +22,7 @@ CONVERT: Mapping[str, Callable[[str], Any]] = {
 
 
 class KeyValueError(ValueError):
-    """A key that does not exist or a value that it cannot hold, in one line."""
+    """An unknown key or an invalid value, in one line."""
 
 
 def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:
@@ -49,7 +49,7 @@ def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:
 
 
 def read_value(key: str, text: str, schema: Schema) -> Any:
-    """The value that a text stands for, or a `KeyValueError`."""
+    """The value of a command-line argument, or a `KeyValueError`."""
     value = _convert(text, schema)
     if error := why_invalid(value, schema):
         allowed = error.partition("allowed: ")[2]
@@ -93,7 +93,7 @@ def _resolved(schema: Schema) -> Schema:
 
 
 def _convert(text: str, schema: Schema) -> Any:
-    """The text as the type of its schema; as it is if it cannot be, for the schema to reject."""
+    """The text converted to the type of its schema; unchanged if that fails."""
     schema = _resolved(schema)
     if schema.get("type") == "array":
         return [_convert(part, schema["items"]) for part in text.split(",")]

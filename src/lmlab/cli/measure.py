@@ -1,8 +1,8 @@
 """`lmlab measure`: one point by hand, from a few keys and the study's defaults for the rest.
 
 The study already says what a point of a chapter needs, so the first of its points that has the keys
-given is taken, and the keys are set in it. A size is a name for four hyper-parameters; give any of
-them and the size is called custom.
+given is taken, and the keys are set in it. A size is a name for four hyper-parameters; if any of
+them is given, the size is called custom.
 """
 
 from __future__ import annotations
@@ -45,18 +45,22 @@ def command(arguments: argparse.Namespace) -> int:
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_args(study, arguments.chapter, arguments.settings)
     check_code(point)
-    result = with_ranks(point, machine, study) if has_ranks(point) else alone(point, machine)
+    result = (
+        with_ranks(point, machine, study)
+        if has_ranks(point)
+        else measure_in_process(point, machine)
+    )
     try:
         print(table(point, result))
         print(result.to_json())
-    finally:  # whether or not anybody reads on
+    finally:  # even if the reader of the pipe has exited
         if arguments.out:
             write(result, arguments.out)
     return 1 if result.status == "failed" else 0
 
 
 def check_place(overrides: Sequence[str]) -> None:
-    """`--config` takes every argument after it, also one that was meant for the point."""
+    """`--config` takes every argument after it, including any intended for the point."""
     allowed = config_schema()["properties"]
     for key, text in map(split, overrides):
         if key not in allowed:
@@ -74,15 +78,17 @@ def write(result: Result, out: Path) -> None:
         raise KeyValueError(f"--out {out}: {error.strerror}") from error
 
 
-def alone(point: Point, machine: Machine) -> Result:
+def measure_in_process(point: Point, machine: Machine) -> Result:
     """The result of a point that this process measures itself."""
-    from lmlab.jobs.run import measure_point  # torch takes seconds: not before all is checked
+    from lmlab.jobs.run import (
+        measure_point,
+    )  # slow: imports torch
 
     return measure_point(point, machine)
 
 
 def with_ranks(point: Point, machine: Machine, study: Study) -> Result:
-    """The result of a point that takes several processes."""
+    """The result of a point that needs several processes."""
     ranks_per_node(point)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "point.json")
@@ -110,7 +116,7 @@ def point_from_args(study: Study, chapter: str, args: Sequence[str]) -> Point:
         given["size"] = CUSTOM
     for key, value in given.items():
         holder: dict[str, Any] = parameters if key in parameters else settings
-        # Some settings are a list in the configuration and one text in a point.
+        # Some settings are a list in the configuration and a string in a point.
         joined = isinstance(holder[key], str) and isinstance(value, list)
         holder[key] = ",".join(value) if joined else value
     if "num_heads" in settings:

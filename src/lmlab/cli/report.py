@@ -69,5 +69,5 @@ def chapters_of(study: Study, results: Results) -> tuple[dict[str, Chapter], lis
 
 
 def page_of(chapter: str) -> ModuleType:
-    """What a chapter declares about its page."""
+    """The declarations of a chapter's page."""
     return import_module(f"lmlab.chapters.{chapter}.page")

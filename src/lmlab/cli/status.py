@@ -1,4 +1,4 @@
-"""`lmlab status`: every point of the study in a line, and what a rerun would have to do.
+"""`lmlab status`: one line per point of the study, and what a rerun would measure.
 
 A stale result is not wrong, but it is not what the present code would give. torch is compared on
 the machine that measured: what is installed here says nothing about a result from elsewhere.

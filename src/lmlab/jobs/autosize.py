@@ -56,7 +56,7 @@ class Choice:
     left_out: list[LeftOut] = field(default_factory=list)
 
     def records(self, purpose: str) -> list[Record]:
-        """The choice, for what it was made, and what was left out."""
+        """Records of the choice, its purpose, and the sizes left out."""
         chosen = [value("size", self.candidate.size, "", purpose=purpose)]
         chosen += [
             without_value("size", "unsupported", one.reason, purpose=purpose, candidate=one.size)

@@ -1,8 +1,8 @@
-"""A measurement job: one point in a process of its own, warm-started, and waited for. No torch.
+"""A measurement job: one point in a separate, warm-started process. No torch.
 
 Twenty points in a row pay for importing torch once. A point whose `start` is cold gets a fresh
-process. If the process crashes, or the kernel kills it for its memory, the result says so; if the
-job itself is interrupted, there is no result.
+process. If the process crashes, or the kernel kills it for its memory, the result records that; if
+the job itself is interrupted, there is no result.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def run_job(point: Point, machine: str, out: Path, *, cold: bool) -> int:
 
 @contextmanager
 def watching_for_signals() -> Iterator[Callable[[], int | None]]:
-    """The first signal that reached this process, whoever handles it; None while there is none.
+    """The first signal that reached this process, whoever handles it; None so far.
 
-    A job that an interrupt is passed on to may crash instead of exiting, and such a crash says
-    nothing about the point.
+    An interrupted job may crash instead of exiting; such a crash says nothing about the point.
     """
     reader, writer = socket.socketpair()
     reader.setblocking(False)

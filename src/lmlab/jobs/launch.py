@@ -1,11 +1,11 @@
-"""A measurement with several processes: torchrun started, supervised, and waited for. No torch.
+"""A measurement with several processes: starts and supervises torchrun. No torch.
 
-The torchrun command runs as it is given. What is added around it makes a point with ranks end as
-every other does, in a result:
+The torchrun command runs as it is given. This module makes sure that a point with ranks ends in
+a result, as every other does:
 
 - Whether the machine can hold the ranks is checked without starting any: "needs 4 GPUs, 1 found".
-- When a rank dies, the others wait for its messages; torchrun ends them. A rank that hangs is given
-  up by the process group's timeout, and a job in which nothing moves by a deadline. The result then
+- When a rank dies, the others wait for its messages; torchrun ends them. A rank that hangs is ended
+  by the process group's timeout, and a job that makes no progress by a deadline. The result then
   names the rank and the last line of its traceback. A failing rank writes an error file with a
   timestamp, because the errors of the others (a closed connection) are consequences of the first
   one; a rank that was killed cannot, so torchrun's own list of exit codes is read before those.
@@ -83,7 +83,7 @@ def torchrun_command(point: Point, out: Path, ranks: Mapping[str, Any]) -> list[
 
 
 def why_unsupported(point: Point, machine: Machine, cores: int | None = None) -> str | None:
-    """What this machine lacks for the point's ranks, found without starting them."""
+    """Why this machine cannot run the point's ranks, found without starting them."""
     needed, placement = ranks_per_node(point), point.parameters["placement"]
     if placement == "cpu":
         unit, found = "CPU core", usable_cores() if cores is None else cores
@@ -129,7 +129,7 @@ def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> 
 
 
 def deadline_s(point: Point) -> float:
-    """When a job is given up: twice the time that measuring may take, plus the ranks' start."""
+    """Deadline of a job: twice the time that measuring may take, plus the start of the ranks."""
     return START_ALLOWANCE_S + 2 * float(point.settings["time_cap_s"])
 
 
@@ -235,7 +235,7 @@ def _record(point: Point, out: Path, status: str, reason: str) -> int:
 def _copy_lines(stream: IO[str], tail: deque[str], received: Callable[[], int | None]) -> None:
     """Pass the ranks' error stream on, until an interrupt: the tracebacks after it are noise.
 
-    Read to the end in any case: ranks that nobody reads would block for ever.
+    Always read to the end: ranks would block on a full pipe.
     """
     open_for_writing = True
     for line in stream:

@@ -11,7 +11,7 @@ counter.
 
 Records: `allocated` per variant, stage and rank; of the rank that has allocated most, `memory` per
 category, `reserved` (kept by the allocator) and `device_memory` (as the device reports it, for the
-`scope` it can tell apart: process or device); `peak_memory` per variant, phase and rank;
+`scope` it can distinguish: process or device); `peak_memory` per variant, phase and rank;
 `expected_memory` per category, by the cost model for an unsharded rank.
 """
 

@@ -35,7 +35,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a point."""
+    """The outcome of a point."""
 
     status: Status = "ok"
     reason: str | None = None
@@ -49,14 +49,14 @@ class Outcome:
 
     @property
     def noisy(self) -> bool:
-        """Judged by totals where there are some: phases of microseconds are never quiet."""
+        """Judged by step totals if there are any: phases of microseconds are always noisy."""
         timed = [record for record in self.measurements if "noisy" in record]
         totals = [record for record in timed if record["labels"].get("phase") == TOTAL]
         return any(record["noisy"] for record in totals or timed)
 
 
 class Chapter(Protocol):
-    """What a chapter's `measure` module offers: one point measured on one device."""
+    """Interface of a chapter's `measure` module: measures one point on one device."""
 
     def __call__(self, point: Point, device: torch.device) -> Outcome: ...
 

@@ -27,7 +27,7 @@ from lmlab.study.points import Point
 
 NARROW_HEAD = 16
 SLOW = 50
-"""Slower than fp32 by this factor; a type with fast products is within a small multiple."""
+"""Slower than fp32 by this factor; a dtype with a fast matmul is within a small multiple."""
 LONGEST_STEP_S = 0.5
 """For a slow type: a point has some fifteen steps, and a chapter dozens of points."""
 PROBE = 256
@@ -58,7 +58,7 @@ def refuse_attention(asked: Mapping[str, Any], device: torch.device) -> None:
 
 
 def refuse_slow_type(asked: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` for a long step in a type that has no fast products on this CPU."""
+    """Raise `Unsupported` for a long step in a dtype that has no fast matmul on this CPU."""
     flops = flops_of_step(asked)
     dtype = precision_named(asked["precision"]).dtype if flops else torch.float32
     if dtype == torch.float32:
@@ -67,7 +67,7 @@ def refuse_slow_type(asked: Mapping[str, Any]) -> None:
     if step_s > LONGEST_STEP_S and product_s(dtype) > SLOW * product_s(torch.float32):
         print(f"{asked['precision']}: a step would take about {step_s:.1f} s")
         raise Unsupported(
-            f"{asked['precision']} has no fast products on this CPU: one takes over {SLOW} times "
+            f"{asked['precision']} has no fast matmul on this CPU: one takes over {SLOW} times "
             f"as long as in fp32, and a step would take over {LONGEST_STEP_S} s"
         )
 

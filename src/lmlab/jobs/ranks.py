@@ -102,7 +102,7 @@ def take_part(point: Point, me: Rank) -> Result | None:
         outcome = with_group(outcome, point, device)
         dist.barrier()
     dist.destroy_process_group()
-    # Ranks that share a GPU see each other on it, which is no outside influence.
+    # Ranks that share a GPU see each other on it; that is not outside interference.
     flags = [flag for flag in watch.flags if (placement, flag) != ("shared_gpu", "gpu_shared")]
     flags += ["noisy"] if outcome.noisy else []
     return None if record is None else record.close(outcome.flagged(*flags))

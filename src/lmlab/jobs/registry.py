@@ -31,9 +31,9 @@ RUNNER = "lmlab.jobs.run"
 RANK_RUNNER = "lmlab.jobs.ranks"
 RANK_ERRORS = "LMLAB_RANK_ERRORS"
 """Environment variable: the folder in which a failing rank writes its error file."""
-# What names, lists, files or refuses a measurement without changing its number: one more variant,
-# another key in a result or a new version of the package must not make a result stale.
-NOT_COUNTED = (
+# Code that names, lists, starts, stores or refuses a measurement without changing its numbers: a
+# new variant, another key in a result or a new version must not make results stale.
+EXCLUDED_FROM_FINGERPRINT = (
     "lmlab",
     "lmlab.attention",
     "lmlab.attention.registry",
@@ -44,13 +44,15 @@ NOT_COUNTED = (
     "lmlab.jobs.record",
     "lmlab.jobs.registry",
     "lmlab.measure.environment",
+    "lmlab.measure.warm_start",
+    "lmlab.measure.warm_start.*",
     "lmlab.study",
     "lmlab.study.*",
 )
 
 
 class NoSuchCode(ValueError):
-    """An import path that leads to nothing, in one line."""
+    """An import path that does not exist, in one line."""
 
 
 def path_of(chapter: str) -> str:
@@ -59,7 +61,7 @@ def path_of(chapter: str) -> str:
 
 
 def load(chapter: str) -> Chapter:
-    """The function that measures a point of the chapter; imports that chapter alone."""
+    """The function that measures a point of the chapter; imports only that chapter."""
     function: Chapter = import_path.resolve(path_of(chapter))
 
     def measure(point: Point, device: torch.device) -> Outcome:
@@ -90,7 +92,7 @@ def check_code(point: Point) -> None:
     """Check that the model and the attention variants of a point exist, without importing them."""
     for key, name, path in _named_code(point):
         if reason := _why_missing(path):
-            raise NoSuchCode(f"{key} = {name!r}: {reason}; allowed: what can be imported")
+            raise NoSuchCode(f"{key} = {name!r}: {reason}; allowed: anything importable")
 
 
 def _named_code(point: Point) -> list[tuple[str, str, str]]:
@@ -120,7 +122,7 @@ def fingerprint(point: Point) -> str:
 
 def fingerprint_of(modules: tuple[str, ...]) -> str:
     """A hash of the code that starts from modules; a user's own are found as when they run."""
-    return code_fingerprint(modules, search_path(), excluded=NOT_COUNTED)
+    return code_fingerprint(modules, search_path(), excluded=EXCLUDED_FROM_FINGERPRINT)
 
 
 def search_path() -> list[str]:

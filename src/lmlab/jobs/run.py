@@ -2,8 +2,8 @@
 
     python -m lmlab.jobs.run --point JSON --machine ID --out PATH
 
-The machine must be the one whose folder the result goes to: a job that a scheduler placed elsewhere
-would otherwise file one GPU's numbers under another's name. Two measurements never overlap on a
+The machine must be the one that the result is stored under: otherwise a job that a scheduler placed
+elsewhere would store one GPU's numbers under another's name. Two measurements never overlap on a
 device, whoever started them. Running out of memory, or asking for what a device does not have, ends
 with a result; so does any other error of the measured code, with its traceback in the log. An
 interrupt, or a machine that is not ready to measure at all, writes nothing.
@@ -35,7 +35,7 @@ from lmlab.study.results import Result
 
 NOTHING_WRITTEN = 2
 GIB = 2**30
-# The allocator's own sentence on a GPU.
+# The allocator's error message on a GPU.
 CUDA_OOM = re.compile(
     r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+)",
     re.DOTALL,
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure one point and write its result; 2 if there is nothing to measure it on."""
     parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
     parser.add_argument("--point", required=True, help="the point as JSON")
-    parser.add_argument("--machine", required=True, help="id of the machine this must be")
+    parser.add_argument("--machine", required=True, help="id of the machine that must run this")
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
     arguments = parser.parse_args(argv)
     try:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if machine.id != arguments.machine:
             raise ValueError(
                 f"machine = {arguments.machine!r}, but this is {machine.id!r}; "
-                "a result is measured where it belongs"
+                "run this job on the machine whose results it writes"
             )
         result = save(measure_point(point_from_json(arguments.point), machine), arguments.out)
     except ValueError as error:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_point(point: Point, machine: Machine) -> Result:
-    """The result of a point, measured here and now, alone on its device."""
+    """The result of a point, measured in this process with exclusive use of its device."""
     import_from_working_folder()
     device = torch_device(machine.device)
     with exclusive(machine.device):

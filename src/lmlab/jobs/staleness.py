@@ -90,7 +90,7 @@ def state_of(point: Point, results: Path, machine: str, torch_version: str | Non
 
 
 def summary(states: Sequence[PointState]) -> str:
-    """How many points are in which state, and how many of those to know about."""
+    """Number of points by state, and remarks about them."""
     counts = Counter(each.state for each in states)
     remarks = {
         "with failed variants": sum(bool(each.failed_variants) for each in states),
@@ -107,7 +107,7 @@ def summary(states: Sequence[PointState]) -> str:
 def advice(study: str, machine: str, *, measuring: bool) -> str:
     """What to do about stale results; those of another machine cannot be measured again here."""
     command = ["lmlab", "status", "--machine", machine, "--config", f"study={study}"]
-    again = ", deleting them measures them again" if measuring else ""
+    again = "; delete them to measure them again" if measuring else ""
     return f"`{shlex.join(command)}` lists them{again}"
 
 

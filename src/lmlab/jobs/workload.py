@@ -80,7 +80,7 @@ class Workload:
         if "attention" not in accepted and not takes_any and self.attention != OWN_ATTENTION:
             raise Unsupported(
                 f"{self.model} takes no attention argument, so attention = {self.attention!r} "
-                f"cannot be chosen; {OWN_ATTENTION!r} stands for the model's own"
+                f"cannot be chosen; {OWN_ATTENTION!r} selects the model's own"
             )
         optional = {"attention": self.attention, "device": device}
         return {
@@ -134,7 +134,7 @@ class Step:
         ]
 
     def infer(self) -> None:
-        """Logits alone, no graph kept."""
+        """Logits, without a graph."""
         with torch.no_grad(), self._workload.precision_context(self._device):
             self._model(self._tokens)
 

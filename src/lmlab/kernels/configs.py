@@ -8,7 +8,7 @@ describes a launch.
 
 Larger tiles read less memory per product, until registers spill or shared memory runs out. The best
 shape depends on head dimension, type, mask and GPU, and for short problems on the number of
-programs. It is measured (`lmlab.kernels.tune`), recorded (`launch_table`) and looked up by
+programs. It is measured (`lmlab.kernels.tune`), recorded (`tile_sizes`) and looked up by
 architecture, direction, type, head dimension and mask, and by upper bounds on the sequence length
 and on the rows of the whole problem (batch x heads x queries).
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from lmlab.kernels.launch_table import TABLE
+from lmlab.kernels.tile_sizes import TABLE
 
 Direction = Literal["forward", "backward"]
 Fp32Dot = Literal["ieee", "tf32x3", "bf16x6"]
@@ -205,7 +205,7 @@ def look_up(case: Case) -> Tiles:
     for row in rows():
         if row.covers(case):
             return row.tiles
-    raise LookupError(f"launch_table: no row covers {case}")
+    raise LookupError(f"tile_sizes: no row covers {case}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "tf32x3": ("fp32_dot", "tf32x3"),
     "bf16x6": ("fp32_dot", "bf16x6"),
 }
-"""Word of the table to a field of `Tiles` and its value."""
+"""Maps an option of the table to a field of `Tiles` and its value."""
 
 
 def _parse(line: str) -> Row:

@@ -4,7 +4,7 @@ With delta = rowsum(O * dO), and P = exp(S scale - lse) recomputed from the log-
 
     dV = P^T dO    dP = dO V^T    dS = P * (dP - delta)    dQ = dS K scale    dK = dS^T Q scale
 
-Each score tile needs five products, and by that count throughput is given. But dK and dV are sums
+Each score tile needs five products, and throughput is quoted by that count. But dK and dV are sums
 over queries and dQ a sum over keys: a program that owns a key tile would have to add to dQ in
 memory, and with atomics the result would depend on timing. Here one pass over queries computes dK
 and dV (four products) and one over keys computes dQ (three), with S and dP computed twice: seven
@@ -22,7 +22,8 @@ instead; if that is still too few, SPLITS programs share a loop, store partial s
 arrive adds them up in a fixed order.
 
 Delta comes from a separate memory-bound launch (`flash_delta`), from the launch that decomposes
-fp32 inputs (`fp32_terms`), or, where the launch table says so, is computed inline from O and dO.
+fp32 inputs (`fp32_terms`), or, with the option `inline-delta` in `tile_sizes`, is computed inline
+from O and dO.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

@@ -1,6 +1,6 @@
 """delta = rowsum(O * dO), the term of the softmax gradient that all scores of a query share.
 
-Both passes of the backward need it, so it is a launch of its own: memory-bound, one pass over two
+Both passes of the backward need it, so it has a separate launch: memory-bound, one pass over two
 tensors. For short sequences the launch costs more than reading O again, and the backward programs
 compute what they need inline.
 """

@@ -16,7 +16,7 @@ Hence the design: one FMA and one exp2 per score (scale and log2(e) are folded i
 loop without a mask for key tiles that every query of the program sees, and a second, masked loop
 for the diagonal and the ragged end. Q K^T of the next tile overlaps P V of this one; softmax is
 overlapped by another program on the same SM, so tiles are as large as two resident programs allow
-(`launch_table`). Longest loops start first.
+(`tile_sizes`). Longest loops start first.
 
 Split-KV: a single head of a few thousand queries has fewer tiles than the GPU has SMs. SPLITS
 programs then share the keys of one query tile, store partial softmax states in a workspace, and the

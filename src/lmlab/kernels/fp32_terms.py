@@ -9,7 +9,7 @@ Of the nine products of terms, six exceed the last bit of an fp32 number:
     a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0)
 
 Six bf16 products run as fast as three of TF32. The gain is that inputs are decomposed once, by a
-separate launch (`decompose_kernel`), and lie in memory in the format of the tensor cores: tiles go
+separate launch (`decompose_kernel`), and are stored in the format of the tensor cores: tiles go
 straight to shared memory without passing through registers.
 
 On a CPU, where Triton's interpreter cannot multiply bf16, the terms are fp32 and x0 is the number.

@@ -2,7 +2,7 @@
 
 Triton decides at import, from TRITON_INTERPRET, whether a decorated function is compiled or
 interpreted, its own library (`tl.max`, `tl.sum`) included. A process would then run kernels either
-on a GPU or on a CPU. Both are wanted here: a test compares the two, and without a GPU a kernel must
+on a GPU or on a CPU. Both are needed: a test compares the two, and without a GPU a kernel must
 run wherever a user calls it. So an interpreted copy of a kernel is made when it is first needed:
 its module's globals with every kernel function interpreted and, during a launch, the two library
 functions that the kernels use.

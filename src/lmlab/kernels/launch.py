@@ -76,7 +76,7 @@ def forward(
     """Output, and log-sum-exp (batch, heads, queries) in natural log.
 
     q is (batch, heads, queries, head_dim), k and v (batch, kv_heads, keys, head_dim), of one type
-    and device; heads is a multiple of kv_heads. Without `tiles`, the launch table decides.
+    and device; heads is a multiple of kv_heads. Without `tiles`, the table in `tile_sizes` decides.
     """
     problem = Problem.of(q, k, is_causal)
     inputs = addressable(q), addressable(k), addressable(v)

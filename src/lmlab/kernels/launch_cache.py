@@ -21,7 +21,7 @@ from triton.compiler import CompiledKernel
 
 ALIGNMENT = 16
 MAX_ENTRIES = 4096
-"""More than a process meets, unless it goes through ever new shapes."""
+"""More than a process uses, unless its shapes keep changing."""
 
 
 class _Entry(NamedTuple):

@@ -3,7 +3,7 @@
 Every candidate that fits is compiled (in parallel; compiling takes longer than timing), checked
 against PyTorch's attention on a small problem, timed briefly, and the best few again for longer.
 Times are GPU times with a cold L2, by `triton.testing.do_bench`. The winners are printed as rows
-for `launch_table`, with the throughput they reached; progress goes to stderr.
+for `tile_sizes`, with the throughput they reached; progress goes to stderr.
 
 `autotune()` does the same inside a program: the first call of each case (sizes rounded to powers of
 two) then times the candidates and keeps the winner. It is off by default, because it makes the
@@ -222,7 +222,7 @@ def is_usable(trial: Trial, tiles: Tiles) -> bool:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; an integer of at least 1 is")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
 
 

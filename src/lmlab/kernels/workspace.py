@@ -4,7 +4,7 @@ Each split stores its partial result: softmax state in the forward, gradient sum
 The last to arrive, known from a semaphore, merges them and resets the semaphore for the next
 launch. So semaphores live as long as the process and no launch is spent on clearing them. Launches
 on one stream never overlap, hence one set per stream. A launch captured into a graph may later run
-concurrently with anything, so it gets semaphores of its own, cleared inside the graph.
+concurrently with anything, so it gets separate semaphores, cleared inside the graph.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The two clocks: the host's for steps of a model, the GPU's own for single kernels.
 
 **Steps** are timed by the host. A GPU works asynchronously, so each edge of a phase first waits
-for the device and then reads `perf_counter_ns`: what lies between two edges is what a user waits
+for the device and then reads `perf_counter_ns`: the time between two edges is what a user waits
 for, launch gaps included. Warm-up and measured steps go through one and the same loop; with no
 warm-up the first sample really is the cold step, with its kernel loading, allocator growth and
 autotuning.
 
-**Kernels** can be shorter than the time it takes to launch them, so the GPU's clock takes them,
-with a flushed cache (`cuda_events`), repeated until the time has settled (`stop_rule`). On a CPU
-the host clock serves, and nothing is flushed: such samples say `cache: warm`.
+**Kernels** can be shorter than the time it takes to launch them, so they are timed by the GPU's
+clock, with a flushed cache (`cuda_events`), repeated until the time has settled (`stop_rule`). On a
+CPU the host clock is used and nothing is flushed: such samples have `cache: warm`.
 
 Python's garbage collector is emptied, frozen and switched off while a clock runs: a collection in
 the middle of a step costs milliseconds and comes at a moment that depends on unrelated objects.
@@ -50,7 +50,7 @@ def collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if not frozen_before:  # what somebody else froze stays frozen
+        if not frozen_before:  # objects frozen earlier stay frozen
             gc.unfreeze()
         if was_enabled:
             gc.enable()
@@ -82,9 +82,9 @@ class PhaseClock:
             self._open = None
 
     def take_step_ms(self) -> dict[str, float]:
-        """Phases of the step just done, and their total from first to last edge; starts anew."""
+        """Phases of the step just done, and their total from first to last edge; then resets."""
         if not self._edges:
-            raise ValueError("step: it timed no phase, at least one clock.phase(...) is needed")
+            raise ValueError("step timed no phase: it must use clock.phase(...) at least once")
         times = {name: 0.0 for name, _, _ in self._edges}
         for name, start, end in self._edges:
             times[name] += (end - start) / 1e6
@@ -112,8 +112,8 @@ def measure_steps(
     """Time `warmup + steps` steps by the host clock, phase by phase.
 
     The cap covers warm-up and measured steps together. Once it has passed, the rest of the warm-up
-    is skipped and one sample is still taken, so there is always a number and `stopped` tells how it
-    came about.
+    is skipped and one sample is still taken, so there is always a number; `stopped` gives the
+    reason.
     """
     _check_counts(warmup, steps, time_cap_s)
     clock = PhaseClock(device)
@@ -142,11 +142,11 @@ def measure_steps(
 
 def _check_counts(warmup: int, steps: int, time_cap_s: float) -> None:
     if warmup < 0:
-        raise ValueError(f"warmup: got {warmup}, allowed is 0 or more")
+        raise ValueError(f"warmup must be at least 0, got {warmup}")
     if steps < 1:
-        raise ValueError(f"steps: got {steps}, allowed is 1 or more")
+        raise ValueError(f"steps must be at least 1, got {steps}")
     if time_cap_s <= 0:
-        raise ValueError(f"time_cap_s: got {time_cap_s:g}, allowed is more than 0")
+        raise ValueError(f"time_cap_s must be more than 0, got {time_cap_s:g}")
 
 
 def _why_steps_stopped(warm: int, warmup: int, measured: int, steps: int, cap_s: float) -> str:
@@ -192,7 +192,7 @@ def measure_kernel(
         started = time.perf_counter()
         call_s = _warm_up(fn, device, time_cap_s)
         take = EventSampler(fn, device, flush_cache) if on_gpu else _host_sampler(fn)
-        # Few enough at a time that the rule is asked about every `min_time_s` at the latest.
+        # Small batches, so that the rule is checked at least every `min_time_s`.
         batch = max(1, min(min_samples, int(min_time_s / max(call_s, 1e-9))))
         while (stopped := rule.reason(time.perf_counter() - started)) is None:
             for sample in take(min(batch, max_samples - rule.n)):

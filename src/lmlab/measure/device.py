@@ -32,7 +32,7 @@ class DeviceError(ValueError):
 def torch_device(name: str) -> torch.device:
     """`auto` is the first CUDA GPU if there is one, else the CPU."""
     if name not in DEVICE_NAMES:
-        raise DeviceError(f"device: got {name!r}, allowed are {', '.join(DEVICE_NAMES)}")
+        raise DeviceError(f"device = {name!r}; allowed: {', '.join(DEVICE_NAMES)}")
     if name == "cpu":
         return torch.device("cpu")
     # CUDA orders GPUs by speed, NVML by bus. Set before CUDA is initialized, this makes CUDA follow
@@ -41,7 +41,7 @@ def torch_device(name: str) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", 0)
     if name == "cuda":
-        raise DeviceError("device: got 'cuda', but PyTorch finds no CUDA GPU here; allowed is cpu")
+        raise DeviceError("device = 'cuda', but PyTorch finds no CUDA GPU here; allowed: cpu")
     return torch.device("cpu")
 
 

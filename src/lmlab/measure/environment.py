@@ -54,7 +54,7 @@ def commit(root: Path | str) -> dict[str, Any]:
 def _given_commit() -> str | None:
     given = os.environ.get("LMLAB_COMMIT")
     if given and not re.fullmatch(r"[0-9a-f]{40}", given):
-        raise ValueError(f"LMLAB_COMMIT: got {given!r}, allowed are 40 hexadecimal digits")
+        raise ValueError(f"LMLAB_COMMIT = {given!r}; allowed: 40 hexadecimal digits")
     return given or None
 
 

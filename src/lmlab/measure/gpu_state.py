@@ -4,7 +4,7 @@
   software or hardware), or slowed by its power supply. Such a number says more about the rack than
   about the code.
 - `power_capped`: it reached its power limit. On a datacenter GPU under matrix products that is
-  normal operation, so it is a flag of its own and not a fault.
+  normal operation, so it has a separate flag and is not a fault.
 - `gpu_shared`: another process used the GPU, before or after.
 
 A reading is one moment, and the GPU may have clocked up again by the time the last kernel is done,

@@ -1,6 +1,6 @@
 """Time intervals as (start, end) pairs: union, intersection, and a reduced set for figures.
 
-Within a set, intervals may touch, nest and repeat (operators call operators, messages travel
+Within a set, intervals may touch, nest and repeat (operators call operators, messages are in flight
 concurrently), so durations must not be added: the time in which anything happened is the length of
 the union, and the time in which both of two things happened is that of the intersection of unions.
 """
@@ -51,8 +51,8 @@ def intersection(one: Iterable[Interval], other: Iterable[Interval]) -> list[Int
 def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
     """At most `most` intervals, for drawing and not for sums.
 
-    Intervals and the gaps between them alternate; the shortest of either goes first, a gap by being
-    closed, an interval by being dropped. A dense row stays dense, and many short intervals far
+    Intervals and the gaps between them alternate; the shortest of either is removed first: a gap
+    is closed, an interval is dropped. A dense row stays dense, and many short intervals far
     apart do not merge into long ones.
     """
     edges = np.array([edge for pair in union(intervals) for edge in pair], dtype=np.int64)

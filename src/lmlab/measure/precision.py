@@ -52,7 +52,7 @@ PRECISIONS: dict[str, Precision] = {
 def precision_named(name: str) -> Precision:
     """The precision of that name."""
     if name not in PRECISIONS:
-        raise PrecisionError(f"precision: got {name!r}, allowed are {', '.join(PRECISIONS)}")
+        raise PrecisionError(f"precision = {name!r}; allowed: {', '.join(PRECISIONS)}")
     return PRECISIONS[name]
 
 

@@ -1,4 +1,4 @@
-"""How much memory a rank uses at one moment: in tensors, in the allocator, on the device.
+"""Memory of a rank at one moment: in tensors, in the allocator, on the device.
 
 The three differ and each is true. *Allocated* is the bytes of live tensors. *Reserved* is what the
 allocator has taken from the device and keeps for the next tensor, so it follows the peak and does
@@ -6,7 +6,7 @@ not fall. The *device* also counts memory outside the allocator: the CUDA contex
 communication buffers. It can therefore rise in a step in which allocated memory falls.
 
 Two ranks on one GPU are two processes. NVML separates them if it can; in a container it often
-cannot, and then only the device's total is known, which the reading's scope says.
+cannot, and then only the device's total is known; the reading's `scope` records which.
 
 A CPU has no counter of tensors. There the known tensors are counted, each storage once, and the
 device's view is the process's resident memory.

@@ -1,4 +1,4 @@
-"""Tidy records: one measured quantity per record, with the labels that tell it from its siblings.
+"""Tidy records: one measured quantity per record, with labels that identify it within its result.
 
 A result's `measurements` is a list of these. Labels say which part of the point a number belongs
 to (phase, variant, operation, ...); the point's own parameters are not repeated. A variant that
@@ -28,7 +28,7 @@ def timed(measurement: Measurement, quantity: str = "time", **labels: Label) -> 
 
 
 def value(quantity: str, number: float | int | str | bool, unit: str, **labels: Label) -> Record:
-    """A record of one number (or word) that has no samples: bytes, FLOPs, a count, a dtype."""
+    """A record of one number (or string) without samples: bytes, FLOPs, a count, a dtype."""
     return _record(quantity, labels, unit=unit, value=number)
 
 

@@ -72,9 +72,9 @@ class Measurement:
 def summarize(samples: Sequence[float]) -> Summary:
     """Summarize at least one finite sample; quartiles interpolate linearly, as numpy does."""
     if not samples:
-        raise ValueError("samples: got none, at least one is needed")
+        raise ValueError("samples must not be empty")
     if not all(math.isfinite(sample) for sample in samples):
-        raise ValueError("samples: every sample must be a finite number")
+        raise ValueError("samples must be finite numbers")
     ordered = sorted(samples)
     return Summary(
         n=len(ordered),

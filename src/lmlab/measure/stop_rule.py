@@ -32,14 +32,14 @@ class StopRule:
 
     def __post_init__(self) -> None:
         if self.min_samples < 1:
-            raise ValueError(f"min_samples: got {self.min_samples}, allowed is 1 or more")
+            raise ValueError(f"min_samples must be at least 1, got {self.min_samples}")
         if self.max_samples < self.min_samples:
             raise ValueError(
-                f"max_samples: got {self.max_samples}, allowed is min_samples "
-                f"({self.min_samples}) or more"
+                f"max_samples must be at least min_samples ({self.min_samples}), "
+                f"got {self.max_samples}"
             )
         if self.time_cap_s <= 0:
-            raise ValueError(f"time_cap_s: got {self.time_cap_s:g}, allowed is more than 0")
+            raise ValueError(f"time_cap_s must be more than 0, got {self.time_cap_s:g}")
 
     def add(self, sample_ms: float) -> None:
         self.n += 1

@@ -12,7 +12,7 @@ computes, the whole square of scores. "causal" counts the half that the mask kee
 attention benchmarks do), which is what a fused kernel needs.
 
 Everything else is counted by one rule: each add, subtract, multiply, divide, maximum, exponential,
-logarithm or root of one number is one FLOP; copies, casts, comparisons and masking are none.
+logarithm or root of one number is one FLOP; copies, casts, comparisons and masking count as zero.
 `NON_MATMUL` lists the operations of this implementation and of its autograd.
 """
 

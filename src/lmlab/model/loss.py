@@ -5,8 +5,8 @@
 The logits are the largest tensor of the model (tokens x vocabulary), and a straightforward loss
 makes five copies of them: fp32 cast, log-probabilities, exponentials, gradients. But the gradient,
 softmax(logits) - onehot(target), needs only the logits, which exist already, and two numbers per
-token. So the backward pass is written by hand: saved are the logits in their own dtype and the
-maximum and sum of exponentials of each row, and backward works in place in one buffer.
+token. So the backward pass is written by hand: it saves the logits in their own dtype and the
+maximum and sum of exponentials of each row, and works in place in one buffer.
 
 Subtracting the maximum prevents overflow. It is never added back: near 10,000, fp32 has three
 decimals left. Under autocast the arithmetic is fp32 too: a bf16 logit of 20 has steps of 1/8.

@@ -4,8 +4,8 @@ Memory is highest at one of a few known stages of a step; between layers it chan
 only the first and the last layer count. Each stage is given with its bytes by category, to show
 where a measurement differs from the prediction.
 
-A forward pass that keeps its graph is a mode of its own, because it is what published peaks of a
-forward pass are. It peaks either at the loss, which takes an fp32 buffer as large as the logits, or
+A forward pass that keeps its graph is a separate mode, because published peaks of a forward pass
+mean that. It peaks either at the loss, which takes an fp32 buffer as large as the logits, or
 in the last layer's attention, where the scores exist two or three times.
 """
 

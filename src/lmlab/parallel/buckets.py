@@ -8,7 +8,7 @@ and restores the view.
 A parameter without a gradient here may have one on another rank, and then counts as zeros. If no
 rank has one, `.grad` must stay None, because an optimizer would decay a parameter whose gradient is
 zero. So the buffer ends in one flag per parameter, whose mean is zero only if no rank has a
-gradient. Reading flags synchronizes the host with the GPU, so only a rank without gradient does.
+gradient. Reading flags synchronizes the host with the GPU, so only ranks without a gradient do it.
 """
 
 from collections.abc import Sequence

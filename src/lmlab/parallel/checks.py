@@ -17,7 +17,7 @@ def check_argument(
     is_valid: Callable[[Any], bool] = lambda value: True,
 ) -> None:
     """TypeError if `value` is of none of the types, ValueError if it is not valid."""
-    has_type = isinstance(value, types) and not isinstance(value, bool)  # a bool is no number
+    has_type = isinstance(value, types) and not isinstance(value, bool)  # bool is an int in Python
     if not has_type or not is_valid(value):
         text = " ".join(repr(value).split())  # the repr of a module has many lines
         if len(text) > VALUE_CHARACTERS:

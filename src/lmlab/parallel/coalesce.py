@@ -19,7 +19,7 @@ from lmlab.parallel.collectives import Group, start_broadcast
 MESSAGE_BYTES = 256 * 2**20
 """Upper limit of a message: far above the size where latency matters on any link."""
 IN_FLIGHT = 2
-"""Messages sent and not yet waited for: one travels while the previous one is unpacked."""
+"""Messages in flight: one is sent while the previous one is unpacked."""
 T = TypeVar("T", bound=Tensor)
 
 

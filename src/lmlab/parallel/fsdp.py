@@ -11,8 +11,8 @@ and of its gradient and optimizer state; only one or two blocks are in memory in
 communication: weights are gathered in forward and again in backward, and gradients are
 reduce-scattered: 1.5 times the bytes of data parallelism, overlapped with computation.
 
-Sharded is every matrix of a layer that the predicate `shards` accepts: by default any layer without
-children whose `weight` has two or more dimensions. The matrices of a block share messages
+Every matrix of a layer that `shards` accepts is sharded: by default any layer without children
+whose `weight` has two or more dimensions. The matrices of a block share messages
 (`fsdp_blocks`). The rest (norms, biases) is small; it is replicated, and averaged in one message
 per dtype. The optimizer sees master weights in the dtype of the given module, usually fp32;
 `compute_dtype` is what is sent and computed with.

@@ -4,7 +4,7 @@ A message should be large enough to amortize its latency, and small enough that 
 block overlaps with the computation of another. The structure of the model provides that: repeated
 parts are in an `nn.ModuleList`, each is computed as a whole, and its matrices are used soon after
 each other. So the matrices in one member of a list form a group, the way `fully_shard` is usually
-applied; with nested lists, the innermost member counts. Every other matrix is a group of its own,
+applied; with nested lists, the innermost member counts. Every other matrix is a separate group,
 as are a tied weight and a layer that is in several blocks. A group has one dtype and device, and is
 trainable or frozen as a whole.
 
@@ -33,7 +33,7 @@ def module_list_members(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def no_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Every matrix is a group of its own."""
+    """Every matrix is a separate group."""
     yield from ()
 
 

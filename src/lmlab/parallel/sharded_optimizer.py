@@ -63,7 +63,7 @@ class ShardedOptimizer(Optimizer):
         _copy_settings(self.local, self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with settings of their own, and assign them to ranks."""
+        """Add a parameter group, and assign its parameters to ranks."""
         check_argument("param_group", param_group, dict, "a dict")
         if not isinstance(param_group["params"], Tensor | set):
             # A tied weight listed under each of its names is one parameter.

@@ -1,6 +1,6 @@
 """config.yaml as typed data, checked whole before anything runs.
 
-A study can take an hour, so a wrong key must not be found in its fortieth minute. The schema says
+A study can take an hour, so a wrong key must be found before it starts. The schema says
 what each key may hold; what it cannot say (a size that no block defines, heads that do not divide
 the width) is checked here. Every error is one line: the key, the value, what is allowed.
 """
@@ -28,7 +28,7 @@ STUDY_FOR_DEVICE = {"cuda": "full", "cpu": "tiny"}
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be studied, in one line."""
+    """An invalid configuration, in one line."""
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,17 @@ def _with_floats(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_keys(key: str, value: object) -> None:
-    """YAML reads an unquoted number as a number, and then nothing finds the key."""
+    """YAML reads an unquoted number as a number, so looking up the key as a string would fail."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             path = f"{key}.{name}" if key else str(name)
             if not isinstance(name, str):
-                raise ConfigError(f"config: {path}: a key is a text, quote it")
+                raise ConfigError(f"config: {path}: keys must be strings, quote it")
             _check_keys(path, inner)
 
 
 def _check_report(report: str) -> None:
-    """A report needs a folder of its own."""
+    """A report needs a separate folder."""
     folder = Path(report).resolve()
     taken = [ROOT / name for name in PROJECT_FOLDERS]
     taken += [Path(name).resolve() for name in RUN_FOLDERS]
@@ -134,7 +134,7 @@ def _check_report(report: str) -> None:
     else:
         return
     raise ConfigError(
-        f"config: report = {short(report)} {fault}; allowed: a folder of its own, as report or "
+        f"config: report = {short(report)} {fault}; allowed: a separate folder, such as report or "
         f"{REPORTS_FOLDER}/mine"
     )
 

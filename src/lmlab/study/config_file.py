@@ -1,7 +1,7 @@
 """Configuration as text: YAML files and `key=value` overrides, every key once.
 
 YAML silently keeps the last of two duplicate keys. Snakemake's `--config` gives types to single
-values only, and leaves "4" inside a mapping as text.
+values only, and leaves "4" inside a mapping as a string.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str) -> Any:
-    """What a YAML text means; a `RepeatedKey` or a YAMLError if that is not clear."""
+    """The value of a YAML text, or a `RepeatedKey` or YAMLError."""
     return yaml.load(text, _Loader)
 
 
@@ -75,4 +75,4 @@ def _typed(value: Any) -> Any:
     try:
         return yaml.safe_load(value)
     except yaml.YAMLError:
-        return value  # "a: b: c" is a text
+        return value  # "a: b: c" is a string

@@ -1,4 +1,4 @@
-"""Where things lie in a checkout, and how to write a file so that nobody sees half of it."""
+"""Paths of the repository, and atomic file writes."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class UnknownModule(ValueError):
-    """A module that code names, and that no file on the search path holds."""
+    """A module that is not on the search path."""
 
 
 def code_fingerprint(
@@ -61,7 +61,7 @@ def code_fingerprint(
 
 
 def _data(file: Path) -> bytes:
-    """What a YAML file says, without its comments; nothing if there is none."""
+    """The content of a YAML file, without comments; empty if it does not exist."""
     if not file.is_file():
         return b""
     import yaml  # here, so that hashing source code needs Python alone
@@ -93,7 +93,7 @@ def import_closure(
 
 
 def _home(root: str, path: tuple[str, ...]) -> str:
-    """The folder that a root's top-level module or package lies in."""
+    """The folder of a root's top-level module or package."""
     file = locate(root, path)
     if file is None:
         raise UnknownModule(f"module {root!r} is not on the Python path")

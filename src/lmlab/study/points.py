@@ -5,7 +5,7 @@ listing reads as the study does:
 
     results/nvidia-h200/end_to_end/size~small/context~128/.../start~warm.json
 
-Its `settings` are everything else that moves the number (hyper-parameters behind a size's name,
+Its `settings` are everything else that affects the numbers (hyper-parameters behind a size's name,
 seed, number of steps). They are not in the path, because a changed setting replaces a result,
 whereas a changed parameter adds one.
 """
@@ -26,7 +26,7 @@ SAFE_VALUE = re.compile(r"[A-Za-z0-9_.+-]+\Z")
 
 
 class PointError(ValueError):
-    """A point that cannot be named or read."""
+    """A point without a valid path or JSON form."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Point:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def path(self, results: Path, machine: str) -> Path:
-        """Where this point's result lies; the last parameter names the file."""
+        """Path of this point's result; the last parameter names the file."""
         parts = [f"{key}{SEPARATOR}{_path_part(key, value)}" for key, value in self._items()]
         folder = results / machine
         if not parts:

@@ -1,9 +1,9 @@
 """Three chapters that train on several ranks: data parallel, sharded optimizer, FSDP.
 
-A point is one job on so many ranks, placed on GPUs of their own, on one GPU that they share, or on
-the cores of a CPU. Which size it takes is found where it runs, because what a link
-can carry differs between machines by a factor of a thousand; so all sizes that may be taken are
-settings, largest first, each with what stands behind its name.
+A point is one job on a number of ranks, placed on one GPU each, on one shared GPU, or on the cores
+of a CPU. The model size is chosen at run time, because the bandwidth between ranks differs between
+machines by a factor of a thousand; so all candidate sizes are settings, largest first, each with
+its hyper-parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 def rank_points(
     chapter: str, study: Study, block: Mapping[str, Any], own: tuple[str, ...]
 ) -> list[Point]:
-    """One point per placement and world size; `own` names settings of this chapter alone."""
+    """One point per placement and world size; `own` names settings specific to the chapter."""
     shared = ("step_limit_s", "warmup", "rounds", "time_cap_s")
     settings = {
         **_model(study, block["sizes"]),

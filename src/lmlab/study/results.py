@@ -1,7 +1,7 @@
 """One JSON file per measured point: written atomically, validated when it is written and read.
 
-`workflow/schemas/result.schema.json` says what a result holds. Whatever makes a file unusable ends
-in one line that names it; a reader can rely on everything that passes.
+`workflow/schemas/result.schema.json` says what a result holds. An unusable file gives a
+one-line error that names it; whatever passes is valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Status = Literal["ok", "oom", "unsupported", "failed"]
 
 # Figures need reduced data, not traces: a page reads hundreds of results.
 SIZE_LIMIT_BYTES = 200_000
-# A progress line has room for the phases of a step, not for dozens of variants.
+# A progress line fits the phases of a step, not dozens of variants.
 HEADLINE_TIMES = 6
 
 
@@ -62,7 +62,7 @@ class Result:
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     def write(self, path: Path) -> None:
-        """Validate against the schema, then write whole or not at all."""
+        """Validate against the schema, then write atomically."""
         text = self.to_json()
         _validate(json.loads(text), path)
         if len(text) > SIZE_LIMIT_BYTES:
@@ -73,7 +73,7 @@ class Result:
         write_atomically(path, _one_record_per_line(json.loads(text)))
 
     def headline(self) -> str:
-        """What this point gave, short enough for a progress line."""
+        """The result, short enough for a progress line."""
         if self.status != "ok":
             return f"{self.status}: {self.reason}"
         times = [_headline(record) for record in self.measurements if _is_time(record)]
@@ -137,7 +137,7 @@ def _label(record: Mapping[str, Any]) -> str:
 
 
 def _finite(text: str) -> float:
-    """A number as it is written: NaN, Infinity and 1e999 are none."""
+    """A finite number: NaN, Infinity and 1e999 are rejected."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")

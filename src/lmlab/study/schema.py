@@ -18,7 +18,7 @@ TYPES = {
     "integer": "one integer",
     "number": "one number",
     "object": "a mapping",
-    "string": "a text",
+    "string": "a string",
 }
 LIMITS = {
     "minimum": "at least {}",
@@ -26,7 +26,7 @@ LIMITS = {
     "exclusiveMinimum": "more than {}",
     "minItems": "a list of at least {}",
     "minProperties": "at least {} entry",
-    "minLength": "a text that is not empty",
+    "minLength": "a non-empty string",
     "uniqueItems": "each value once",
 }
 RENAMED = {
@@ -53,7 +53,7 @@ def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str |
 
 
 def _strict(schema: Mapping[str, Any]) -> Any:
-    """JSON takes 5.0 for an integer and knows no infinity; here both are mistakes."""
+    """JSON Schema accepts 5.0 as an integer, and YAML accepts infinity; here both are errors."""
     plain = jsonschema.Draft202012Validator
     types = plain.TYPE_CHECKER.redefine_many(
         {

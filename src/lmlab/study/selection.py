@@ -14,7 +14,7 @@ from typing import Any
 
 
 class NoResults(ValueError):
-    """A run that may not measure, about a machine without results; in one line."""
+    """A run that may not measure, for a machine without results; in one line."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def select(config: Mapping[str, Any], here: str, device_here: str) -> Selection:
 
 
 def check_results_exist(selection: Selection, results: Path, here: str) -> None:
-    """A run that measures nothing needs results to read; a misspelt machine has none."""
+    """A run that does not measure needs existing results; a misspelt machine has none."""
     if selection.measuring or (results / selection.machine).is_dir():
         return
     others = sorted(path.name for path in results.glob("*/") if path.name != here)

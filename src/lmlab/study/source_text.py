@@ -31,7 +31,7 @@ def parse(source: bytes, file: Path) -> ast.Module:
 
 
 def may_define(file: Path, name: str) -> bool:
-    """Whether a module can have that name; also true where only running it could tell."""
+    """Whether a module can have that name; also true if only running it would show."""
     return not _names(file, file.stat().st_mtime_ns).isdisjoint({name, *HIDE_NAMES})
 
 

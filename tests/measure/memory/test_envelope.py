@@ -28,5 +28,5 @@ def test_every_bucket_keeps_its_own_peak() -> None:
 
 
 def test_too_few_vertices_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_vertices: got 3, allowed is 4 or more"):
+    with pytest.raises(ValueError, match="max_vertices must be at least 4, got 3"):
         outline([1, 2], 3)

@@ -1,8 +1,10 @@
 """Attention: six topics, from the naive formula to our own kernels inside the model.
 
 A point is a comparison: the variants in its setting `variants` are measured against each other in
-one process. Those that compile cost seconds per shape, so a block says at which shapes they take
-part.
+one process. Those that compile cost seconds per shape, so a block lists the shapes at which they
+run.
+
+Values come from the block `attention` of the study in config.yaml.
 """
 
 from __future__ import annotations

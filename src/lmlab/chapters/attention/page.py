@@ -246,7 +246,7 @@ def kernel_time(phase: str) -> Column:
 
 
 def speedup(**where: Any) -> Column:
-    """A ratio, or the verdict where it may not be quoted."""
+    """A ratio, or the verdict if the comparison is not conclusive."""
     return quantity("speedup", "text", "speedup", **where)
 
 
@@ -285,7 +285,7 @@ TABLES = {
             "compiled (ms)": time(variant=COMPILED, phase="train_step"),
             "speed-up": speedup(phase="train_step"),
             "fastest eager elsewhere (ms)": quantity("eager_elsewhere", "ms"),
-            "speed-up over it": quantity("speedup_elsewhere", "times"),
+            "speed-up over that": quantity("speedup_elsewhere", "times"),
         },
     ),
     "front_leaderboard": Table(
@@ -295,7 +295,7 @@ TABLES = {
         data=leaderboard,
         columns={
             "d = {head_dim} (ms)": kernel_time("both"),
-            "d = {head_dim}, ours over it": speedup(phase="both"),
+            "d = {head_dim}, our speed-up": speedup(phase="both"),
         },
     ),
     "naive": Table(
@@ -469,7 +469,7 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences of the page need."""
+    """Values that the templates use."""
     rows = chapter.own.rows
     ok = select(rows, status="ok")
     ours = select(rows, topic="benchmark", variant=OURS)

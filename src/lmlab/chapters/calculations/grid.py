@@ -1,4 +1,7 @@
-"""Calculations: a model too large for any machine at hand, worked out on paper. One point."""
+"""Calculations: a model too large for any machine at hand, worked out on paper. One point.
+
+Values come from the block `calculations` of the study in config.yaml.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """The block is the question, its groups of keys laid flat."""
+    """The block of the study, flattened into the point's settings."""
     settings = {
         **block["blocks"],
         "gpu_memory_gb": block["gpu_memory_gb"],

@@ -2,7 +2,7 @@
 
 Nothing is measured and no device is touched; formulas and their derivation are in lmlab.planning.
 The point's settings are the question (model, devices, mesh), its records the answer, so that pages
-take these numbers from where they take all others.
+read these numbers like all others.
 
 Records: `parameters`; `state_memory` per part and `state_devices`; `activation_bytes_per_token`;
 per number of `tokens` on a device `activation_memory`, `gpus_unsharded`, `fewest_devices` and
@@ -91,7 +91,7 @@ def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
 
 
 def mesh_records(network: Network, mesh: Mesh, blocks: Blocks) -> list[Record]:
-    """From which batch on the mesh computes longer than it communicates."""
+    """The smallest batch at which the mesh is compute-bound."""
     hidden = batch.min_tokens_overlapped(network, mesh, d_ff=blocks.d_ff)
     exposed = batch.min_tokens_exposed(network, mesh, d_ff=blocks.d_ff)
     most = batch.max_tensor_parallel(network, d_ff=blocks.d_ff, axes=mesh.tp_axes)

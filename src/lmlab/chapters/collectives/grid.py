@@ -2,6 +2,8 @@
 
 Operations, sizes and dtypes are settings: one job measures them all, because starting the ranks
 takes longer than most exchanges.
+
+Values come from the block `collectives` of the study in config.yaml.
 """
 
 from __future__ import annotations

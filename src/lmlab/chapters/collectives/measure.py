@@ -8,8 +8,8 @@ all-reduce (see lmlab.parallel.collectives).
 
 Every operation is first checked for correct results. Cases then run from small to large. A case
 whose minimum number of repetitions does not fit into the rest of the job's time is skipped, with a
-reason. The first operation in the first dtype runs ahead of the others, so that what is skipped is
-what the study needs least.
+reason. The first operation in the first dtype runs ahead of the others, so that if time runs out,
+the least important cases are skipped.
 
 Records: `time` of the slowest rank per `operation`, `dtype` and `bytes`, or the reason why there is
 none. `data.rank_median_ms`: the median of every rank per case.

@@ -5,8 +5,8 @@ connection of each rank carries, the only number that can be compared with hardw
 different numbers of ranks: of n ranks an all-reduce sends 2 (n - 1) / n of its size, an all-gather
 or a reduce-scatter (n - 1) / n, a broadcast all of it. A single rank sends nothing.
 
-Time over size is fitted as latency + size / bandwidth, by relative errors (or 1 GiB would decide
-alone) and with neither part negative.
+Time over size is fitted as latency + size / bandwidth, by relative errors (otherwise 1 GiB would
+dominate) and with both parts non-negative.
 """
 
 from __future__ import annotations

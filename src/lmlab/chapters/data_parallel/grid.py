@@ -1,4 +1,7 @@
-"""Data parallelism: every scheme on the same ranks."""
+"""Data parallelism: every scheme on the same ranks.
+
+Values come from the block `data_parallel` of the study in config.yaml.
+"""
 
 from __future__ import annotations
 

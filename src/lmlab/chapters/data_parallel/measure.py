@@ -3,8 +3,8 @@
 All variants run in one job on the same ranks. The order is fixed. A size is chosen that the link
 can carry. The gradients of every variant are compared with plain averaging; a variant that is wrong
 gets no time. Then the variants take turns, round by round. Then the phases of a step without
-communication are timed, because backward is all that gradients can hide behind. At last one step of
-each variant is profiled, since a profiler slows down what it watches.
+communication are timed, because backward is all that gradients can hide behind. Finally one step of
+each variant is profiled: last, since a profiler slows down the program.
 
 Records, besides those of `autosize` and `rank_records`: `phase_time` per phase of a step without
 communication; `gradient_error`, `messages`, `message_bytes` and `largest_message` per variant.

@@ -58,7 +58,7 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
-    """A variant as a reader knows it."""
+    """Display name of a variant."""
     if not isinstance(variant, str):
         return None
     if variant == TORCH:
@@ -83,7 +83,7 @@ def shares(rows: Rows) -> Rows:
 
 
 def _with_added(rows: Rows) -> Rows:
-    """Median over rounds of what a variant takes longer than a step without communication."""
+    """Median over rounds of the time that a variant adds to a step without communication."""
     found = []
     for pair in against(rows, ALONE).pairs:
         rounds = zip(pair.variant["samples"], pair.baseline["samples"], strict=False)
@@ -100,7 +100,7 @@ def added_ms(total: float, n: Any, hide_ms: Any, per_byte: float, call_ms: float
 
 
 def fit_model(total: float, n: Any, hide_ms: Any, added: Any) -> tuple[float, float]:
-    """Milliseconds per byte and per message that come closest to all variants."""
+    """Milliseconds per byte and per message, fitted to all variants."""
     scale = max(float(np.max(added)), 1e-6)
 
     def missed(unknown: Any) -> Any:
@@ -117,7 +117,7 @@ def fit_model(total: float, n: Any, hide_ms: Any, added: Any) -> tuple[float, fl
 
 
 def best_messages(total: float, hide_ms: float, per_byte: float, call_ms: float) -> int:
-    """The number of messages that adds least when they leave during backward."""
+    """The number of messages with the lowest cost if they are sent during backward."""
     tried = np.unique(np.geomspace(1, 1e5, 2000).round())
     return int(tried[int(np.argmin(added_ms(total, tried, hide_ms, per_byte, call_ms)))])
 
@@ -291,7 +291,7 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences about the lead group need."""
+    """Values that the templates use, for the group shown on the front page."""
     everything = chapter.own.rows
     rows = of_lead(everything)
     times = select(rows, quantity="time", phase="total", status="ok")

@@ -35,7 +35,7 @@ ALONE = "alone"
 TORCH = "torch_ddp"
 STEP = "step"
 
-# Gradients may be summed in another order, no more than that.
+# The only difference allowed is the order of summation.
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1e-2, "fp16": 1e-2}
 
 Wrap = Callable[[nn.Module], nn.Module]
@@ -123,7 +123,7 @@ class Variant:
             self._update()
 
     def message_records(self, name: str) -> list[Record]:
-        """Number and size of the messages of a step; PyTorch's DDP does not tell."""
+        """Number and size of the messages of a step; PyTorch's DDP does not report them."""
         if not isinstance(self._wrapped, DataParallel) and name != ALONE:
             return []
         sizes = [buffer.nbytes for buffer in self._buffers]

@@ -1,4 +1,7 @@
-"""FSDP next to data parallelism and PyTorch's own `fully_shard`."""
+"""FSDP next to data parallelism and PyTorch's own `fully_shard`.
+
+Values come from the block `fsdp` of the study in config.yaml.
+"""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ and PyTorch's `fully_shard`. Each first runs two steps alone, with memory read a
 first. The losses of both steps must be those of data parallelism on every rank: the first shows
 that forward uses the right weights, the second that gradients and update were right. A variant that
 cannot run here has a reason; one that is wrong gets no time. Then all exist at once and take turns.
-After that the gathers of our FSDP are watched one by one for a few steps, and at last one step of
-each variant is profiled.
+After that each gather of our FSDP is timed for a few steps, and finally one step of each variant is
+profiled.
 
 Records, besides those of `autosize`, `memory_stages` and `rank_records`: `loss` per variant, step
 and rank; `parameter_bytes`, `sharded_bytes` (of the parameters that FSDP shards); `gather_wait`:

@@ -1,4 +1,4 @@
-"""FSDP: memory of a rank by stage, step time, and whether weights arrive in time."""
+"""FSDP: memory per rank by stage, step time, and whether weights arrive in time."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ NAMES = {
 }
 SHORT = {DDP: "DDP", SHARDED: "sharded\nopt.", OURS: "FSDP", TORCH: "fully_\nshard"}
 NO_WAIT_MS = 0.2
-"""What asking for weights that are there takes at most."""
+"""Upper bound on the wait when weights are already gathered."""
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Names, the fullest rank, overlap, and every variant against data parallelism."""
+    """Names, memory by rank, overlap, and speed relative to data parallelism."""
     rows = with_ranks(rows, results, [*rank_memory.LABELS, "activity"])
     rows = highest(rows.assign(scheme=rows.variant.map(NAMES), short=rows.variant.map(SHORT)))
     compared = against(rows, DDP).rows().assign(quantity="versus_ddp")
@@ -54,8 +54,11 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def waits(results: Results) -> Rows:
-    """The wait of each block for its weights in the lead group, on the rank where it waits longest.
-    The block that ends forward and begins backward is not gathered again."""
+    """How long each block waits for its weights, on the rank where it waits longest.
+
+    Of the group shown on the front page. The block that ends forward and begins backward is not
+    gathered again.
+    """
     ours = lead(results.rows)
     found: list[dict[str, Any]] = []
     for result in results.of("fsdp"):
@@ -81,8 +84,8 @@ def _overlap(results: Results) -> Rows:
 TABLES = {
     **rank_memory.TABLES,
     "front": Table(
-        title="A rank after a step, and its peak, in GiB; time of a step, and speed against data "
-        "parallelism",
+        title="Memory per rank after a step and at its peak, in GiB; step time, and speed relative "
+        "to data parallelism",
         rows=["scheme"],
         headers={"scheme": "variant"},
         data=rank_memory.after_step,
@@ -145,7 +148,7 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences about the lead group need."""
+    """Values that the templates use, for the group shown on the front page."""
     everything = chapter.own.rows
     rows = of_lead(everything)
     if bytes_of(rows, DDP) is None:

@@ -2,8 +2,8 @@
 
 PyTorch's `fully_shard` wraps the members of the model's module lists and its root, as its
 documentation does for a Transformer. If it does not run on a backend or device, its error becomes
-the variant's reason and the other variants go on. All ranks must agree on that, or one would wait
-for another that has given up.
+the variant's reason and the other variants go on. All ranks must agree on that; otherwise one
+would wait for another that has stopped.
 """
 
 from __future__ import annotations

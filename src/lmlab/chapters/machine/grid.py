@@ -1,4 +1,7 @@
-"""The machine card: what the machine is, and the ceilings it reaches. One point."""
+"""The machine card: what the machine is, and the ceilings it reaches. One point.
+
+Values come from the block `machine` of the study in config.yaml.
+"""
 
 from __future__ import annotations
 
@@ -10,5 +13,5 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """One card a machine; `quick` takes ceilings from small shapes."""
+    """One card per machine; `quick` measures ceilings on small shapes."""
     return [Point("machine", {}, {"quick": block["quick"], "seed": study.common["seed"]})]

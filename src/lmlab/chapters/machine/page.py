@@ -17,7 +17,7 @@ MEASURED, STATED = ["matmul_rate", "copy_bandwidth"], ["stated_matmul_rate", "st
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Ceilings under common names (`measured`, `stated`, `share`), told apart by `ceiling`."""
+    """Ceilings under common names (`measured`, `stated`, `share`), distinguished by `ceiling`."""
     found = select(rows, status="ok", quantity=[*MEASURED, *STATED])
     known = found["dtype"].map(lambda dtype: isinstance(dtype, str)).astype(bool)
     named = found.assign(
@@ -67,7 +67,7 @@ TABLES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Ceilings by name, for this chapter's sentences and for others'."""
+    """Ceilings by name, for the templates of this chapter and of others."""
     rows = chapter.own.rows
     flags = [flag for found in chapter.results.of("machine") for flag in found.flags]
     return {

@@ -2,6 +2,8 @@
 
 A point of the grid measures all modes, one after the other in one process; checkpointing is one
 point whose variants are the strategies, because times are comparable only inside one process.
+
+Values come from the block `memory` of the study in config.yaml.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind")
 BEST_PREDICTED = "best predicted"
 FRONT_SEGMENTS = 4
 COMPARED_SIZES = 3
-# Beyond this share of the gradients a peak lies in the last segment of the backward pass.
+# Beyond this share of the gradients a peak is in the last segment of the backward pass.
 LATE_IN_BACKWARD = 0.5
 
 
@@ -357,7 +357,7 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences of the page need."""
+    """Values that the templates use."""
     rows = select(chapter.own.rows, status="ok")
     steps = select(rows, quantity="peak_memory", **STEP)
     ratios = select(rows, quantity="bf16_ratio", **STEP)

@@ -1,4 +1,7 @@
-"""Precision: three small experiments on what number formats keep and lose."""
+"""Precision: three small experiments on what number formats keep and lose.
+
+Values come from the block `precision` of the study in config.yaml.
+"""
 
 from __future__ import annotations
 

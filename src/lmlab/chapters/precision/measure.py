@@ -10,7 +10,7 @@ A float has a fixed number of significant bits, so the spacing of floats grows w
 - `layernorm`: its variance sums squares, and squaring doubles the exponent. Records per dtype and
   scale: `variance_error` (relative, largest over tokens) with statistics summed in fp32, as PyTorch
   does, and in the format itself; `variance` true and computed; `output_error` of `nn.LayerNorm`.
-  Overflow and underflow are statuses of their own (`unsupported`, with the word as the reason).
+  Overflow and underflow have the status `unsupported`, with `reason` naming which.
 """
 
 from __future__ import annotations

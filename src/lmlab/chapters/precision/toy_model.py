@@ -33,7 +33,7 @@ class ToyModel(nn.Module):
 def observed_dtypes(
     model: ToyModel, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.dtype]:
-    """Types met in one forward and backward pass under autocast, by component."""
+    """Types seen in one forward and backward pass under autocast, by component."""
     seen: dict[str, torch.dtype] = {}
     watch_output(model.fc1, "fc1_output", seen)
     watch_output(model.ln, "layernorm_output", seen)
@@ -41,8 +41,8 @@ def observed_dtypes(
     inputs = torch.randn(BATCH, IN_FEATURES, device=device)
     targets = torch.randint(OUT_FEATURES, (BATCH,), device=device)
     with torch.autocast(device.type, dtype=dtype):
-        if not torch.is_autocast_enabled(device.type):  # it warns and goes on without
-            raise Unsupported(f"autocast on this {device.type} does not take {dtype}")
+        if not torch.is_autocast_enabled(device.type):  # it only warns
+            raise Unsupported(f"autocast on this {device.type} does not support {dtype}")
         parameters = {parameter.dtype for parameter in model.parameters()}
         loss = nn.functional.cross_entropy(model(inputs), targets)
     loss.backward()

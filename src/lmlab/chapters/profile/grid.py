@@ -1,4 +1,7 @@
-"""Profile: one point per size and context; a point records all three modes in one process."""
+"""Profile: one point per size and context; a point records all three modes in one process.
+
+Values come from the block `profile` of the study in config.yaml.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The forward pass is timed by the wall clock without a profiler; then all modes are warmed up and one
 run of each (forward without gradient, forward and backward, train step) is recorded in one capture,
-told apart by ranges. PyTorch's profiler runs inside this process. Nsight Systems must have been
+distinguished by ranges. PyTorch's profiler runs inside this process. Nsight Systems must have been
 started around it; then this process only opens the capture, and `nsys_result` adds the report.
 
 Records besides those of `trace_data`: `time` of the forward pass, `flops` and `traffic` per part of
@@ -76,7 +76,7 @@ def _with_mode(point: Point, mode: str) -> Point:
 
 def _why_not(workload: Workload, point: Point, device: torch.device) -> str | None:
     if point.settings["profiler"] == "nsys" and not under_nsys():
-        return "profiler = 'nsys', but nsys does not record this process: start it by the workflow"
+        return "profiler = 'nsys', but nsys is not recording this process; use the workflow"
     return why_unsupported(workload.precision.name, device)
 
 

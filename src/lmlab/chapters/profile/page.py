@@ -55,7 +55,7 @@ def derive(rows: Rows, results: Results) -> Rows:
         rows = combine(rows, f"{name}_to_wall", parts, lambda p: p.profiled / p.wall)
     idle = {"late": _of("host_late_gap_time"), "span": _of("span_time", phase="total")}
     rows = combine(rows, "host_bound_share", idle, lambda p: p.late / p.span, on=RUN)
-    # The end-to-end chapter times the same forward pass in a process of its own.
+    # The end-to-end chapter times the same forward pass in a separate process.
     other = {"chapter": "end_to_end", "mode": "forward", "start": "warm", "status": "ok", **WALL}
     times = select(results.rows, **other).drop_duplicates(POINT).set_index(POINT)["value"]
     rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _at(times, f))
@@ -77,13 +77,13 @@ def _of(name: str, **labels: Any) -> dict[str, Any]:
 
 
 def _at(values: Any, found: Rows) -> Any:
-    """For each row the value of its key."""
+    """The value of each row's key."""
     return values.reindex(pd.MultiIndex.from_frame(found[values.index.names])).to_numpy()
 
 
 def _shares(rows: Rows) -> Rows:
-    """Families and kernels as shares of a run's device time. Copies are no kernels: the share of a
-    kernel leaves them out, as nsys does."""
+    """Families and kernels as shares of a run's device time. Copies are not kernels: a kernel's
+    share excludes them, as in nsys."""
     kernel, run = _of("kernel_total_time"), _of("total_time", phase="total")
     total = select(rows, **run).set_index(RUN)["value"]
     copies = select(rows, **kernel, rank=pd.isna).set_index(RUN)["value"]
@@ -133,7 +133,7 @@ def at_longest(rows: Rows) -> Rows:
 
 
 def other_kernels(rows: Rows) -> Rows:
-    """The largest kernels of a forward pass that are no matmul, per size at its longest context."""
+    """The largest non-matmul kernels of a forward pass, per size at its longest context."""
     rows = select(at_longest(rows), mode="forward", kernel=pd.notna)
     shares = select(rows, quantity="share_of_run", family=lambda family: family not in MATMULS)
     order = shares.groupby("source")["value"].rank(ascending=False, method="first")
@@ -243,7 +243,7 @@ TABLES = {
         columns=TOP_KERNEL,
     ),
     "others": Table(
-        title="Largest kernels of a forward pass that are no matmul, at the longest context",
+        title="Largest non-matmul kernels of a forward pass, at the longest context",
         rows=["size", "kernel"],
         data=other_kernels,
         columns={
@@ -337,7 +337,7 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences of the page need; nothing if nothing was recorded."""
+    """Values that the templates use; empty if nothing was recorded."""
     rows = select(chapter.own.rows, status="ok")
     if select(rows, quantity="profiler_version").empty:
         return {}

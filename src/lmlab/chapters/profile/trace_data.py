@@ -1,13 +1,13 @@
 """From a trace to a profile's records and data, whichever profiler recorded it. No torch.
 
-The trace holds one run per mode in a range of its own, with the phases inside. On a CPU an operator
+The trace has one range per mode, which contains one run and its phases. On a CPU an operator
 that does work counts as a kernel. Records, with the label `mode` unless noted:
 
 - per phase and for the whole run: `total_time` (sum over kernels), `busy_time` (their union),
   `span_time` (first start to last end), `kernels`, `host_time` (the host in the phase's range)
 - per family: `family_total_time`, `family_instances`
-- per kernel: `kernel_total_time`, `kernel_instances` of the first by rank, of the largest that are
-  no matmul, and of the copy engines, which have no rank
+- per kernel: `kernel_total_time`, `kernel_instances` of the first by rank, of the largest
+  non-matmul kernels, and of the copy engines, which have no rank
 - idle device: `gap_time`, `host_late_gap_time` (next kernel not launched yet), `gaps`
 - host: `wait_time`, `launches`, `launch_time` (mean), `delay_median_time` and `delay_max_time` from
   a launch to the start of its kernel
@@ -88,7 +88,7 @@ def digests(trace: Trace) -> dict[str, Any]:
 
 
 def attention_parts(run: Trace, names: Names) -> list[dict[str, Any]] | None:
-    """Attention cut at its operations, what lies between the matmuls into two parts; None for an
+    """Attention split at its operations, with two parts between the matmuls; None for an
     attention that is not written as matmul, softmax, matmul."""
     kernels = within(run.kernels, ATTENTION)
     scores, between, output = (within(kernels, name) for name in RANGES_IN_ATTENTION)

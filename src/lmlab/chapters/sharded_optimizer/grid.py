@@ -1,4 +1,7 @@
-"""Sharded optimizer: memory and time with and without sharded state."""
+"""Sharded optimizer: memory and time with and without sharded state.
+
+Values come from the block `sharded_optimizer` of the study in config.yaml.
+"""
 
 from __future__ import annotations
 

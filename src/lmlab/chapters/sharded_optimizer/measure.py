@@ -1,4 +1,4 @@
-"""Sharded optimizer: what a rank saves by keeping only its share of the state, and what it costs.
+"""Sharded optimizer: how much memory it saves per rank, and how much time it costs.
 
 **Memory** at four stages of a first step, for the plain optimizer, ours and PyTorch's
 ZeroRedundancyOptimizer, each built alone. All ranks use the same tokens here, so gradients agree
@@ -147,7 +147,7 @@ def measure_time(
         device,
         limit_s=point.settings["step_limit_s"],
         copies=4,  # state of the sharded ones, and messages in flight
-        messages=1.5,  # gradients travel twice, parameters once
+        messages=1.5,  # all-reduce sends gradients twice, broadcast parameters once
         try_step=lambda candidate: trial_s(candidate, device, bucket_mb),
     )
     work = RankWork(choice.candidate.workload, device)

@@ -1,4 +1,4 @@
-"""Sharded optimizer: memory of a rank by stage, time of the optimizer, difference to ZeRO-1."""
+"""Sharded optimizer: memory per rank by stage and time of the optimizer, compared with ZeRO-1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def derive(rows: Rows, results: Results) -> Rows:
 TABLES = {
     **rank_memory.TABLES,
     "front": Table(
-        title="A rank after a step, and its peaks, in GiB; time of the optimizer and of a step",
+        title="Memory per rank after a step and at its peak, in GiB; time of the optimizer and of "
+        "the step",
         rows=["scheme"],
         headers={"scheme": "variant"},
         data=rank_memory.after_step,
@@ -68,7 +69,7 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences about the lead group need."""
+    """Values that the templates use, for the group shown on the front page."""
     everything = chapter.own.rows
     rows = of_lead(everything)
     if bytes_of(rows, OURS) is None:

@@ -107,7 +107,7 @@ def flash_bwd_dq_kernel(
     a_resident, b_resident, a_streamed, b_streamed = alloc_tiles(
         (q, do), (k, v), CONSUMERS, BLOCK_N, BLOCK_D, STAGES
     )
-    # The last two stand for lse and delta, which this kernel does not stream.
+    # The last two are placeholders for lse and delta, which this kernel does not stream.
     tiles = (a_resident, b_resident, a_streamed, b_streamed, a_streamed, b_streamed)
     barriers = alloc_barriers(CONSUMERS, STAGES)
     outputs = (dq, dq_strides, lse, delta)

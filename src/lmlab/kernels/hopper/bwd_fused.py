@@ -14,7 +14,7 @@ diagonal: program j follows j - 1 through the same blocks, a few iterations behi
 the longest programs first, and lets all programs of a head read a query block from the L2 at about
 the same time. A program waits only for programs launched before it, so one can always make
 progress. With few heads all programs of a head start at once and the last waits for all others;
-there the launch table takes the two-pass kernels.
+there `tile_sizes` selects the two-pass kernels.
 
 Tile: BLOCK_N = 128 keys resident, BLOCK_M = 64 queries streamed. Their accumulators take most of
 the registers: a consumer has 200 per thread, the dQ warpgroup 88, which suffices for head

@@ -53,7 +53,9 @@ def read_history(path: Path, device: int) -> History:
     try:
         devices = len(snapshot["device_traces"])
         if not 0 <= device < devices:
-            raise SnapshotError(f"device: got {device}, the file has {devices} (from 0)")
+            raise SnapshotError(
+                f"device = {device}; the file has {devices} devices, numbered from 0"
+            )
         return history_of(snapshot, device, max_entries=sys.maxsize)
     except (AttributeError, IndexError, KeyError, TypeError) as error:  # plain values of any shape
         raise SnapshotError(

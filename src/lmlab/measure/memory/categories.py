@@ -75,7 +75,7 @@ def label(recording: Recording, replayed: Replay, *, keeps_graph: bool) -> list[
 def _inferred(
     allocation: Allocation, phase: Span | None, storage: NewStorage | None, *, keeps_graph: bool
 ) -> str:
-    """Category of an allocation that nobody named."""
+    """Category of an allocation at no known address."""
     if phase is None or phase.name != "forward":
         return "workspace"
     if storage is not None and storage.copy_of is not None:

@@ -2,7 +2,7 @@
 
 A CPU has no caching allocator and no record of allocations, but the profiler sees every allocation
 of a tensor's storage as an event inside the operator or autograd node that made it. Of blocks older
-than the profile it sees only the free; the caller supplies the tensors that were there before. The
+than the profile it sees only the free; the caller supplies the tensors that existed before. The
 profiler could record call stacks too, but starting that takes seconds; the observer of the forward
 pass notes source lines for next to nothing.
 """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 def outline(totals: Sequence[int], max_vertices: int) -> list[int]:
     """Positions that outline a curve: its ends, and the lowest and highest of every bucket."""
     if max_vertices < 4:
-        raise ValueError(f"max_vertices: got {max_vertices}, allowed is 4 or more")
+        raise ValueError(f"max_vertices must be at least 4, got {max_vertices}")
     count = len(totals)
     if count <= max_vertices:
         return list(range(count))

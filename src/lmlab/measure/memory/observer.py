@@ -1,7 +1,7 @@
 """What the forward pass allocates, operator by operator, with names and weight copies.
 
 A history has addresses and sizes; it does not say that an allocation is the softmax's result or
-autocast's 16-bit copy of a weight. Sizes cannot tell either: at 1,024 tokens and a width of 1,024 a
+autocast's 16-bit copy of a weight. Nor do sizes: at 1,024 tokens and a width of 1,024 a
 copied input is as large as a copied weight. So the forward pass is observed at the dispatcher: each
 new storage is noted with its operator, the calling line, its shape and type, and whether it was
 cast from a parameter. Backward is not observed: holding its tensors for a moment longer could

@@ -1,6 +1,6 @@
 """A trace reduced to the numbers that tables and text need: kilobytes instead of megabytes.
 
-A capture may hold several runs, each in a range of its own (`section`); each has its own digest:
+A capture may hold several runs, each in a separate range (`section`) and with its own digest:
 
     kernels, total_ns, busy_ns, span_ns   number, work, elapsed work, first start to last end
     phases     the same by phase, with host_ns, the time the host spent in the phase's range

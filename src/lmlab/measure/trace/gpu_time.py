@@ -84,7 +84,7 @@ def slow_ranges(
 def _most_time(
     frame: pd.DataFrame, moment: str, name: str, process: int, start: int, end: int
 ) -> str | None:
-    """The name with the largest total among the rows whose moment lies in [start, end)."""
+    """The name with the largest total among the rows whose time is in [start, end)."""
     inside = (frame[moment] >= start) & (frame[moment] < end) & (frame["process"] == process)
     rows = frame[inside.fillna(False).astype(bool)]
     totals = rows.groupby(name, observed=True)["duration_ns"].sum()

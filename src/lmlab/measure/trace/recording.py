@@ -2,8 +2,8 @@
 
 PyTorch's profiler runs inside the process. Its first session on a GPU takes seconds and loses
 kernels while CUPTI starts, so an empty session comes first. nsys was started around the whole
-program and waits for the CUDA profiler API; only what lies between start and stop is in its report,
-which exists after the program has ended. Either way the function is called once: warming up is up
+program and waits for the CUDA profiler API; its report has only what ran between start and stop,
+and exists after the program has ended. Either way the function is called once: warming up is up
 to the caller, and so is keeping it short, since one train step of a large model already has a
 hundred thousand events.
 

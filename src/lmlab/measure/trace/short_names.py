@@ -1,4 +1,4 @@
-"""Kernel names for tables: what a reader needs to tell two kernels apart, and no more.
+"""Short kernel names for tables, with just enough detail to distinguish two kernels.
 
 A demangled PyTorch kernel name has hundreds of characters because the operation is a lambda inside
 a template argument:

@@ -1,8 +1,8 @@
 """Tables over the kernels frame: which kernel and which family took how much time.
 
 The kernel summary has the numbers of `nsys stats --report cuda_gpu_kern_sum`: grouped by full name,
-largest total first, sample standard deviation (0 for one instance). nsys leaves copies and memsets
-out, so pass it `without_copies`; every function counts exactly the rows that it is given.
+largest total first, sample standard deviation (0 for one instance). nsys excludes copies and
+memsets, so pass `without_copies`; every function counts exactly the rows that it is given.
 
 Kernels on different streams overlap, so totals are work and not elapsed time; see `gpu_time`.
 """

@@ -1,6 +1,6 @@
 """The client: runs a job in a fork of the helper or in a fresh interpreter, with equal results.
 
-Either way the job is a session of its own, receives this process's SIGINT, SIGTERM and SIGHUP, and
+Either way the job runs in a new session, receives this process's SIGINT, SIGTERM and SIGHUP, and
 dies with this process. Its exit status is reported as subprocess does: 0 to 255, or minus the
 number of the signal that killed it. If the helper is killed, the job is lost, which says nothing
 about the job; the status is then EX_TEMPFAIL (75).
@@ -64,7 +64,7 @@ def ignored_signals() -> list[int]:
 
 
 def run(module: str, arguments: Sequence[str], *, cold: bool = False) -> int:
-    """Call `main(arguments)` of a module in a process of its own and return its exit status.
+    """Call `main(arguments)` of a module in a new process and return its exit status.
 
     `cold` asks for a fresh interpreter, for points that measure the start itself.
     """
@@ -181,7 +181,7 @@ def _follow(connection: socket.socket, relay: SignalRelay) -> int | None:
 
 
 def _connect_or_start() -> socket.socket:
-    """A connection to a helper that can stand in for this process."""
+    """A connection to a helper that is equivalent to this process."""
     idle_s = _idle_seconds()
     path = socket_path()
     if connection := connect(path):

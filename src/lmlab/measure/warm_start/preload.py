@@ -64,7 +64,7 @@ def _compiler_can_be_preloaded() -> bool:
 
 
 def _import_compiler() -> None:
-    """Import the compiler; whether there is a GPU is not left to the driver but answered yes."""
+    """Import the compiler; it is told that there is a GPU, without asking the driver."""
     cuda = importlib.import_module("torch").cuda
     original, cuda.is_available = cuda.is_available, lambda: True
     try:

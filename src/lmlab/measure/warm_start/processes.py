@@ -1,7 +1,7 @@
-"""Process trees: finding all that a job has started, and killing it.
+"""Process trees: finding and killing everything that a job has started.
 
 A job is the leader of a session, and what it starts carries the job's pid as session id even after
-the processes in between have exited. A process that opens a session of its own is still found as a
+the processes in between have exited. A process that opens a new session is still found as a
 descendant, because an orphan is adopted by the nearest subreaper among its ancestors, which is the
 job's supervisor. Only SIGKILL is used: a process may hang in a driver call and ignore the rest.
 

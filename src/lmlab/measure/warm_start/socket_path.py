@@ -35,7 +35,7 @@ class WarmStartUnavailable(OSError):
 
 
 def socket_path() -> Path:
-    """The socket of the helper that can stand in for this process."""
+    """The socket of the helper that is equivalent to this process."""
     facts = json.dumps([_code(), _environment(), _inherited()], sort_keys=True)
     return private_directory() / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.sock"
 
@@ -95,7 +95,7 @@ def _environment() -> dict[str, str]:
 
 
 def _code() -> list[object]:
-    """The interpreter, and the files that tell one version of the libraries and of us apart."""
+    """The interpreter, and the files that identify the versions of libraries and of this code."""
     specs = filter(None, map(importlib.util.find_spec, ("torch", "triton")))
     libraries = [Path(spec.origin) for spec in specs if spec.origin]
     files = [*libraries, *sorted(Path(__file__).parent.glob("*.py"))]
@@ -103,7 +103,7 @@ def _code() -> list[object]:
 
 
 def _inherited() -> list[object]:
-    """What this process has from its parent and cannot pass to another process."""
+    """Inherited properties of this process that it cannot pass to another process."""
     limits = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     return [
         Path("/proc/sys/kernel/random/boot_id").read_text(),

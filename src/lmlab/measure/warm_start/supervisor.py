@@ -1,4 +1,4 @@
-"""The supervisor: one process per job, which makes sure that nothing of the job survives.
+"""The supervisor: one process per job, which makes sure that no process of the job survives.
 
 It adopts whatever the job orphans, so that all processes of the job are its descendants. It waits
 for the first of three events: the job ends, the client closes its connection (the kernel does that
@@ -51,7 +51,7 @@ def supervise(
     ignored: Sequence[int],
     streams: Sequence[int] = (),
 ) -> None:
-    """Call `run` in a forked session with the given streams and see it through to its end."""
+    """Call `run` in a forked session with the given streams and supervise it until it ends."""
     supervisor = os.getpid()
     adopt_orphans()
     receive_events_as_signals(client)

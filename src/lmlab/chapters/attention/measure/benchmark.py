@@ -4,8 +4,8 @@ Each variant runs once and is checked against a reference; a wrong one gets no t
 pass, the variants take turns until their times have settled (`lmlab.measure.kernel_rounds`).
 
 `tiled` loops over its tiles in Python, with thousands of launches per pass at long sequences. One
-pass over a short sequence tells how long a long one would take (their ratio squared), and a variant
-that would exceed its cap is not started.
+pass over a short sequence predicts the time of a long one (by the ratio of lengths squared), and a
+variant that would exceed its cap is not started.
 
 Records: `time` per variant and phase, `first_call_time` (compilation included), `error` per tensor,
 `estimated_time` of a variant that loops in Python, `flops` per phase, `threads`.

@@ -7,8 +7,8 @@
 - Where backward is timed alone its graph is retained, so backward must not overwrite saved tensors,
   as it otherwise may.
 
-`cold` gives the compiler empty caches, so that a compile time is that of compiling and not of
-finding what an earlier run left. Otherwise caches are shared, and Triton's own stays where our
+`cold` gives the compiler empty caches, so that a compile time does not measure a hit in
+the cache of an earlier run. Otherwise caches are shared, and Triton's own stays where our
 kernels look for theirs.
 """
 
@@ -36,8 +36,8 @@ def compiler(
 ) -> Iterator[None]:
     """Set up the compiler, and restore every setting afterwards.
 
-    `in_parallel` compiles kernels in one process per core; starting them takes seconds, which only
-    a large model is worth.
+    `in_parallel` compiles kernels in one process per core; starting them takes seconds, which pays
+    off only for a large model.
     """
     import torch._dynamo.config
     import torch._functorch.config

@@ -1,8 +1,8 @@
 """One model that several variants run: parameters, optimizer and batch are shared.
 
-Two models at once would halve the memory that each has, and the largest sizes would not fit for a
-reason that is not theirs. So there is one model with one optimizer, and a switch in front of it
-selects what is called.
+Two models at once would halve the memory that each has, and the largest sizes would run out of
+memory only because of the comparison. So there is one model with one optimizer, and a switch in
+front of it selects what is called.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ program holds a tile of block_m queries and loops over tiles of block_n keys. Ba
 dV, it holds block_n keys and loops over tiles of block_m queries (the loop for dQ swaps the two
 numbers). Larger tiles read less memory for each product, until registers spill or shared memory
 runs out. Every tile size is a variant: checked, timed in turns with the others, or recorded with
-the reason why the GPU rejects it. `chosen` is what the launch table takes.
+the reason why the GPU rejects it. `chosen` is the row of `kernels/tile_sizes.py`.
 
 Records, all with the labels variant (BLOCK_MxBLOCK_N or chosen), block_m, block_n, num_warps,
 num_stages and specialized (warps that load or compute): `time`, `error` per tensor,
@@ -138,5 +138,5 @@ class Kernel:
         yield "spills", getattr(kernel, "n_spills", None)
 
     def chosen(self) -> Tiles:
-        """The tiles that the launch table takes."""
+        """The tiles that `kernels/tile_sizes.py` selects."""
         return choose(self._problem.case(self._direction), self._limit)[0]

@@ -2,7 +2,7 @@
 
 Ratios are trustworthy only between times of one process. A variant that runs out of memory, or that
 this machine does not have, must not cost the others their numbers: it gets a record with a status
-and a reason, and measuring goes on without it. The point is ok as long as one variant is.
+and a reason, and the others are still measured. The point is ok as long as one variant is.
 """
 
 from __future__ import annotations
@@ -131,6 +131,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def refuse_unsupported(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-    """Raise `Unsupported` for a variant that does not take such inputs on this device."""
+    """Raise `Unsupported` for a variant that does not support such inputs on this device."""
     if reason := why_unsupported(name, device=device, dtype=dtype, head_dim=head_dim):
         raise Unsupported(reason)

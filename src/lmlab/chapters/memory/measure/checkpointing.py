@@ -124,7 +124,7 @@ def variant_records(variant: Variant) -> list[Record]:
 
 
 def labels_of(name: str, strategy: Strategy) -> dict[str, str | int]:
-    """What tells a strategy's records from the others'."""
+    """Labels of a strategy's records."""
     return {"variant": name, "kind": strategy.kind, "blocks": strategy.blocks}
 
 
@@ -219,7 +219,7 @@ def _one_step_ms(step: Step, device: torch.device) -> float:
 def _record_peaks(
     variants: list[Variant], step: Step, model: nn.Module, device: torch.device
 ) -> None:
-    """Where no counter keeps the peak, the replay of one recorded step gives it."""
+    """Without a peak counter, the peak comes from replaying one recorded step."""
     for variant in (each for each in variants if each.status == "ok"):
         step.zero_grad()
         with checkpointed(model, variant.strategy):

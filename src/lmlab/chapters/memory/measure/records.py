@@ -28,7 +28,7 @@ OF_STREAM = {"allocated": "stream_allocations", "live_at_peak": "stream_live"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModeResult:
-    """How one mode ended, and what was recorded: nothing where it was not even tried."""
+    """How one mode ended, and what was recorded; empty for a mode that was not tried."""
 
     mode: str
     predicted: Stage | None
@@ -36,7 +36,7 @@ class ModeResult:
     reason: str | None = None
     summary: Mapping[str, Any] | None = None
     counters: Mapping[str, int | None] = field(default_factory=dict)
-    """`allocator_peak`, `unrecorded_peak`, and what was `asked` for in vain."""
+    """`allocator_peak`, `unrecorded_peak`, and `asked`: size of the failed allocation."""
     accounting: Mapping[str, Any] = field(default_factory=dict)
     snapshot: str | None = None
 

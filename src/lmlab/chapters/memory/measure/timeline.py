@@ -95,7 +95,7 @@ def stream_bytes(shape: ModelShape) -> int:
 
 
 def empty_allocator(device: torch.device) -> None:
-    """Give back everything that nobody uses and reset the peak."""
+    """Free all unused memory and reset the peak."""
     gc.collect()
     synchronize(device)
     if device.type == "cuda":
@@ -167,7 +167,7 @@ def drop_graph(step: Step) -> None:
 
 
 def known_tensors(model: nn.Module, step: Step) -> dict[int, KnownTensor]:
-    """What lies at a known address now: the model, its gradients, optimizer state, batch."""
+    """Tensors at known addresses now: the model, its gradients, optimizer state, batch."""
     return {
         address_of(tensor): KnownTensor(
             category=category, name=name, size=tensor.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""The launch table: tile shape and options by case; the first row that covers a case is taken.
+"""Tile sizes and launch options by case; the first row that covers a case is used.
 
 Columns: architectures, direction, bits of the type, head dimension (up to), mask (causal, full,
 any), longer sequence (up to), batch x heads x queries (up to); then BLOCK_M (query rows), BLOCK_N
