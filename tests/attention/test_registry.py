@@ -70,3 +70,9 @@ def test_a_wrong_name_is_a_one_line_error(name: str, message: str) -> None:
         registry.load(name)
 
     assert "\n" not in str(caught.value)
+
+
+def test_no_two_variants_share_a_code_object() -> None:
+    """torch.compile caches by code object: variants that share one recompile each other."""
+    variants = [registry.load(name) for name in registry.VARIANTS if name.startswith("sdpa_")]
+    assert len({variant.__code__ for variant in variants}) == len(variants)  # type: ignore[attr-defined]

@@ -23,7 +23,6 @@ from torch.backends.cuda import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmlab.attention.inputs import fold, unfold
-from lmlab.attention.registry import Attention
 
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -38,24 +37,37 @@ _CAN_USE = {
 }
 
 
-def _pinned(name: str) -> Attention:
-    def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-        if is_causal and q.shape[-2] != k.shape[-2]:
-            raise ValueError(
-                "causal attention: PyTorch aligns the mask at the top left and needs as many"
-                f" queries as keys, got {q.shape[-2]} queries and {k.shape[-2]} keys"
-            )
-        with sdpa_kernel(_BACKENDS[name]):
-            folded = F.scaled_dot_product_attention(fold(q), fold(k), fold(v), is_causal=is_causal)
-        return unfold(folded, q)
-
-    return attention
+# Four functions and not one closure made four times: torch.compile caches by code object, and
+# variants that share one would recompile each other.
+def flash(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """FlashAttention-2 as PyTorch ships it."""
+    return _attend(SDPBackend.FLASH_ATTENTION, q, k, v, is_causal)
 
 
-flash = _pinned("flash")
-cudnn = _pinned("cudnn")
-efficient = _pinned("efficient")
-math = _pinned("math")
+def cudnn(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """The kernels of NVIDIA's cuDNN."""
+    return _attend(SDPBackend.CUDNN_ATTENTION, q, k, v, is_causal)
+
+
+def efficient(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """The memory-efficient kernel."""
+    return _attend(SDPBackend.EFFICIENT_ATTENTION, q, k, v, is_causal)
+
+
+def math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """Unfused operations, with the scores in memory."""
+    return _attend(SDPBackend.MATH, q, k, v, is_causal)
+
+
+def _attend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    if is_causal and q.shape[-2] != k.shape[-2]:
+        raise ValueError(
+            "causal attention: PyTorch aligns the mask at the top left and needs as many"
+            f" queries as keys, got {q.shape[-2]} queries and {k.shape[-2]} keys"
+        )
+    with sdpa_kernel(backend):
+        folded = F.scaled_dot_product_attention(fold(q), fold(k), fold(v), is_causal=is_causal)
+    return unfold(folded, q)
 
 
 def why_unsupported(

@@ -174,7 +174,7 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
         others = select(results.rows, chapter=lambda other: other != name)
         mine = page.derive(chapter.own.rows, results)
         chapter.results = replace(results, rows=pd.concat([mine, others], ignore_index=True))
-        del chapter.own  # cached from before the rows were derived
+        chapter.own = replace(results, rows=mine)
     rows = chapter.own.rows
     comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
     chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}
