@@ -31,7 +31,12 @@ from lmlab.jobs.staleness import (
     summary,
 )
 from lmlab.measure.identity import find_machine
-from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE, UNDER_NSYS, NsysUnavailable, find_nsys
+from lmlab.measure.trace.nsys_command import (
+    NSYS_UNAVAILABLE,
+    UNDER_NSYS,
+    NsysUnavailable,
+    find_nsys,
+)
 from lmlab.study import config_file
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES

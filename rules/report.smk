@@ -39,7 +39,7 @@ rule explore:
     conda:
         "../workflow/envs/lmlab.yaml"
     params:
-        script=script("explore.py"),
+        script=script("report.py"),
         study=report_arguments,
         folders=unrecorded("--templates", str(TEMPLATES), "--references", str(REFERENCES)),
         made_with=report_fingerprint(STUDY.chapters),

@@ -1,4 +1,4 @@
-"""Write the report: front page, chapters, index and figures, from the results of one machine."""
+"""Write the report of one machine: all pages into a folder, or the interactive page as one file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--templates", type=Path, required=True)
     parser.add_argument("--references", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the report")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the pages, or an HTML file"
+    )
     arguments = vars(parser.parse_args())
     try:
         faults = write_report(arguments.pop("config"), **arguments)

@@ -30,30 +30,15 @@ def write_report(
     references: Path,
     out: Path,
 ) -> list[str]:
-    """Render every page; returns one line per part that could not be rendered."""
+    """Write all pages into the folder `out`, or the interactive page if it is an HTML file; returns
+    one line per part that could not be rendered."""
     study = load_study(config, device)
     found = load_results(study, machine, results, references)
     chapters, faults = chapters_of(study, found)
-    report = Report(found, chapters, out, templates, study.name)
-    return faults + report.write()
-
-
-def write_explorer(
-    config: Mapping[str, Any],
-    *,
-    machine: str,
-    device: str,
-    results: Path,
-    templates: Path,
-    references: Path,
-    out: Path,
-) -> list[str]:
-    """Write the interactive page; returns one line per chapter that could not be built."""
-    study = load_study(config, device)
-    found = load_results(study, machine, results, references)
-    chapters, faults = chapters_of(study, found)
-    write_atomically(out, explorer(found, chapters, templates / "explore.html"))
-    return faults
+    if out.suffix == ".html":
+        write_atomically(out, explorer(found, chapters, templates / "explore.html"))
+        return faults
+    return faults + Report(found, chapters, out, templates, study.name).write()
 
 
 def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:
