@@ -198,6 +198,14 @@ def combine(
     return _appended(rows, first, quantity, list(value(columns)), unit)
 
 
+def extremes(rows: Rows) -> dict[str, Any] | None:
+    """How many rows there are, and those with the smallest and the largest value."""
+    if rows.empty:
+        return None
+    ordered: list[Any] = rows.sort_values("value", key=pd.to_numeric).to_dict("records")
+    return {"count": len(ordered), "low": ordered[0], "high": ordered[-1]}
+
+
 def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> Rows:
     new = new.assign(value=values, quantity=quantity, unit=unit, **dict.fromkeys(STATISTICS))
     return pd.concat([rows, new.astype(object)], ignore_index=True)

@@ -10,7 +10,7 @@ import pandas as pd
 from lmlab.chapters.attention import naive_memory
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, memory, quantity, time
@@ -536,9 +536,3 @@ def checked(errors: Rows) -> list[dict[str, Any]]:
         for (precision,) in distinct(errors, ["precision"])
         for mine in [select(errors, precision=precision)]
     ]
-
-
-def extremes(rows: Rows) -> dict[str, Any] | None:
-    """How many rows there are, and those with the smallest and the largest value."""
-    found = rows.sort_values("value", key=pd.to_numeric).to_dict("records")
-    return {"count": len(found), "low": found[0], "high": found[-1]} if found else None

@@ -1,7 +1,7 @@
-"""End to end: every size, context, batch, precision and mode, and cold starts beside them.
+"""End to end: every size, context, batch, precision and mode, and cold starts.
 
 The grid shares one warm-up count. How much warm-up a machine needs is a question of its own,
-answered at one context with a fresh process a point (`start` = cold), because only there is the
+answered at one context with a fresh process per point (`start` = cold), because only there is the
 first step really the first: libraries not loaded, kernels not chosen, memory not mapped.
 """
 

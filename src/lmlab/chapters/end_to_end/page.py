@@ -10,7 +10,7 @@ import pandas as pd
 
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
@@ -349,10 +349,10 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     warm = warm_up(rows)
     return {
         "steps": {
-            p: _extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
+            p: extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
         },
         "device": {
-            precision: _extremes(select(device, precision=precision))
+            precision: extremes(select(device, precision=precision))
             for (precision,) in distinct(device, ["precision"])
         },
         "contexts": [context for (context,) in distinct(steps, ["context"])],
@@ -366,8 +366,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         ),
         "bf16_points": len(select(busy, precision="bf16")),
         "mfu": {
-            p: _extremes(select(rows, quantity="mfu", precision=p, **STEP))
-            for p in ("fp32", "bf16")
+            p: extremes(select(rows, quantity="mfu", precision=p, **STEP)) for p in ("fp32", "bf16")
         },
         "first_step_extra": _range(select(warm, quantity="first_step_extra")),
         "settles_at": sorted(set(select(warm, quantity="settles_at")["value"])),
@@ -383,14 +382,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 def _shortest(rows: Rows) -> Any:
     contexts = select(rows, quantity="per_layer")["context"].dropna()
     return None if contexts.empty else contexts.min()
-
-
-def _extremes(rows: Rows) -> dict[str, Any] | None:
-    """The smallest and the largest row."""
-    if rows.empty:
-        return None
-    ordered = rows.sort_values("value", key=pd.to_numeric)
-    return {"low": ordered.iloc[0].to_dict(), "high": ordered.iloc[-1].to_dict()}
 
 
 def _ends(rows: Rows) -> dict[str, Any] | None:

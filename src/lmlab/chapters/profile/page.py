@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
@@ -143,7 +143,7 @@ def other_kernels(rows: Rows) -> Rows:
     return rows.drop_duplicates(["source", "kernel", "quantity"])
 
 
-def extremes(results: Results) -> Rows:
+def outer_families(results: Results) -> Rows:
     """Family shares of the first and the last size at the shortest and the longest context."""
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
     if rows.empty:
@@ -307,7 +307,7 @@ FIGURES = {
         names=FAMILIES,
         x=Axis(field="at", title="", categorical=True),
         y=value_axis("share of device time (%)", scale=100),
-        data=extremes,
+        data=outer_families,
     ),
     "attention": Figure(
         title="Attention in a forward pass: share of its device time by context length",
@@ -357,26 +357,18 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "matmul": {mode: (shares.min(), shares.max()) for mode, shares in matmul.items()},
         "backward_raises": int((matmul["forward_backward"] > matmul["forward"]).sum()),
         "optimizer_lowers": int((matmul["train_step"] < matmul["forward_backward"]).sum()),
-        "optimizer": _extremes(optimizer),
+        "optimizer": extremes(optimizer),
         "same_top": int((top["forward"] == top["forward_backward"]).sum()),
         "cores": _cores(rows),
         "clock_agrees": int((abs(span["value"] - 1) <= AGREES_WITHIN).sum()),
-        "softmax_time": _extremes(select(rows, quantity="softmax_to_matmuls")),
-        "softmax_flops": _extremes(select(rows, quantity="flops_to_matmuls")),
-        "mask": _extremes(mask),
+        "softmax_time": extremes(select(rows, quantity="softmax_to_matmuls")),
+        "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
+        "mask": extremes(mask),
         "mask_points": len(mask),
         "mask_above": int((mask["value"] > 1).sum()),
-        "pointwise": _extremes(select(rows, quantity="pointwise_share")),
+        "pointwise": extremes(select(rows, quantity="pointwise_share")),
         "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),
     }
-
-
-def _extremes(rows: Rows) -> dict[str, Any] | None:
-    """The smallest and the largest row."""
-    if rows.empty:
-        return None
-    ordered = rows.sort_values("value", key=pd.to_numeric)
-    return {"low": ordered.iloc[0].to_dict(), "high": ordered.iloc[-1].to_dict()}
 
 
 def _cores(rows: Rows) -> dict[str, dict[str, float]]:
@@ -400,4 +392,4 @@ def _memory(rows: Rows, l2: float | None) -> dict[str, Any] | None:
     if shares.empty:
         return None
     bound = int((shares["value"] >= MEMORY_BOUND_FROM).sum())
-    return {"l2": l2, "beyond": len(shares), "bound": bound, "share": _extremes(shares)}
+    return {"l2": l2, "beyond": len(shares), "bound": bound, "share": extremes(shares)}
