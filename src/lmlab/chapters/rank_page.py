@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from lmlab.report.compare import Compare, Comparison
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, distinct, select
 
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
@@ -114,3 +115,18 @@ def timeline(results: Results, variants: Sequence[str], names: Mapping[str, str]
         for start, end in intervals
     ]
     return pd.DataFrame(rows)
+
+
+def overlap_timeline(data: Callable[[Results], Rows]) -> Figure:
+    """One profiled step: when rank 0 computes, communicates and copies, one panel per variant."""
+    return Figure(
+        title="One step of rank 0 under the profiler",
+        mark="timeline",
+        facet="panel",
+        color="activity",
+        x=Axis(field="start", title="ms"),
+        x2="end",
+        y=Axis(field="activity", title="", categorical=True),
+        data=data,
+        height=2.6,
+    )

@@ -15,6 +15,7 @@ from lmlab.chapters.rank_page import (
     measured,
     not_started,
     of_lead,
+    overlap_timeline,
     sizes,
     timeline,
     with_ranks,
@@ -129,17 +130,7 @@ FIGURES = {
         y=value_axis("ms"),
         data=waits,
     ),
-    "overlap": Figure(
-        title="One step of rank 0 under the profiler",
-        mark="timeline",
-        facet="panel",
-        color="activity",
-        x=Axis(field="start", title="ms"),
-        x2="end",
-        y=Axis(field="activity", title="", categorical=True),
-        data=_overlap,
-        height=2.6,
-    ),
+    "overlap": overlap_timeline(_overlap),
 }
 
 COMPARISONS = {
