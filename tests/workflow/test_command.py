@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,16 @@ def test_the_study_gives_a_page_per_chapter_and_every_figure_that_pages_link_to(
     assert links
     assert all(link.exists() for link in links)
     assert len(first_run.results()) == 20
+
+
+def test_snakemakes_own_report_holds_pages_and_figures(measured: Project) -> None:
+    measured.run(f"snakemake {NANO} --report report.zip")
+    with zipfile.ZipFile(measured.folder / "report.zip") as archive:
+        names = {Path(name).name for name in archive.namelist()}
+    assert {"writeup.md", *(f"{chapter}.md" for chapter in CHAPTERS)} <= names
+    drawn = {figure.name for figure in (measured.folder / "report/figures").rglob("*.png")}
+    assert drawn
+    assert drawn <= names
 
 
 def test_the_machine_is_measured_first_and_progress_is_plain_lines(first_run: Project) -> None:

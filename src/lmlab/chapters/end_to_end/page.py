@@ -58,8 +58,10 @@ def times(clock: str, phase: str) -> dict[str, str]:
 
 
 def _utilization(rows: Rows, results: Results) -> Rows:
-    """FLOPs of a step over its wall time, and as shares of the stated and the measured peak."""
-    flops = select(rows, quantity="flops").groupby("source", sort=False)["value"].sum()
+    """Matmul FLOPs of a step over its wall time, and as shares of the stated and measured peak."""
+    flops = (
+        select(rows, quantity="flops", kind="matmul").groupby("source", sort=False)["value"].sum()
+    )
     rows = derived(
         rows,
         "rate",
