@@ -24,4 +24,4 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     autocast = [
         Point("precision", {"topic": "autocast", "dtype": dtype}, seed) for dtype in block["dtypes"]
     ]
-    return [formats, accumulation, *autocast, Point("precision", {"topic": "layernorm"}, seed)]
+    return [accumulation, *autocast, formats, Point("precision", {"topic": "layernorm"}, seed)]
