@@ -14,10 +14,10 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from lmlab.chapters.attention.compiles import COMPILES
 from lmlab.study.config import Study
 from lmlab.study.points import Point, Scalar
 
+COMPILES = ("compiled", "flex", "flash_compiled_backward")
 Block = Mapping[str, Any]
 
 

@@ -227,7 +227,7 @@ def best_tiles(rows: Rows) -> Rows:
     counts = tried.assign(rejected=tried["status"] != "ok").groupby(key)["rejected"].sum()
     keys = best[key].itertuples(index=False, name=None)
     rejected = best.assign(quantity="rejected", value=[int(counts[each]) for each in keys])
-    return pd.concat([best, chosen, rejected])
+    return pd.concat([best.sort_index(), chosen, rejected])
 
 
 def rejected_tiles(rows: Rows) -> Rows:
@@ -244,16 +244,6 @@ def longest_tiles(rows: Rows) -> Rows:
     """Tiles at the longest sequence and the largest head dimension."""
     rows = at_widest(rows, "tiles")
     return rows[rows["sequence"] == rows["sequence"].max()]
-
-
-def tile_panels(results: Results) -> Rows:
-    """Time of every plain tile over the fastest, by direction and head dimension."""
-    rows = select(results.rows, topic="tiles", quantity="time", status="ok")
-    rows = select(rows, variant=lambda name: name != CHOSEN)
-    rows = rows[rows["sequence"] == rows["sequence"].max()]
-    panel = rows["direction"] + ", head dim " + rows["head_dim"].astype(str)
-    fastest = rows.groupby("source")["value"].transform("min")
-    return rows.assign(panel=panel, value=rows["value"] / fastest)
 
 
 def leaderboard(rows: Rows) -> Rows:
@@ -360,7 +350,6 @@ def variants_table(phase: str, title: str) -> Table:
         across="attention",
         where={"topic": "benchmark"},
         columns={"{attention}": kernel_time(phase)},
-        note="over-cap: not started, because one pass would exceed the time cap",
     )
 
 
@@ -373,17 +362,15 @@ TABLES = {
         columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
     ),
     "front_compile": Table(
-        title="Compiled over eager, alternating in one process",
-        rows=["precision", "size"],
+        title="Training step, eager and compiled, alternating in one process",
+        rows=["size"],
+        across="precision",
         where={"topic": "model_compile"},
         data=partial(with_speedups, "compiled_model"),
         columns={
-            "eager step (ms)": time(variant=EAGER, phase=STEP),
-            "compiled (ms)": time(variant=COMPILED, phase=STEP),
-            **{
-                f"{name}, speed-up": speedup(phase=phase)
-                for name, phase in (*zip(PASSES[:2], PASSES[:2], strict=True), ("step", STEP))
-            },
+            "eager (ms), {precision}": time(variant=EAGER, phase=STEP),
+            "compiled (ms), {precision}": time(variant=COMPILED, phase=STEP),
+            "speed-up, {precision}": speedup(phase=STEP),
         },
     ),
     "front_leaderboard": Table(
@@ -481,9 +468,10 @@ TABLES = {
         columns={"{context}": speedup()},
     ),
     "shapes_slower": Table(
-        title="Models' shapes where another variant is faster than ours",
+        title="Models' shapes where another variant is faster than ours, the largest first",
         rows=[*MODEL_SHAPE, "phase", "attention"],
         data=partial(slower_shapes, topic="shapes"),
+        limit=20,
         columns=OURS_AND_THEIRS,
     ),
     "shapes_times": Table(
@@ -578,7 +566,7 @@ TABLES = {
         data=leaderboard,
         columns={
             **{f"{name} (ms)": kernel_time(name) for name in PASSES},
-            "sustained, mean (ms)": quantity("sustained_time", "ms", "mean"),
+            "sustained (ms)": quantity("sustained_time", "ms"),
             **{f"{name}, ours over it": speedup(phase=name) for name in PASSES},
             "TFLOP/s": quantity("rate", phase="both"),
             "of matmul": quantity("matmul_share", "percent", phase="both"),
@@ -630,12 +618,13 @@ FIGURES = {
         data=naive_panels,
     ),
     "tiles": Figure(
-        title="Plain kernels by tile size: time over the fastest (blank: rejected)",
+        title="Plain kernels by tile size, longest sequence: milliseconds (blank: rejected)",
         mark="heatmap",
-        facet="panel",
+        facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
         y=Axis(field="block_m", title="BLOCK_M (queries)", categorical=True),
-        data=tile_panels,
+        data=lambda results: longest_tiles(results.rows),
+        where={"quantity": "time", "status": "ok", "variant": lambda name: name != CHOSEN},
         share_y=False,
     ),
     "shapes": Figure(
