@@ -102,6 +102,7 @@ class Figure:
     names: Mapping[str, str] = field(default_factory=dict)
     """Labels for values of the color field."""
     markers: bool = True
+    share_x: bool = False
     share_y: bool = True
     height: float = 3.4
 
@@ -150,7 +151,7 @@ class Figure:
             1,
             len(facets),
             figsize=(WIDTH_INCHES, self.height),
-            sharex=self.mark == "timeline",  # lengths are there to be compared
+            sharex=self.share_x,
             sharey=self.share_y,
             squeeze=False,
         )

@@ -273,7 +273,7 @@ FIGURES = {
         title="A training step by variant: median, and fastest to slowest round",
         mark="stack",
         color="part",
-        x=Axis(field="label", title="", categorical=True),
+        x=Axis(field="label", title="variant; MB: size of our buckets", categorical=True),
         y=value_axis("ms"),
         span=("min", "max"),
         data=step_parts,
