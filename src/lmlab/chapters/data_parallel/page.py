@@ -198,8 +198,6 @@ def published(rows: Rows) -> Rows:
 
 VARIANT_COLUMNS = {
     "step (ms)": time(phase="total"),
-    "fastest": time(phase="total", field="min"),
-    "slowest": time(phase="total", field="max"),
     "communication": quantity("communication_share", "text", field="share"),
     "against flat": quantity("versus_flat", "text", field="speedup"),
 }
@@ -219,6 +217,8 @@ TABLES = {
         where={"scheme": lambda scheme: isinstance(scheme, str)},
         columns={
             **VARIANT_COLUMNS,
+            "fastest": time(phase="total", field="min"),
+            "slowest": time(phase="total", field="max"),
             "sd": time(phase="total", field="sd"),
             "peak memory (GiB)": quantity("most_peak_memory", "GiB", phase="total"),
         },
