@@ -1,4 +1,4 @@
-"""Profiler events sorted into GPU work, computation and communication."""
+"""Profiler events: device time by phase, computation and communication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from lmlab.measure.gpu_busy import busy_ms, interval, is_gpu_work, profiled_events
+from lmlab.measure.device_time import by_phase, device_times, measurements
+from lmlab.measure.gpu_busy import interval, is_gpu_work, profiled_events
+from lmlab.measure.graph_replay import graph_replay_records
 from lmlab.measure.overlap import MAX_INTERVALS, overlap_from_events, profile_overlap
 from tests.measure.one_rank import group_of_one
 
@@ -73,8 +75,25 @@ def test_only_work_of_this_gpu_counts_as_busy(event: Event, counts: bool) -> Non
     assert interval(event) == (5, 8)
 
 
-def test_a_cpu_has_no_gpu_busy_time() -> None:
-    assert busy_ms(lambda: torch.ones(2) + 1, CPU) is None
+def test_device_time_is_the_union_of_the_work_that_starts_in_a_phase() -> None:
+    edges = [("forward", 0, 100), ("backward", 100, 200), ("forward", 300, 400)]
+    edges.append(("backward", 400, 500))
+    work = [(10, 30), (20, 40), (110, 200), (250, 260), (300, 310), (350, 352)]
+    steps = by_phase(edges, work[::-1])
+    assert [len(step.work) for step in steps] == [2, 1, 2, 0], "not what lies between phases"
+    times = measurements(steps)
+    assert {name: found.samples_ms for name, found in times.items()} == {
+        "forward": pytest.approx((30e-6, 12e-6)),
+        "backward": pytest.approx((90e-6, 0)),
+        "total": pytest.approx((120e-6, 12e-6)),
+    }
+    assert {found.clock for found in times.values()} == {"device"}
+
+
+def test_a_cpu_has_no_device_time() -> None:
+    phases = [("forward", lambda: torch.ones(2) + 1)]
+    assert device_times(phases, CPU) == {}
+    assert graph_replay_records(phases, CPU, prepare=lambda: None) == []
 
 
 def test_on_a_cpu_operators_are_computation_except_gloos_own() -> None:
@@ -136,18 +155,20 @@ def test_the_real_profiler_sees_gloos_messages(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_busy_time_is_that_of_the_kernels_and_not_of_the_range_around_them() -> None:
-    a = torch.randn(1024, 1024, device="cuda")
-    a @ a
+def test_device_time_is_that_of_the_kernels_and_not_of_the_host_around_them() -> None:
+    a = torch.randn(2048, 2048, device="cuda")
 
-    def with_range() -> None:
+    def idle_in_between() -> None:
         with torch.profiler.record_function("a range over everything"):
             for _ in range(3):
                 a @ a
                 torch.cuda.synchronize()
-                sum(range(1_000_000))  # the GPU is idle meanwhile
+                sum(range(1_000_000))
 
-    busy, alone = busy_ms(with_range, GPU), busy_ms(lambda: a @ a, GPU)
-    assert busy is not None
-    assert alone is not None
-    assert 0 < busy < 20 * alone
+    phases = [("once", lambda: a @ a), ("thrice", idle_in_between)]
+    times = device_times(phases, GPU)
+    assert times["thrice"].median_ms == pytest.approx(3 * times["once"].median_ms, rel=0.1)
+    records = graph_replay_records(phases[:1], GPU, prepare=lambda: None)
+    found = {record["quantity"]: record["value"] for record in records}
+    assert found["kernels"] >= 1
+    assert found["graph_replay_time"] == pytest.approx(times["once"].median_ms, rel=0.2)
