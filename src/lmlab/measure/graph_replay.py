@@ -20,7 +20,8 @@ from lmlab.measure.device_time import PROFILED_STEPS, Phases, measurements, prof
 from lmlab.measure.records import Record, timed, value
 from lmlab.measure.statistics import Measurement
 
-REPLAYS = 20
+# As many replays as fit into so many seconds, within these bounds.
+FEWEST_REPLAYS, REPLAYS, SECONDS = 5, 20, 2.0
 WARMUPS = 3
 
 
@@ -70,24 +71,33 @@ def replay_times(
 ) -> dict[str, Measurement]:
     """Replays queued back to back, so that the device never waits for a launch; the first, which
     it does wait for, is left out."""
-    edges = [
-        [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]
-        for _ in range(REPLAYS + 1)
-    ]
-    for events in edges:
-        for event, graph in zip(events, [*graphs.values(), None], strict=True):
-            event.record()
-            if graph is not None:
-                graph.replay()
-    synchronize(device)
+    (first,) = _queued(graphs, 1, device)
+    count = max(FEWEST_REPLAYS, min(REPLAYS, int(1e3 * SECONDS / first[0].elapsed_time(first[-1]))))
+    edges = _queued(graphs, count + 1, device)[1:]
     samples = {
-        name: [events[i].elapsed_time(events[i + 1]) for events in edges[1:]]
+        name: [events[i].elapsed_time(events[i + 1]) for events in edges]
         for i, name in enumerate(graphs)
     }
-    samples[TOTAL] = [events[0].elapsed_time(events[-1]) for events in edges[1:]]
+    samples[TOTAL] = [events[0].elapsed_time(events[-1]) for events in edges]
     return {
         name: Measurement(
-            samples_ms=tuple(found), clock="events", cache="warm", stopped=f"{REPLAYS} replays"
+            samples_ms=tuple(found), clock="events", cache="warm", stopped=f"{count} replays"
         )
         for name, found in samples.items()
     }
+
+
+def _queued(
+    graphs: dict[str, torch.cuda.CUDAGraph], count: int, device: torch.device
+) -> list[list[torch.cuda.Event]]:
+    """Replay all graphs a number of times; the events before, between and after them."""
+    edges = []
+    for _ in range(count):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]
+        events[0].record()
+        for event, graph in zip(events[1:], graphs.values(), strict=True):
+            graph.replay()
+            event.record()
+        edges.append(events)
+    synchronize(device)
+    return edges
