@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from lmlab.measure.device_time import by_phase, device_times, measurements
+from lmlab.measure.device_time import busy_times, by_phase, device_times
 from lmlab.measure.gpu_busy import interval, is_gpu_work, profiled_events
 from lmlab.measure.graph_replay import graph_replay_records
 from lmlab.measure.overlap import MAX_INTERVALS, overlap_from_events, profile_overlap
@@ -79,9 +79,12 @@ def test_device_time_is_the_union_of_the_work_that_starts_in_a_phase() -> None:
     edges = [("forward", 0, 100), ("backward", 100, 200), ("forward", 300, 400)]
     edges.append(("backward", 400, 500))
     work = [(10, 30), (20, 40), (110, 200), (250, 260), (300, 310), (350, 352)]
-    steps = by_phase(edges, work[::-1])
-    assert [len(step.work) for step in steps] == [2, 1, 2, 0], "not what lies between phases"
-    times = measurements(steps)
+    found = by_phase(edges, work[::-1])
+    assert {name: [len(step) for step in steps] for name, steps in found.items()} == {
+        "forward": [2, 2],
+        "backward": [1, 0],
+    }
+    times = busy_times(found)
     assert {name: found.samples_ms for name, found in times.items()} == {
         "forward": pytest.approx((30e-6, 12e-6)),
         "backward": pytest.approx((90e-6, 0)),

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -23,61 +22,32 @@ from torch.profiler import ProfilerActivity
 from lmlab.measure.clock import TOTAL, synchronize
 from lmlab.measure.gpu_busy import interval, is_gpu_work, profiled_events
 from lmlab.measure.intervals import Interval, length
-from lmlab.measure.records import Label, Record, timed
 from lmlab.measure.statistics import Measurement
 
 PROFILED_STEPS = 5
 
 Phases = Sequence[tuple[str, Callable[[], object]]]
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """One phase of one profiled step."""
-
-    phase: str
-    start_ns: int
-    end_ns: int
-    work: list[Interval]
-
-    @property
-    def busy_ms(self) -> float:
-        return length(self.work) / 1e6
+Work = dict[str, list[list[Interval]]]
+"""Intervals in which the GPU worked, in nanoseconds: by phase, one list per step."""
 
 
 def device_times(
-    phases: Phases,
-    device: torch.device,
-    *,
-    prepare: Callable[[], object] = lambda: None,
-    steps: int = PROFILED_STEPS,
+    phases: Phases, device: torch.device, *, prepare: Callable[[], object] = lambda: None
 ) -> dict[str, Measurement]:
     """Busy time of every phase and of the whole step; empty on a CPU."""
-    return measurements(profiled(phases, device, prepare=prepare, steps=steps))
+    return busy_times(profiled_work(phases, device, prepare=prepare))
 
 
-def device_time_records(
-    phases: Phases,
-    device: torch.device,
-    *,
-    prepare: Callable[[], object] = lambda: None,
-    **labels: Label,
-) -> list[Record]:
-    """The same as records with a label `phase`; none on a CPU."""
-    times = device_times(phases, device, prepare=prepare)
-    return [timed(found, "time", phase=phase, **labels) for phase, found in times.items()]
-
-
-def profiled(
-    phases: Phases, device: torch.device, *, prepare: Callable[[], object], steps: int
-) -> list[Profiled]:
+def profiled_work(
+    phases: Phases, device: torch.device, *, prepare: Callable[[], object] = lambda: None
+) -> Work:
     """Run some steps under the profiler; `prepare` runs before each and belongs to no phase."""
     if device.type != "cuda":
-        return []
+        return {}
     edges: list[tuple[str, int, int]] = []
 
     def run_steps() -> None:
-        for _ in range(steps):
+        for _ in range(PROFILED_STEPS):
             prepare()
             synchronize(device)
             for name, run in phases:
@@ -90,24 +60,19 @@ def profiled(
     return by_phase(edges, [interval(event) for event in events if is_gpu_work(event, device)])
 
 
-def by_phase(
-    edges: Sequence[tuple[str, int, int]], intervals: Sequence[Interval]
-) -> list[Profiled]:
+def by_phase(edges: Sequence[tuple[str, int, int]], intervals: Sequence[Interval]) -> Work:
     """The intervals that start within each phase."""
     ordered = sorted(intervals)
-    return [
-        Profiled(
-            name, start, end, ordered[bisect_left(ordered, (start,)) : bisect_left(ordered, (end,))]
-        )
-        for name, start, end in edges
-    ]
+    work: Work = {}
+    for name, *phase in edges:
+        start, end = (bisect_left(ordered, (moment,)) for moment in phase)
+        work.setdefault(name, []).append(ordered[start:end])
+    return work
 
 
-def measurements(steps: Sequence[Profiled]) -> dict[str, Measurement]:
+def busy_times(work: Mapping[str, Sequence[Sequence[Interval]]]) -> dict[str, Measurement]:
     """Statistics over the steps, by phase; the total is their sum, since phases do not overlap."""
-    busy: dict[str, list[float]] = {}
-    for each in steps:
-        busy.setdefault(each.phase, []).append(each.busy_ms)
+    busy = {name: [length(step) / 1e6 for step in steps] for name, steps in work.items()}
     if busy:
         busy[TOTAL] = [sum(step) for step in zip(*busy.values(), strict=True)]
     return {

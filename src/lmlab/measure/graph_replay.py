@@ -12,17 +12,20 @@ Records by phase: `graph_replay_time` (CUDA events), `graph_busy_time` (device),
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
-from lmlab.measure.clock import TOTAL, synchronize
-from lmlab.measure.device_time import PROFILED_STEPS, Phases, measurements, profiled
+from lmlab.measure.clock import synchronize
+from lmlab.measure.device_time import Phases, busy_times, profiled_work
 from lmlab.measure.records import Record, timed, value
 from lmlab.measure.statistics import Measurement
 
 # As many replays as fit into so many seconds, within these bounds.
 FEWEST_REPLAYS, REPLAYS, SECONDS = 5, 20, 2.0
 WARMUPS = 3
+
+Graphs = dict[str, torch.cuda.CUDAGraph]
 
 
 def graph_replay_records(
@@ -33,20 +36,17 @@ def graph_replay_records(
         return []
     graphs = capture(phases, device, prepare)
     replays = replay_times(graphs, device)
-    runs = [(name, graph.replay) for name, graph in graphs.items()]
-    profiles = profiled(runs, device, prepare=lambda: None, steps=PROFILED_STEPS)
-    busy = measurements(profiles)
-    kernels = {each.phase: len(each.work) for each in profiles}
-    return [
-        *(timed(found, "graph_replay_time", phase=phase) for phase, found in replays.items()),
-        *(timed(busy[phase], "graph_busy_time", phase=phase) for phase in replays),
-        *(value("kernels", count, "", phase=phase) for phase, count in kernels.items()),
-    ]
+    work = profiled_work([(name, graph.replay) for name, graph in graphs.items()], device)
+    busy = busy_times(work)
+    records = []
+    for phase, found in replays.items():
+        records.append(timed(found, "graph_replay_time", phase=phase))
+        records.append(timed(busy[phase], "graph_busy_time", phase=phase))
+        records.append(value("kernels", len(work[phase][-1]), "", phase=phase))
+    return records
 
 
-def capture(
-    phases: Phases, device: torch.device, prepare: Callable[[], object]
-) -> dict[str, torch.cuda.CUDAGraph]:
+def capture(phases: Phases, device: torch.device, prepare: Callable[[], object]) -> Graphs:
     """One graph per phase. They share a memory pool, so they must be replayed in this order."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -58,39 +58,29 @@ def capture(
         prepare()
     synchronize(device)
     pool = torch.cuda.graph_pool_handle()
-    graphs = {}
+    graphs = {name: torch.cuda.CUDAGraph() for name, _ in phases}
     for name, run in phases:
-        graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name], pool=pool, stream=stream):
             run()
     return graphs
 
 
-def replay_times(
-    graphs: dict[str, torch.cuda.CUDAGraph], device: torch.device
-) -> dict[str, Measurement]:
+def replay_times(graphs: Graphs, device: torch.device) -> dict[str, Measurement]:
     """Replays queued back to back, so that the device never waits for a launch; the first, which
     it does wait for, is left out."""
-    (first,) = _queued(graphs, 1, device)
-    count = max(FEWEST_REPLAYS, min(REPLAYS, int(1e3 * SECONDS / first[0].elapsed_time(first[-1]))))
-    edges = _queued(graphs, count + 1, device)[1:]
-    samples = {
-        name: [events[i].elapsed_time(events[i + 1]) for events in edges]
-        for i, name in enumerate(graphs)
-    }
-    samples[TOTAL] = [events[0].elapsed_time(events[-1]) for events in edges]
+    (first,) = _replayed(graphs, 1, device)
+    fitting = int(1e3 * SECONDS / sum(first))
+    samples = _replayed(graphs, 1 + max(FEWEST_REPLAYS, min(REPLAYS, fitting)), device)[1:]
     return {
         name: Measurement(
-            samples_ms=tuple(found), clock="events", cache="warm", stopped=f"{count} replays"
+            samples_ms=found, clock="events", cache="warm", stopped=f"{len(found)} replays"
         )
-        for name, found in samples.items()
+        for name, found in zip(graphs, zip(*samples, strict=True), strict=True)
     }
 
 
-def _queued(
-    graphs: dict[str, torch.cuda.CUDAGraph], count: int, device: torch.device
-) -> list[list[torch.cuda.Event]]:
-    """Replay all graphs a number of times; the events before, between and after them."""
+def _replayed(graphs: Graphs, count: int, device: torch.device) -> list[list[float]]:
+    """Milliseconds of each graph, for each time that all of them are replayed."""
     edges = []
     for _ in range(count):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]
@@ -100,4 +90,4 @@ def _queued(
             event.record()
         edges.append(events)
     synchronize(device)
-    return edges
+    return [[a.elapsed_time(b) for a, b in pairwise(events)] for events in edges]

@@ -26,7 +26,7 @@ from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import OWN_ATTENTION, Phases, Step, Workload, workload_of
 from lmlab.measure.clock import PhaseClock, StepTimes, measure_steps, synchronize
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.device_time import device_time_records
+from lmlab.measure.device_time import device_times
 from lmlab.measure.graph_replay import graph_replay_records
 from lmlab.measure.precision import tf32_allowed, why_unsupported
 from lmlab.measure.records import Record, timed, value
@@ -105,7 +105,8 @@ def prepare(step: Step, phases: Phases) -> None:
 def profiled_records(step: Step, device: torch.device, *, graph_replay: bool) -> list[Record]:
     """Device time of more, profiled steps, and of replayed graphs; nothing on a CPU."""
     phases = step.phases()
-    records = device_time_records(phases, device, prepare=lambda: prepare(step, phases))
+    times = device_times(phases, device, prepare=lambda: prepare(step, phases))
+    records = [timed(found, phase=phase) for phase, found in times.items()]
     if graph_replay:
         records += graph_replay_records(phases, device, prepare=step.zero_grad)
     return records
