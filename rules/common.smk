@@ -40,7 +40,7 @@ from lmlab.measure.trace.nsys_command import (
 from lmlab.study import config_file
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
-from lmlab.study.selection import check_results_exist, select
+from lmlab.study.selection import REPEAT, check_results_exist, machine_of, select
 
 RESULTS = "results"
 
@@ -184,7 +184,7 @@ def nsys_for(block):
     try:
         return find_nsys(), ""
     except NsysUnavailable as trouble:
-        if asked == "nsys" and MACHINE == HERE.id:
+        if asked == "nsys" and machine_of(MACHINE) == HERE.id:
             stop(f"config: profile.profiler = 'nsys', but {trouble}; allowed here: auto, torch")
         return None, str(trouble)
 
@@ -192,6 +192,12 @@ def nsys_for(block):
 def results():
     """The study's result files: all of them where they can be measured, else those that exist."""
     return [path for path in POINTS if MEASURING or Path(path).exists()]
+
+
+def repeated():
+    """Result files of the machine's second set, which the report compares with the first."""
+    paths = (point.path(Path(RESULTS), f"{MACHINE}@{REPEAT}") for point in POINTS.values())
+    return [str(path) for path in paths if path.exists()]
 
 
 def report_inputs(wildcards):
@@ -206,7 +212,7 @@ def report_inputs(wildcards):
     if Path(PAGES[0]).exists():
         force.update(path for path in results() if not Path(path).exists())
         force.update(PAGES if missing_parts(PAGES) else [])
-    return results()
+    return [*results(), *repeated()]
 
 
 def report_arguments(wildcards):
@@ -234,7 +240,7 @@ onsuccess:
     # Snakemake's own records do not travel with results, so results are checked by what they say.
     states = [
         state_of(
-            point, Path(RESULTS), MACHINE, installed_torch() if MACHINE == HERE.id else None
+            point, Path(RESULTS), MACHINE, installed_torch() if machine_of(MACHINE) == HERE.id else None
         )
         for point in POINTS.values()
     ]

@@ -18,6 +18,7 @@ from lmlab.report.page import Chapter, Report, build_chapters
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
+from lmlab.study.selection import REPEAT
 
 
 def write_report(
@@ -42,10 +43,13 @@ def write_report(
 
 
 def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:
-    """The study's results with the published figures of other GPUs."""
-    found = load(all_points(study), results, machine)
+    """The study's results with the published figures of other GPUs, and the machine's second set
+    where there is one."""
+    points, second = all_points(study), f"{machine}@{REPEAT}"
+    found = load(points, results, machine)
     rows = pd.concat([found.rows, load_references(references)], ignore_index=True)
-    return replace(found, rows=rows)
+    repeat = load(points, results, second) if (results / second).is_dir() else None
+    return replace(found, rows=rows, repeat=repeat)
 
 
 def chapters_of(study: Study, results: Results) -> tuple[dict[str, Chapter], list[str]]:

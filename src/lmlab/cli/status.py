@@ -14,7 +14,7 @@ from lmlab.jobs.registry import check_code
 from lmlab.jobs.staleness import PointState, installed_torch, state_of, summary
 from lmlab.measure.identity import find_machine
 from lmlab.study.config import load
-from lmlab.study.selection import check_results_exist, select
+from lmlab.study.selection import check_results_exist, machine_of, select
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def command(arguments: argparse.Namespace) -> int:
     selection = select(config, here.id, here.device)
     study = load(config, selection.device)
     check_results_exist(selection, arguments.results, here.id)
-    torch_version = installed_torch() if selection.machine == here.id else None
+    torch_version = installed_torch() if machine_of(selection.machine) == here.id else None
     points = all_points(study)
     for point in points:
         check_code(point)

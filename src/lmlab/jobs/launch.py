@@ -44,6 +44,7 @@ from lmlab.measure.warm_start.client import SignalRelay
 from lmlab.measure.warm_start.processes import die_with_parent, kill_family
 from lmlab.study.points import Point
 from lmlab.study.results import read
+from lmlab.study.selection import machine_of
 
 RECORDER = "lmlab.jobs.record"
 START_ALLOWANCE_S = 90.0
@@ -106,7 +107,7 @@ def ranks_per_node(point: Point) -> int:
 def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> int:
     """Measure the point with a torchrun command; the exit status for a shell."""
     here = find_machine()
-    if here.id != machine:
+    if here.id != machine_of(machine):
         raise ValueError(f"machine = {machine!r}, but this is {here.id!r}; nothing is measured")
     if reason := why_unsupported(point, here):
         return _record(point, out, "unsupported", reason)

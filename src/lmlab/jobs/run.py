@@ -32,6 +32,7 @@ from lmlab.measure.gpu_state import GpuWatch
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
+from lmlab.study.selection import machine_of
 
 NOTHING_WRITTEN = 2
 GIB = 2**30
@@ -46,12 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure one point and write its result; 2 if there is nothing to measure it on."""
     parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
     parser.add_argument("--point", required=True, help="the point as JSON")
-    parser.add_argument("--machine", required=True, help="id of the machine that must run this")
+    parser.add_argument(
+        "--machine",
+        required=True,
+        help="this machine: ID, or ID@LABEL",
+    )
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
     arguments = parser.parse_args(argv)
     try:
         machine = find_machine()
-        if machine.id != arguments.machine:
+        if machine.id != machine_of(arguments.machine):
             raise ValueError(
                 f"machine = {arguments.machine!r}, but this is {machine.id!r}; "
                 "run this job on the machine whose results it writes"

@@ -68,4 +68,6 @@ def _statistics(samples: tuple[float, ...]) -> Record:
         "mean": summary.mean,
         "sd": summary.sd,
         "noisy": summary.noisy,
+        "drift": summary.drift,
+        "stability": summary.stability,
     }

@@ -19,7 +19,11 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, INVALID = "missing", "invalid"
-STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy")
+STATISTICS = (
+    *("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy"),
+    *("drift", "stability"),
+)
+UNCOMMITTED = "uncommitted"
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
@@ -39,6 +43,8 @@ class Results:
     """By path, in the order of the study; only those that could be read."""
     problems: tuple[str, ...] = ()
     """One line per file that could not be used."""
+    repeat: Results | None = None
+    """A second set of results of the same study on a machine of the same model."""
 
     @property
     def name(self) -> str:
@@ -101,7 +107,7 @@ def _is_whole(value: object) -> bool:
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
     """One row per record; one row that carries status and reason where there are none."""
     base = _base(result.chapter, result.parameters, result.settings, path)
-    base["flags"] = result.flags
+    base["flags"] = (*result.flags, *([UNCOMMITTED] if result.commit["dirty"] else []))
     if result.status != "ok":
         return [{**base, "status": result.status, "reason": result.reason}]
     rows = []

@@ -128,6 +128,7 @@ class Report:
                 figure=self._figure(chapter, folder),
                 provenance=lambda: provenance.of_chapter(self.results, chapter, self.out / folder),
                 summary=lambda: provenance.summary(self.results),
+                unreproducible=lambda: provenance.unreproducible(self.results),
                 **context,
             )
         except Exception as error:  # one bad value must not cost the report
@@ -225,7 +226,12 @@ def environment_for(templates: Path) -> jinja2.Environment:
         extensions=[KeepTextLines],
     )
     environment.filters |= {**text.FORMATS, "number": text.number, "list": list, "and": text.join}
-    environment.filters |= {"join": text.join, "slug": text.slug, "md": Markup}
+    environment.filters |= {
+        "quoted": text.quoted,
+        "join": text.join,
+        "slug": text.slug,
+        "md": Markup,
+    }
     return environment
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.frame import FIELDS, Rows, candidates, distinct
-from lmlab.report.text import DASH, FORMATS, escape, markdown_table, plain
+from lmlab.report.frame import FIELDS, UNCOMMITTED, Rows, candidates, distinct
+from lmlab.report.text import DASH, escape, markdown_table, plain, quoted, unsteady
 
 STATUS_CELLS = {
     "oom": "OOM",
@@ -30,9 +30,11 @@ STATUS_CELLS = {
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
+    "↕": "drifting or in two groups; the middle half of the samples is given",
     "~": "the middle half of the samples spans more than 10 %",
     "†": "power-capped or throttled",
     "‡": "inconsistent: far more than the sum of its parts timed apart",
+    "§": "measured with uncommitted code",
 }
 FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡"}
 MAX_REASONS = 4
@@ -165,7 +167,8 @@ class _Cell:
         value = self.row.get(self.column.field)
         if value is None or pd.isna(value):
             return DASH
-        return escape(FORMATS[self.column.format](value)) + "".join(self.marks())
+        text = quoted(self.row, self.column.format, self.column.field)
+        return escape(text) + "".join(self.marks())
 
     @property
     def one_word(self) -> bool:
@@ -173,10 +176,14 @@ class _Cell:
         return self.row is not None and len(str(self.row["reason"]).split()) == 1
 
     def marks(self) -> list[str]:
-        if self.row is None or self.row["status"] != "ok" or self.row.get("clock") not in CLOCKS:
+        if self.row is None or self.row["status"] != "ok":
             return []
-        flagged = [FLAG_MARKS[flag] for flag in self.row["flags"] or () if flag in FLAG_MARKS]
-        return ["~"] * (self.row["noisy"] is True) + list(dict.fromkeys(flagged))
+        flags = self.row["flags"] if isinstance(self.row["flags"], tuple) else ()
+        marks = ["§"] * (UNCOMMITTED in flags)
+        if self.row.get("clock") in CLOCKS:
+            spread = ["↕"] if unsteady(self.row) else ["~"] * (self.row["noisy"] is True)
+            marks = [*spread, *(FLAG_MARKS[flag] for flag in flags if flag in FLAG_MARKS), *marks]
+        return list(dict.fromkeys(marks))
 
 
 class _Index:

@@ -19,6 +19,7 @@ import jsonschema
 
 from lmlab.study.files import SCHEMAS, write_atomically
 from lmlab.study.points import Point
+from lmlab.study.selection import machine_of
 
 SCHEMA_VERSION = 2
 Status = Literal["ok", "oom", "unsupported", "failed"]
@@ -110,7 +111,7 @@ def read_of(point: Point, path: Path, machine: str) -> Result:
     result = read(path)
     if (result.chapter, dict(result.parameters)) != (point.chapter, dict(point.parameters)):
         raise ResultError(f"{path}: holds the result of another point")
-    if result.machine["id"] != machine.partition("@")[0]:  # MACHINE@LABEL: another set of results
+    if result.machine["id"] != machine_of(machine):
         raise ResultError(f"{path}: measured on {result.machine['id']}, not on {machine}")
     return result
 

@@ -13,6 +13,7 @@ from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
+from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, time
 
 TITLE = "Attention"
@@ -128,7 +129,12 @@ def versus(variant: str, baseline: str, topic: str, on: list[str]) -> Compare:
         variant={"variant": variant},
         baseline={"variant": baseline},
         on=on,
-        where={"quantity": "time", "topic": topic, "flags": consistent},
+        where={
+            "quantity": "time",
+            "clock": ["wall", "events"],
+            "topic": topic,
+            "flags": consistent,
+        },
     )
 
 
@@ -343,6 +349,8 @@ TABLES = {
         columns={
             "eager (ms)": time(variant=EAGER),
             "compiled (ms)": time(variant=COMPILED),
+            "eager, device (ms)": time(variant=EAGER, clock="device"),
+            "compiled, device (ms)": time(variant=COMPILED, clock="device"),
             "speed-up": speedup(),
         },
     ),
@@ -419,6 +427,8 @@ TABLES = {
         columns={
             "naive (ms)": time(variant=NAIVE, phase="train_step"),
             "ours (ms)": time(variant=OURS, phase="train_step"),
+            "naive, device (ms)": time(variant=NAIVE, phase="train_step", clock="device"),
+            "ours, device (ms)": time(variant=OURS, phase="train_step", clock="device"),
             "speed-up": speedup(),
             "peak, naive (GiB)": memory(variant=NAIVE),
             "peak, ours (GiB)": memory(variant=OURS),
@@ -488,6 +498,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "excess": extremes(select(ok, quantity="excess", flags=lambda f: not consistent(f))),
         "checked": checked(select(ok, quantity="error")),
         "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
+        "repeat": agreement(chapter.results, chapter.name),
     }
 
 

@@ -4,8 +4,8 @@ The variants share model, optimizer and batch and alternate step by step, by wal
 the loss of each is compared with that of the first, and one step of each gives its peak memory. A
 variant that runs out of memory is dropped; the rest go on.
 
-Records: `time` per variant (phase train_step), `round_time` (all variants), `loss`, `peak_memory`
-(GPU only), `tokens`, `threads`.
+Records: `time` per variant (phase train_step) by wall and device clock, `round_time` (all
+variants), `loss`, `peak_memory` (GPU only), `tokens`, `threads`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupport
 from lmlab.jobs.outcome import TOTAL, Outcome, Unsupported
 from lmlab.jobs.workload import Workload, workload_of
 from lmlab.measure.clock import PhaseClock
+from lmlab.measure.device_time import device_times
 from lmlab.measure.precision import tf32_allowed, why_unsupported
 from lmlab.measure.records import timed, value
 from lmlab.model.transformer import CausalSelfAttention
@@ -53,6 +54,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
             variants.records.append(timed(times.pop(TOTAL), "round_time", phase=TOTAL))
             for name, measurement in times.items():
                 variants.time(name, measurement, phase="train_step")
+            for name, measurement in device_times(step.whole_steps(running), device).items():
+                if name != TOTAL:
+                    variants.time(name, measurement, phase="train_step")
     return variants.outcome(value("tokens", workload.shape.tokens, ""), thread_record())
 
 

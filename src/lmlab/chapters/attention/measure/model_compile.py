@@ -6,8 +6,8 @@ recorded apart. The forward pass is that of training, which saves what backward 
 would be another graph and another compilation). The optimizer is not compiled.
 
 Records: `time` per variant and phase (forward, forward_backward, train_step: sums over the phases
-of a step), `first_step_time`, `loss`, `peak_memory` (GPU only), `attention_replaced` (how often the
-compiler substituted fused attention), `tokens`, `threads`.
+of a step) by wall and device clock, `first_step_time`, `loss`, `peak_memory` (GPU only),
+`attention_replaced` (how often the compiler substituted fused attention), `tokens`, `threads`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupport
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Workload, workload_of
 from lmlab.measure.clock import PhaseClock
+from lmlab.measure.device_time import device_times
 from lmlab.measure.precision import tf32_allowed, why_unsupported
 from lmlab.measure.records import value
 from lmlab.measure.statistics import Measurement
@@ -56,9 +57,13 @@ def measure(point: Point, device: torch.device) -> Outcome:
         if running := variants.running:
             times = alternate(partial(one_round, step, running), point.settings, device)
             for name in running:
+                device_time = device_times(step.phases(name), device)
                 for phase, parts in SUMS.items():
                     total = summed([times[f"{name}.{part}"] for part in parts])
                     variants.time(name, total, phase=phase)
+                    if device_time:
+                        busy = summed([device_time[part] for part in parts])
+                        variants.time(name, busy, phase=phase)
     return variants.outcome(value("tokens", workload.shape.tokens, ""), thread_record())
 
 

@@ -7,7 +7,8 @@ front of it selects what is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,10 @@ class SharedStep:
         """One whole step."""
         for _, phase in self.phases(name):
             phase()
+
+    def whole_steps(self, names: Sequence[str]) -> list[tuple[str, Callable[[], None]]]:
+        """One whole step of each variant, as phases."""
+        return [(name, partial(self.run, name)) for name in names]
 
     def loss(self, name: str) -> float:
         """The loss of the batch; a graph is built, as in training, and dropped."""
