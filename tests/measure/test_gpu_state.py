@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -145,3 +146,13 @@ def test_a_real_gpu_can_be_watched() -> None:
     assert watch.readings is not None
     assert watch.readings["after"]["sm_clock_mhz"] > 0
     assert set(watch.flags) <= {"gpu_shared", "power_capped", "throttled"}
+
+
+def test_a_gpu_that_is_lost_meanwhile_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measured code has failed already, and its error is the reason."""
+    gpu = FakeGpu()
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpu))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with GpuWatch(CUDA, own=lambda: NO_CONTEXT) as watch:
+        gpu.unanswered |= {"name", "uuid", "reasons", "memory"}
+    assert watch.flags == []
