@@ -164,8 +164,8 @@ def _check_sizes_exist(study: str, blocks: Mapping[str, Any], sizes: Mapping[str
 
 
 def _sizes_named(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every size that a block names: in its list, or as the one size of a part of it."""
+    """Every size that a block names: in its list, or in that of a part of it."""
     yield from (("sizes", size) for size in block.get("sizes", ()))
     for key, part in block.items():
-        if isinstance(part, Mapping) and "size" in part:
-            yield f"{key}.size", part["size"]
+        if isinstance(part, Mapping):
+            yield from ((f"{key}.sizes", size) for size in part.get("sizes", ()))
