@@ -62,11 +62,11 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
         pytest.param(
             raising(torch.OutOfMemoryError(CUDA_MESSAGE)),
             "oom",
-            "asked for 3.05 GiB, 1.20 GiB of the GPU's 139.81 GiB free",
+            "needs 3.05 GiB more, 1.20 GiB of the GPU's 139.81 GiB free",
             id="GPU memory",
         ),
         pytest.param(
-            asking_for_too_much, "oom", "asked for 134217728.00 GiB, ", id="memory of the host"
+            asking_for_too_much, "oom", "needs 134217728.00 GiB more, ", id="memory of the host"
         ),
         pytest.param(
             raising(MemoryError()), "oom", "MemoryError (cpu)", id="Python's own memory error"

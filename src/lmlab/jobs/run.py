@@ -110,11 +110,11 @@ def memory_reason(error: BaseException, device: torch.device) -> str:
     message = str(error)
     if gpu := CUDA_OOM.search(message):
         asked, capacity, free = gpu.groups()
-        return f"asked for {asked}, {free} of the GPU's {capacity} free"
+        return f"needs {asked} more, {free} of the GPU's {capacity} free"
     if cpu := re.search(r"tried to allocate (\d+) bytes", message):
         memory = psutil.virtual_memory()
         return (
-            f"asked for {int(cpu[1]) / GIB:.2f} GiB, {memory.available / GIB:.2f} GiB of the "
+            f"needs {int(cpu[1]) / GIB:.2f} GiB more, {memory.available / GIB:.2f} GiB of the "
             f"machine's {memory.total / GIB:.2f} GiB free"
         )
     return f"{message or type(error).__name__} ({device.type})"
