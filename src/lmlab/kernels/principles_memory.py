@@ -28,9 +28,7 @@ def strided_copy_kernel(x, y, size, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sum_kernel(
-    x, y, length, outer_stride, inner_stride, OUTER: tl.constexpr, INNER: tl.constexpr
-):
+def sum_kernel(x, y, length, outer_stride, inner_stride, OUTER: tl.constexpr, INNER: tl.constexpr):
     """y[o] = sum over i of x[o * outer_stride + i * inner_stride], OUTER sums per program."""
     outer = tl.program_id(0) * OUTER + tl.arange(0, OUTER)
     total = tl.full((OUTER,), 0.0, tl.float32)
