@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lmlab.study.points import Point
@@ -27,6 +29,7 @@ FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 PUBLISHED_VALUES = ("mean_ms", "ms", "peak_gib", "time_percent", "value", "what")
 
 Rows = pd.DataFrame
+Positions = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -129,31 +132,38 @@ def _base(
 
 def select(rows: Rows, **where: Any) -> Rows:
     """Rows that match every condition: a value, a list of allowed values, or a predicate."""
-    mask = pd.Series(True, index=rows.index)
+    kept = np.arange(len(rows))
     for key, wanted in where.items():
-        mask &= _matches(rows, key, wanted)
-    return rows[mask]
+        kept = kept[_matches(rows, key, wanted, kept)]
+    return rows.iloc[kept]
 
 
 def candidates(rows: Rows, **where: Any) -> Rows:
     """Like `select`, but a row without a value matches on labels it does not have: a point that
     ran out of memory belongs in every cell that its records would have filled."""
-    without_value = rows["status"] != "ok"
-    mask = pd.Series(True, index=rows.index)
+    kept = np.arange(len(rows))
+    without_value = rows["status"].to_numpy() != "ok"
     for key, wanted in where.items():
-        lacks = rows[key].isna() if key in rows else pd.Series(True, index=rows.index)
-        mask &= _matches(rows, key, wanted) | (without_value & lacks)
-    return rows[mask]
+        matches = _matches(rows, key, wanted, kept)
+        lacks = ~matches & without_value[kept]
+        if key in rows and lacks.any():
+            lacks[lacks] = rows[key].iloc[kept[lacks]].isna()
+        kept = kept[matches | lacks]
+    return rows.iloc[kept]
 
 
-def _matches(rows: Rows, key: str, wanted: Any) -> pd.Series[bool]:
+def _matches(rows: Rows, key: str, wanted: Any, among: Positions) -> npt.NDArray[np.bool_]:
+    """Which of the rows at some positions match; each condition looks at what is left of the one
+    before, because comparing Python objects is slow."""
     if key not in rows:
-        return pd.Series(False, index=rows.index)
+        return np.zeros(len(among), bool)
+    found = rows[key].to_numpy()[among]
     if callable(wanted):
-        return rows[key].map(lambda found: bool(wanted(found)))
+        return np.fromiter((bool(wanted(each)) for each in found), bool, len(found))
     if isinstance(wanted, list | tuple | set | frozenset):
-        return rows[key].isin(list(wanted))
-    return rows[key] == wanted
+        return pd.Series(found, dtype=object).isin(list(wanted)).to_numpy()
+    # numpy compares Python objects several times as fast as pandas.
+    return np.asarray(found == wanted, bool)
 
 
 def derive(
@@ -216,4 +226,4 @@ def distinct(rows: Rows, keys: list[str]) -> list[tuple[Any, ...]]:
     if not set(keys) <= set(rows.columns):  # a label that no measured record has
         return []
     present = rows.dropna(subset=keys) if keys else rows
-    return list(dict.fromkeys(present[keys].itertuples(index=False, name=None)))
+    return list(dict.fromkeys(zip(*(present[key].tolist() for key in keys), strict=True)))
