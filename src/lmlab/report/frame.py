@@ -8,8 +8,8 @@ is empty. Everything downstream (tables, figures, comparisons) selects rows and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,21 @@ class Results:
         """The readable results of one chapter."""
         return [result for result in self.results.values() if result.chapter == chapter]
 
+    def without(self, paths: Collection[str], why: str = "") -> Results:
+        """The same without some results, each of which becomes a row without a value."""
+        out = self.rows["source"].isin(list(paths))
+        names = [*{name for path in paths for name in self.results[path].parameters}]
+        left_out = self.rows[out].drop_duplicates("source")
+        kept = ["chapter", "source", *names]
+        stubs = left_out[kept].reindex(columns=self.rows.columns)
+        stubs = stubs.assign(status=INVALID, reason=why).astype(object)
+        return replace(
+            self,
+            rows=pd.concat([self.rows[~out], stubs], ignore_index=True),
+            results={path: each for path, each in self.results.items() if path not in paths},
+            problems=(*self.problems, *(f"{path}: {why}" for path in paths)),
+        )
+
     def value(self, **where: Any) -> Any:
         """The one value that matches, or None if it was not measured."""
         found = select(self.rows, status="ok", **where)
@@ -73,12 +88,12 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
             continue
         try:
             result = read_of(point, path, machine)
+            rows += rows_of(result, path)
         except ResultError as error:
             problems.append(str(error))
             rows.append({**base, "status": INVALID, "reason": str(error)})
             continue
         results[str(path)] = result
-        rows += rows_of(result, path)
     return Results(machine, table_of(rows), results, tuple(problems))
 
 
@@ -111,7 +126,7 @@ def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
     for record in result.measurements:
         labels = record["labels"]
         if clash := {*labels} & {*FIELDS, *result.parameters}:
-            raise ValueError(f"{path}: label {sorted(clash)[0]!r} is a parameter or a field")
+            raise ResultError(f"{path}: label {sorted(clash)[0]!r} is a parameter or a field")
         rows.append({**base, **labels, **{k: v for k, v in record.items() if k != "labels"}})
     return rows
 
