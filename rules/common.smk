@@ -54,6 +54,7 @@ def stop(message):
 # Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
 code_of = cache(fingerprint_of)
 HERE = find_machine()
+TORCH = installed_torch()
 # Keys that a module was not given belong to the workflow that uses it.
 TYPED = config_file.typed(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})
@@ -127,7 +128,7 @@ def made_with(chapter):
     """The code and the torch version that a result depends on."""
     return lambda wildcards: (
         f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, "
-        f"torch {installed_torch()}"
+        f"torch {TORCH}"
     )
 
 
@@ -238,11 +239,9 @@ onstart:
 
 onsuccess:
     # Snakemake's own records do not travel with results, so results are checked by what they say.
+    torch_here = TORCH if machine_of(MACHINE) == HERE.id else None
     states = [
-        state_of(
-            point, Path(RESULTS), MACHINE, installed_torch() if machine_of(MACHINE) == HERE.id else None
-        )
-        for point in POINTS.values()
+        state_of(point, Path(RESULTS), MACHINE, torch_here, code_of) for point in POINTS.values()
     ]
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)

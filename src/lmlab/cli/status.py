@@ -7,10 +7,11 @@ the machine that measured: what is installed here says nothing about a result fr
 from __future__ import annotations
 
 import argparse
+from functools import cache
 
 from lmlab.cli.configuration import read_config
 from lmlab.jobs.catalog import all_points
-from lmlab.jobs.registry import check_code
+from lmlab.jobs.registry import check_code, fingerprint_of
 from lmlab.jobs.staleness import PointState, installed_torch, state_of, summary
 from lmlab.measure.identity import find_machine
 from lmlab.study.config import load
@@ -30,8 +31,10 @@ def command(arguments: argparse.Namespace) -> int:
     points = all_points(study)
     for point in points:
         check_code(point)
+    code_of = cache(fingerprint_of)
     states = [
-        state_of(point, arguments.results, selection.machine, torch_version) for point in points
+        state_of(point, arguments.results, selection.machine, torch_version, code_of)
+        for point in points
     ]
     print(*map(line, states), sep="\n")
     print(f"{study.name} on {selection.machine}: {summary(states)}")

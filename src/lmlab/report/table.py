@@ -105,12 +105,11 @@ class Table:
         return Markup("\n\n".join(part for part in parts if part))
 
     def _one(self, rows: Rows, facet: Mapping[str, Any]) -> str:
-        columns = self._columns(rows)
-        indexes = [_Index(rows, column, self.rows) for column in columns.values()]
+        indexes = self._indexes(rows)
         lines: list[list[str]] = []
         used: list[_Cell] = []
         for key in distinct(rows, list(self.rows))[: self.limit]:
-            cells = [index.cell(key) for index in indexes]
+            cells = [index.cell(key) for index in indexes.values()]
             if all(cell.row is None for cell in cells):
                 continue
             used += cells
@@ -120,19 +119,24 @@ class Table:
         if not lines:
             return ""
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
-        header = [escape(name) for name in [*names, *columns]]
+        header = [escape(name) for name in [*names, *indexes]]
         caption = self._caption(used, facet)
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
-    def _columns(self, rows: Rows) -> dict[str, Column]:
+    def _indexes(self, rows: Rows) -> dict[str, _Index]:
+        """What may fill each column, by its header."""
+        filled = [
+            (header, column, candidates(rows, **column.where))
+            for header, column in self.columns.items()
+        ]
         if self.across is None:
-            return dict(self.columns)
+            return {header: _Index(found, column, self.rows) for header, column, found in filled}
         return {
-            header.format(**{self.across: value}): Column(
-                {**column.where, self.across: value}, column.format, column.field
+            header.format(**{self.across: value}): _Index(
+                candidates(found, **{self.across: value}), column, self.rows
             )
             for (value,) in distinct(rows, [self.across])
-            for header, column in self.columns.items()
+            for header, column, found in filled
         }
 
     def _caption(self, cells: Sequence[_Cell], facet: Mapping[str, Any]) -> str:
@@ -193,9 +197,8 @@ class _Index:
         self.column = column
         self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        found = candidates(rows, **column.where)
-        used = [name for name in dict.fromkeys([*FIELDS, *keys, column.field]) if name in found]
-        for values in found[used].itertuples(index=False, name=None):
+        used = [name for name in dict.fromkeys([*FIELDS, *keys, column.field]) if name in rows]
+        for values in zip(*(rows[name].tolist() for name in used), strict=True):
             row = dict(zip(used, values, strict=True))
             key = tuple(row.get(name) for name in keys)
             if row["status"] == "ok" or not any(map(pd.isna, key)):

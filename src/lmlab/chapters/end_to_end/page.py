@@ -172,13 +172,14 @@ def repeatability(rows: Rows) -> Rows:
         phase=["forward", "backward"],
         mode=["forward_backward", "train_step"],
     )
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for row in found.to_dict("records"):
+        groups.setdefault(tuple(row[key] for key in (*POINT, "phase", "clock")), []).append(row)
     pairs = []
-    for _, group in found.groupby([*POINT, "phase", "clock"], sort=False):
+    for group in groups.values():
         if len(group) == 2:
-            low, high = sorted(group["value"])
-            pairs.append(
-                {**group.iloc[0].to_dict(), "quantity": "disagreement", "value": high / low - 1}
-            )
+            low, high = sorted(row["value"] for row in group)
+            pairs.append({**group[0], "quantity": "disagreement", "value": high / low - 1})
     return pd.DataFrame(pairs, columns=[*rows.columns], dtype=object)
 
 
