@@ -92,8 +92,17 @@ class Result:
 def read(path: Path) -> Result:
     """Read a result, or raise a `ResultError` that says what is wrong with the file."""
     try:
-        values = json.loads(path.read_text(), parse_constant=_finite, parse_float=_finite)
-    except (OSError, ValueError, RecursionError) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"{path}: not a readable JSON file ({error})") from error
+    return parse(content, path)
+
+
+def parse(content: str | bytes, path: Path | str) -> Result:
+    """A result from the content of its file; `path` is named in errors."""
+    try:
+        values = json.loads(content, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise ResultError(f"{path}: not a readable JSON file ({line})") from error
     if isinstance(values, dict) and values.get("schema_version") == 1:
@@ -156,7 +165,7 @@ def _is_valid() -> Callable[[object], object]:
     return compiled
 
 
-def _validate(values: object, path: Path) -> None:
+def _validate(values: object, path: Path | str) -> None:
     try:
         _is_valid()(values)
     except fastjsonschema.JsonSchemaValueException:
