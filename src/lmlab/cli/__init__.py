@@ -98,8 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument("--machine", help="a folder of results/ (default: this machine)")
     every.add_argument("--results", type=_folder, default=Path("results"), metavar="FOLDER")
     every.set_defaults(command=status.command)
-    sets.add_commands(commands.add_parser)
-    for command in (one, every):
+    for command in (one, every, *sets.add_commands(commands.add_parser)):
         command.add_argument("--configfile", type=Path, metavar="FILE", help="default: config.yaml")
         command.add_argument(
             "--config",

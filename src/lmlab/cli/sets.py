@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+AddParser = Callable[..., argparse.ArgumentParser]
+
 COMPARE_HELP = """\
 Compares two sets of results: folders, machines in results/, or either at a git revision. A ratio
 above 1 means that B is faster. Faster and slower: the 95 % interval of the ratio excludes 1 and the
@@ -22,9 +24,21 @@ difference exceeds 2 %; same: the interval lies within 2 % of 1; undecided: anyt
 
 The exit status is 0, 1 if --fail-if-slower finds something, 2 if a set or an option is wrong."""
 
+CHECK_HELP = """\
+Validates results that came from elsewhere: a folder, a machine in results/, or either at a git
+revision. One line per problem: unreadable, misplaced, duplicate, impossible values, mixed versions,
+missing points of the study, size.
 
-def add_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the parsers of all three."""
+  lmlab check results/nvidia-a100
+  lmlab check nvidia-a100 --ignore missing,mixed --config study=tiny
+
+The exit status is 0, 1 if there is a problem, 2 if an argument is wrong."""
+
+
+def add_commands(
+    add_parser: Callable[..., argparse.ArgumentParser],
+) -> list[argparse.ArgumentParser]:
+    """Add the parsers of all three; returns those that read config.yaml."""
     layout: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     compare = add_parser(
         "compare", help="compare two sets of results", description=COMPARE_HELP, **layout
@@ -37,6 +51,11 @@ def add_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only these: size=xl"
     )
     _add_outcome(compare, "compare")
+    check = add_parser("check", help="validate a folder", description=CHECK_HELP, **layout)
+    check.add_argument("folder", metavar="FOLDER")
+    check.add_argument("--ignore", default="", metavar="KIND[,KIND]", help="kinds to leave out")
+    check.set_defaults(command=_lazily("check"))
+    return [check]
 
 
 def _add_outcome(parser: argparse.ArgumentParser, module: str) -> None:

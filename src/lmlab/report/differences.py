@@ -76,7 +76,7 @@ class Differences:
 
     def largest(self, count: int) -> Rows:
         """Per chapter, the pairs whose ratio is furthest from 1."""
-        size = np.log(self.pairs["ratio"].astype(float)).abs()
+        size = np.abs(np.log(self.pairs["ratio"].astype(float)))
         ordered = self.pairs.assign(size=size).sort_values("size", ascending=False)
         return ordered.groupby("chapter", sort=False).head(count).drop(columns="size")
 
@@ -113,9 +113,10 @@ def differences(
 def _chosen(rows: Rows, of: ResultSet, where: Mapping[str, str]) -> list[bool]:
     def matches(chapter: str, file: str, labels: Mapping[str, Any]) -> bool:
         values = {**of.files[file]["settings"], **labels, "chapter": chapter}
-        return all(str(values.get(key)) in wanted.split(",") for key, wanted in where.items())
+        return all(str(values.get(key)) in text.split(",") for key, text in where.items())
 
-    return [matches(*row) for row in rows[["chapter", "file", "labels"]].itertuples(index=False)]
+    wanted: Any = rows[["chapter", "file", "labels"]]
+    return [matches(*row) for row in wanted.itertuples(index=False)]
 
 
 def _with_pace(rows: Rows, noise: Noise) -> Rows:
@@ -133,7 +134,7 @@ def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, tuple[float, int
     """Variation between processes by pace; that of all wall times where a class has none."""
     repeated: list[dict[str, Any]] = []
     for index, rows in enumerate(sets):
-        times = rows[(rows["status"] == "ok") & rows["clock"].isin(["wall", "device"])]
+        times: Any = rows[(rows["status"] == "ok") & rows["clock"].isin(["wall", "device"])]
         for values in times[["value", "clock", "pace", "labels"]].itertuples(index=False):
             labels = values.labels
             if all(labels.get(key) in _listed(want) for key, want in noise.replicates.items()):
@@ -163,7 +164,8 @@ def _same_work(
     """Pairs whose files agree on every setting that both state, except how long they measured."""
     unlike: dict[str, tuple[Any, Any]] = {}
     wrong = set()
-    for ours, theirs in both[["file_a", "file_b"]].drop_duplicates().itertuples(index=False):
+    files: Any = both[["file_a", "file_b"]].drop_duplicates()
+    for ours, theirs in files.itertuples(index=False):
         a, b = first.files[ours]["settings"], second.files[theirs]["settings"]
         found = {k: (a[k], b[k]) for k in a.keys() & b.keys() - SAMPLING if a[k] != b[k]}
         if found:
@@ -191,8 +193,9 @@ def _judged(
     spreads = {pace: sd for pace, (sd, _) in variation.items()}
     freedoms = {pace: df or math.inf for pace, (_, df) in variation.items()}
     timed = both["quantity"] == TIME
-    df = np.minimum(*(pace.map(freedoms).astype(float) for pace in paces))
-    parts = [pace.map(spreads).astype(float) for pace in paces]
+    own, other = (pace.map(freedoms).astype(float) for pace in paces)
+    df = own.where(own < other, other)
+    parts: list[Any] = [pace.map(spreads).astype(float) for pace in paces]
     for side in "ab":
         q1, value, q3, n = (both[f"{name}_{side}"] for name in ("q1", "value", "q3", "n"))
         parts.append(median_errors(q1, value, q3, n, known=timed & np.isfinite(df)))
