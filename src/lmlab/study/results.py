@@ -101,9 +101,19 @@ def read(path: Path) -> Result:
     try:
         if (size := path.stat().st_size) > LARGEST_FILE_BYTES:
             raise ValueError(f"{size:,} bytes, at most {LARGEST_FILE_BYTES:,} are read")
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_integer)
-    except (OSError, ValueError, RecursionError) as error:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path}: not a readable JSON file ({error})") from error
+    return parse(content, path)
+
+
+def parse(content: str | bytes, path: Path | str) -> Result:
+    """A result from the content of its file; `path` is named in errors."""
+    try:
+        values = json.loads(
+            content, parse_constant=_number, parse_float=_number, parse_int=_integer
+        )
+    except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise ResultError(f"{path}: not a readable JSON file ({line})") from error
     if isinstance(values, dict) and values.get("schema_version") == 1:
@@ -204,7 +214,7 @@ def _is_valid() -> Callable[[object], object]:
     return compiled
 
 
-def _validate(values: object, path: Path) -> None:
+def _validate(values: object, path: Path | str) -> None:
     try:
         _is_valid()(values)
     except fastjsonschema.JsonSchemaValueException:
