@@ -1,7 +1,6 @@
-"""The command line: `lmlab measure` measures one point by hand, `lmlab status` lists all points.
+"""The command line: single points (measure, status) and sets of results (compare, check, ab).
 
-The study itself is run by the workflow (`make writeup`); these two are for single points. Only a
-measurement imports torch.
+The study itself is run by the workflow (`make writeup`). Only a measurement imports torch.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lmlab
-from lmlab.cli import measure, status
+from lmlab.cli import measure, sets, status
 from lmlab.jobs.catalog import chapters
 
 WRONG_USE = 2
@@ -21,8 +20,8 @@ INTERRUPTED = 130  # a shell's status for a command ended by Ctrl-C
 READER_GONE = 141  # a shell's status for a command that wrote to a closed pipe
 
 DESCRIPTION = """\
-Measures or lists single points of the study in config.yaml; `make writeup` runs all of it. See
-COMMAND --help."""
+Measures or lists single points of the study in config.yaml (`make writeup` runs all of it);
+compares and checks results. See COMMAND --help."""
 
 MEASURE_HELP = """\
 Measures one point without the workflow: a table, and as the last line the result as JSON.
@@ -99,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument("--machine", help="a folder of results/ (default: this machine)")
     every.add_argument("--results", type=_folder, default=Path("results"), metavar="FOLDER")
     every.set_defaults(command=status.command)
-    for command in (one, every):
+    for command in (one, every, *sets.add_commands(commands.add_parser)):
         command.add_argument("--configfile", type=Path, metavar="FILE", help="default: config.yaml")
         command.add_argument(
             "--config",

@@ -162,7 +162,7 @@ def table(point: Point, result: Result) -> str:
     if len(stops) == 1 and next(iter(stops)).startswith("time cap"):
         lines.append(f"stopped early: {stops.pop()}")
     if timed:
-        lines += _aligned([["time", *COLUMNS], *map(_row, timed)])
+        lines += aligned([["time", *COLUMNS], *map(_row, timed)])
     return "\n".join(lines)
 
 
@@ -173,7 +173,7 @@ def _row(record: Mapping[str, Any]) -> list[str]:
     return [name, *cells]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns of equal width, the first left-aligned and the numbers right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

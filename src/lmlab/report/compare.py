@@ -16,7 +16,6 @@ spread within each job; it is measured where a study ran the same work in severa
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,15 +45,22 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        if not math.isfinite(self.low + self.high):
-            return UNDECIDED
-        if self.low > 1 and self.ratio > 1 + SMALLEST_DIFFERENCE:
-            return FASTER
-        if self.high < 1 and self.ratio < 1 / (1 + SMALLEST_DIFFERENCE):
-            return SLOWER
-        if self.low >= 1 / (1 + SMALLEST_DIFFERENCE) and self.high <= 1 + SMALLEST_DIFFERENCE:
-            return SAME
-        return UNDECIDED
+        return str(verdicts(self.ratio, self.low, self.high))
+
+
+def verdicts(ratio: Any, low: Any, high: Any) -> Any:
+    """The rule, for one ratio with its interval or for arrays of them."""
+    above, below = 1 + SMALLEST_DIFFERENCE, 1 / (1 + SMALLEST_DIFFERENCE)
+    return np.select(
+        [
+            ~np.isfinite(np.add(low, high)),
+            np.greater(low, 1) & np.greater(ratio, above),
+            np.less(high, 1) & np.less(ratio, below),
+            np.greater_equal(low, below) & np.less_equal(high, above),
+        ],
+        [UNDECIDED, FASTER, SLOWER, SAME],
+        UNDECIDED,
+    )
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
@@ -86,17 +92,33 @@ def _median_error(samples: Sequence[float], *, known: bool) -> float:
     """Relative standard error of a median, from the interquartile range so that one outlier does
     not decide. A single sample says nothing about its error, unless the variation between
     processes is `known`, which contains it."""
-    if len(samples) < 2:
-        return 0.0 if known else math.inf
     q1, median, q3 = np.percentile(samples, [25, 50, 75])
-    return 1.2533 * float(q3 - q1) / 1.349 / float(median) / math.sqrt(len(samples))
+    return float(median_errors(q1, median, q3, len(samples), known=known))
+
+
+def median_errors(q1: Any, median: Any, q3: Any, n: Any, *, known: Any) -> Any:
+    """The same from quartiles, for one set of samples or for arrays of them."""
+    single = np.where(known, 0.0, math.inf)
+    return np.where(
+        np.less(n, 2), single, 1.2533 * np.subtract(q3, q1) / 1.349 / median / np.sqrt(n)
+    )
 
 
 def _interval(ratio: float, error: float, df: float) -> Interval:
-    if not math.isfinite(error) or df < 1:
-        return Interval(ratio=ratio, low=0.0, high=math.inf)
-    half = min(float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error, WIDEST)
-    return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
+    low, high = bounds(ratio, error, df)
+    return Interval(ratio=ratio, low=float(low), high=float(high))
+
+
+def bounds(ratio: Any, error: Any, df: Any) -> tuple[Any, Any]:
+    """The interval of one ratio, or of an array of them, from its standard error; without one it
+    is boundless."""
+    known = np.isfinite(error) & np.greater_equal(df, 1)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, np.where(known, df, 1))
+    half = np.minimum(quantile * np.where(known, error, 0.0), WIDEST)
+    return (
+        np.where(known, ratio * np.exp(-half), 0.0),
+        np.where(known, ratio * np.exp(half), math.inf),
+    )
 
 
 def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> tuple[float, int]:
@@ -107,7 +129,10 @@ def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) ->
         groups[tuple(row[key] for key in keys)].append(math.log(row["value"]))
     repeated = [logs for logs in groups.values() if len(logs) > 1]
     freedom = sum(len(logs) - 1 for logs in repeated)
-    squares = math.fsum(statistics.variance(logs) * (len(logs) - 1) for logs in repeated)
+    means = [math.fsum(logs) / len(logs) for logs in repeated]
+    squares = math.fsum(
+        (log - mean) ** 2 for logs, mean in zip(repeated, means, strict=True) for log in logs
+    )
     return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
 
 

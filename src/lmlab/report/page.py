@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from lmlab.report.table import Table
 from lmlab.study.files import write_atomically
 
 FRONT, INDEX = "writeup.md", "index.md"
+LONGEST_MESSAGE = 200
 
 Answer = dict[str, Markup]
 
@@ -128,14 +128,26 @@ class Report:
                 figure=self._figure(chapter, folder),
                 provenance=lambda: provenance.of_chapter(self.results, chapter, self.out / folder),
                 summary=lambda: provenance.summary(self.results),
+                unreproducible=lambda: provenance.unreproducible(self.results),
                 **context,
             )
         except Exception as error:  # one bad value must not cost the report
-            traceback.print_exc()
-            line = f"{template}: {type(error).__name__}: {' '.join(str(error).split())}"
+            line = f"{template}: {described(error)}"
             faults.append(line)
             return Markup(f"*This part could not be rendered ({text.escape(line)}).*\n")
         return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
+
+    def faults_of(self, chapter: Chapter) -> list[str]:
+        """What cannot be rendered of one chapter: its page, and its part of the front page."""
+        faults: list[str] = []
+        environment = environment_for(self.templates)
+        for template, folder in (
+            (f"{chapter.name}.md.j2", "chapters"),
+            (f"front/{chapter.name}.md.j2", "."),
+        ):
+            if (self.templates / template).exists():
+                self._render(environment, template, folder, faults, chapter)
+        return faults
 
     def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
         """Stands in for a part without a single value: its questions, or its title, and why."""
@@ -198,10 +210,30 @@ def build_chapters(
         try:
             chapters[name] = build_chapter(name, page, results)
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            faults.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
+            faults.append(f"{name}: {described(error)}")
             chapters[name] = Chapter(name=name, title=page.TITLE, results=results)
     return chapters, faults
+
+
+def described(error: Exception) -> str:
+    """An error in one line, with the line of code that raised it."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    message = " ".join(str(error).split())[:LONGEST_MESSAGE]
+    return f"{type(error).__name__}: {message} ({Path(where.filename).name}:{where.lineno})"
+
+
+def culprit(results: Results, chapter: str, fails: Callable[[Results], bool]) -> str | None:
+    """The result without which a chapter no longer fails, found by bisection: pages cope with
+    missing results. First among the chapter's own, then among those of others."""
+    own = [path for path, result in results.results.items() if result.chapter == chapter]
+    for suspects in (own, [path for path in results.results if path not in own]):
+        while len(suspects) > 1:
+            half = len(suspects) // 2
+            cured = not fails(results.without(suspects[:half]))
+            suspects = suspects[:half] if cured else suspects[half:]
+        if suspects and not fails(results.without(suspects)):
+            return suspects[0]
+    return None
 
 
 class KeepTextLines(Extension):
@@ -225,7 +257,12 @@ def environment_for(templates: Path) -> jinja2.Environment:
         extensions=[KeepTextLines],
     )
     environment.filters |= {**text.FORMATS, "number": text.number, "list": list, "and": text.join}
-    environment.filters |= {"join": text.join, "slug": text.slug, "md": Markup}
+    environment.filters |= {
+        "quoted": text.quoted,
+        "join": text.join,
+        "slug": text.slug,
+        "md": Markup,
+    }
     return environment
 
 

@@ -13,6 +13,7 @@ from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
+from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, time
 
 TITLE = "Attention"
@@ -154,7 +155,13 @@ def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any)
         variant={"variant": variant},
         baseline={"variant": baseline},
         on=on,
-        where={"quantity": "time", "topic": topic, "flags": consistent, **where},
+        where={
+            "quantity": "time",
+            "clock": ["wall", "events"],
+            "topic": topic,
+            "flags": consistent,
+            **where,
+        },
     )
 
 
@@ -429,6 +436,8 @@ TABLES = {
         columns={
             "eager (ms)": time(variant=EAGER),
             "compiled (ms)": time(variant=COMPILED),
+            "eager, device (ms)": time(variant=EAGER, clock="device"),
+            "compiled, device (ms)": time(variant=COMPILED, clock="device"),
             "speed-up": speedup(),
         },
     ),
@@ -578,8 +587,10 @@ TABLES = {
         where={"topic": "model"},
         data=partial(with_speedups, "model"),
         columns={
-            "naive (ms)": time(variant=NAIVE, phase=STEP),
-            "ours (ms)": time(variant=OURS, phase=STEP),
+            "naive (ms)": time(variant=NAIVE, phase="train_step"),
+            "ours (ms)": time(variant=OURS, phase="train_step"),
+            "naive, device (ms)": time(variant=NAIVE, phase="train_step", clock="device"),
+            "ours, device (ms)": time(variant=OURS, phase="train_step", clock="device"),
             "speed-up": speedup(),
             "peak, naive (GiB)": memory(variant=NAIVE),
             "peak, ours (GiB)": memory(variant=OURS),
@@ -666,6 +677,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "excess": excess_facts(ok),
         "checked": checked(select(ok, quantity="error")),
         "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
+        "repeat": agreement(chapter.results, chapter.name),
     }
 
 

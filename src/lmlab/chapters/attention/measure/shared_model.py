@@ -9,7 +9,7 @@ gives its peak memory), then alternates those that work step by step, by wall cl
 fails is dropped and the rest go on.
 
 Records: `time` per variant and phase (forward, backward, forward_backward, train_step: sums over
-the phases of a step), `round_time` (all variants), `loss`, `peak_memory` (GPU only), `tokens`,
+the phases of a step) by wall and device clock, `round_time` (all variants), `loss`, `peak_memory` (GPU only), `tokens`,
 `threads`; `first_step_time` where the first step contains a compilation.
 """
 
@@ -30,6 +30,7 @@ from lmlab.jobs.outcome import TOTAL, Outcome
 from lmlab.jobs.workload import Phases, Step, Workload
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
+from lmlab.measure.device_time import device_times
 from lmlab.measure.records import timed, value
 from lmlab.measure.statistics import Measurement
 from lmlab.model.loss import cross_entropy
@@ -66,8 +67,10 @@ def compare(
         times = alternate(partial(_one_round, step, running), settings, step.device)
         variants.records.append(timed(times.pop(TOTAL), "round_time", phase=TOTAL))
         for name in running:
-            for phase, parts in SUMS.items():
-                variants.time(name, _summed([times[f"{name}.{p}"] for p in parts]), phase=phase)
+            wall = {part: times[f"{name}.{part}"] for part in SUMS["train_step"]}
+            for clock in filter(None, (wall, device_times(step.phases(name), step.device))):
+                for phase, parts in SUMS.items():
+                    variants.time(name, _summed([clock[part] for part in parts]), phase=phase)
     return variants.outcome(value("tokens", step.workload.shape.tokens, ""), thread_record())
 
 

@@ -1,0 +1,203 @@
+"""`lmlab check`: every machine in the repository passes, and every seeded fault is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.cli import check, main
+from lmlab.cli.report import write_report
+from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+
+H200 = ROOT / "results" / "nvidia-h200"
+GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
+STEP = (
+    "end_to_end/size~cpu-small/context~16/batch~2/precision~fp32/mode~train_step/attention~naive/"
+    "warmup~1/start~warm.json"
+)
+Check = Callable[..., tuple[int, list[str]]]
+
+
+def committed() -> list[Path]:
+    """Folders of machines in git, of which a pull request may add one; golden results besides."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "results"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = {Path(line).parts[1] for line in listed.stdout.splitlines()} or {"nvidia-h200"}
+    return [GOLDEN, *(ROOT / "results" / name for name in sorted(names))]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Check:
+    """The exit status and the lines but the last."""
+
+    def run(folder: object, *options: str) -> tuple[int, list[str]]:
+        status = main(["check", str(folder), *options])
+        return status, capsys.readouterr().out.splitlines()[:-1]
+
+    return run
+
+
+@pytest.mark.parametrize("folder", committed(), ids=lambda folder: folder.name)
+def test_every_machine_in_the_repository_passes(run: Check, folder: Path) -> None:
+    assert run(folder, "--ignore", "missing,mixed") == (0, [])
+
+
+@pytest.mark.parametrize(
+    "folder", [f for f in committed() if f != H200], ids=lambda folder: folder.name
+)
+def test_pages_of_every_machine_render(
+    folder: Path, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """Those of the H200 are compared with docs/ elsewhere."""
+    device = "cpu" if folder.name.startswith("cpu-") else "cuda"
+    faults = write_report(
+        {**config, "study": "nano"} if folder == GOLDEN else config,
+        machine=folder.name,
+        device=device,
+        results=folder.parent,
+        templates=TEMPLATES,
+        references=REFERENCES,
+        out=tmp_path / "report",
+    )
+    assert faults == []
+
+
+def edited(change: Callable[[dict[str, Any]], None], name: str = STEP) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        result = json.loads((folder / name).read_text())
+        change(result)
+        (folder / name).write_text(json.dumps(result))
+
+    return edit
+
+
+def first_time(**values: Any) -> Callable[[Path], None]:
+    """Overwrite fields of the first wall time."""
+
+    def change(result: dict[str, Any]) -> None:
+        times = [r for r in result["measurements"] if r["quantity"] == "time"]
+        times[0].update(values)
+
+    return edited(change)
+
+
+def card(quantity: str, value: float) -> Callable[[Path], None]:
+    """A CPU has no stated peak, so the card becomes that of a GPU with one."""
+
+    def change(result: dict[str, Any]) -> None:
+        result["machine"]["name"] = "NVIDIA L4"
+        record = next(r for r in result["measurements"] if r["quantity"] == quantity)
+        record["value"] = value
+
+    return edited(change, "machine.json")
+
+
+def twice(result: dict[str, Any]) -> None:
+    times = [record for record in result["measurements"] if record["quantity"] == "time"]
+    result["measurements"].append(times[0])
+
+
+FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "not JSON": ("unreadable", lambda f: (f / STEP).write_text("{")),
+    "not finite": ("unreadable", first_time(value=float("nan"))),
+    "schema": ("unreadable", edited(lambda result: result.pop("versions"))),
+    "schema 1": ("unreadable", edited(lambda result: result.update(schema_version=1))),
+    "negative sample": ("unreadable", first_time(samples=[-1.0])),
+    "zero time": (
+        "impossible",
+        first_time(value=0.0, samples=[0.0], n=1, min=0.0, max=0.0, q1=0.0, q3=0.0),
+    ),
+    "negative time": ("impossible", first_time(value=-1.0, min=-2.0, samples=[1.0], n=1)),
+    "median outside": ("impossible", first_time(value=1e9)),
+    "not the median": ("impossible", first_time(samples=[1.0, 2.0, 3.0], value=2.5, min=1, max=3)),
+    "rate above peak": ("impossible", card("matmul_rate", 31.0)),
+    "bandwidth above peak": ("impossible", card("copy_bandwidth", 301.0)),
+    "rate of zero": ("impossible", card("copy_bandwidth", 0.0)),
+    "versions": ("mixed", edited(lambda result: result["versions"].update(torch="9.9.9"))),
+    "machines": ("mixed", edited(lambda result: result["machine"].update(id="cpu-other"))),
+    "missing": ("missing", lambda f: (f / STEP).unlink()),
+    "moved": ("misplaced", lambda f: (f / STEP).rename(f / "moved.json")),
+    "copied": ("duplicate", lambda f: shutil.copy(f / STEP, f / "zz.json")),
+    "a record twice": ("duplicate", edited(twice)),
+    "foreign file": ("misplaced", lambda f: (f / "notes.txt").write_text("hello")),
+    "link": ("misplaced", lambda f: (f / "passwords").symlink_to("/etc/passwd")),
+    "folder": ("misplaced", lambda f: f.rename(f.with_name("cpu-mine"))),
+    "large file": (
+        "size",
+        edited(lambda result: result["data"].update(kernels="x" * 200_000)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_named(run: Check, tmp_path: Path, fault: str) -> None:
+    kind, seed = FAULTS[fault]
+    folder = tmp_path / "cpu-golden"
+    shutil.copytree(GOLDEN, folder)
+    nano = ("--config", "study=nano")
+    assert run(folder, *nano) == (0, [])
+    seed(folder)
+    folder = next(path for path in (folder, tmp_path / "cpu-mine") if path.exists())
+    status, lines = run(folder, *nano)
+    assert status == 1
+    assert kind in {line.partition(":")[0] for line in lines}
+    assert len(lines) <= 3  # a file that cannot be read is missing, too
+    assert run(folder, "--ignore", ",".join(check.KINDS), *nano) == (0, [])
+
+
+def test_a_step_faster_than_the_peak_is_impossible(run: Check, tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia-h200"
+    name = next(H200.glob("end_to_end/size~xl/context~1024/**/mode~train_step/**/*.json"))
+    target = folder / name.relative_to(H200)
+    target.parent.mkdir(parents=True)
+    result = json.loads(name.read_text())
+    for record in result["measurements"]:
+        if "samples" in record and record["labels"]["phase"] == "forward":
+            statistics = ("value", "q1", "q3", "min", "max", "mean")
+            record.update({key: record[key] / 100 for key in statistics})
+            record["samples"] = [sample / 100 for sample in record["samples"]]
+    target.write_text(json.dumps(result))
+    status, lines = run(folder, "--ignore", "missing")
+    assert status == 1
+    assert {line.partition(":")[0] for line in lines} == {"impossible"}
+
+
+def test_a_machine_is_limited_in_compressed_size(
+    run: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "MACHINE_LIMIT_BYTES", 100_000)
+    folder = tmp_path / "cpu-golden"
+    shutil.copytree(GOLDEN, folder)
+    noise = os.urandom(90_000).hex()
+    edited(lambda result: result["data"].update(kernels=noise))(folder)
+    status, lines = run(folder, "--config", "study=nano")
+    assert (status, [line.partition(":")[0] for line in lines]) == (1, ["size"])
+
+
+def test_a_wrong_kind_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(GOLDEN), "--ignore", "everything"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_contributed_machines_are_not_ignored_by_git() -> None:
+    def ignored(path: str) -> bool:
+        done = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
+        if done.returncode > 1:
+            pytest.skip("not a git checkout")
+        return done.returncode == 0
+
+    assert not ignored("results/nvidia-a100/machine.json")
+    assert not ignored("results/nvidia-h200@repeat/machine.json")
+    assert ignored("results/cpu-mine/machine.json")

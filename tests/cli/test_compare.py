@@ -1,0 +1,218 @@
+"""`lmlab compare` on real folders: the H200 at two commits, seeded changes, a CPU, old results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.cli import main
+from lmlab.study.files import ROOT
+
+H200 = ROOT / "results" / "nvidia-h200"
+GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
+STATISTICS = ("value", "q1", "q3", "min", "max", "mean")
+Compare = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Run the command; its exit status and its JSON."""
+
+    def run(*arguments: object) -> tuple[int, dict[str, Any]]:
+        status = main(["compare", *map(str, arguments), "--json"])
+        return status, json.loads(capsys.readouterr().out.splitlines()[0])
+
+    return run
+
+
+def copied(folder: Path, to: Path, chapters: str = "machine.json end_to_end") -> Path:
+    """Some chapters of a machine, to be changed."""
+    for name in chapters.split():
+        source = folder / name
+        if source.is_dir():
+            shutil.copytree(source, to / name)
+        else:
+            to.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, to / name)
+    return to
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a result as if it had been measured another day."""
+    result = json.loads(path.read_text())
+    result["started_at"] = "2026-12-24T00:00:00Z"
+    change(result)
+    path.write_text(json.dumps(result))
+
+
+def scale(factor: float) -> Callable[[dict[str, Any]], None]:
+    def change(result: dict[str, Any]) -> None:
+        for record in result["measurements"]:
+            if "samples" in record:
+                record.update({name: record[name] * factor for name in STATISTICS})
+                record["samples"] = [sample * factor for sample in record["samples"]]
+
+    return change
+
+
+def step(folder: Path, precision: str = "fp32", context: int = 1024) -> Path:
+    """A training step that the GPU paces: two processes agree on it within 1 %."""
+    start = folder / f"end_to_end/size~xl/context~{context}/batch~4/precision~{precision}"
+    return start / "mode~train_step/attention~naive/warmup~5/start~warm.json"
+
+
+@pytest.mark.parametrize(
+    ("factor", "clock", "verdict"),
+    [
+        (1.25, "wall", "slower"),
+        (0.8, "wall", "faster"),
+        (1.0, "device", "same"),
+        (1.0, "wall", "undecided"),  # two processes differ by as much
+    ],
+)
+def test_a_seeded_change_gets_its_verdict(
+    compare: Compare, tmp_path: Path, factor: float, clock: str, verdict: str
+) -> None:
+    changed = copied(H200, tmp_path / "nvidia-h200")
+    rewrite(step(changed), scale(factor))
+    status, found = compare(H200, changed, "--chapter", "end_to_end", "--fail-if-slower", "5%")
+    anew = [pair for pair in found["pairs"] if not pair["identical"]]
+    (mine,) = [p for p in anew if p["clock"] == clock and "phase=total" in p["point"]]
+    assert mine["verdict"] == verdict
+    assert mine["ratio"] == pytest.approx(1 / factor)
+    assert mine["low"] <= mine["ratio"] <= mine["high"]
+    assert {pair["verdict"] for pair in found["pairs"] if pair["identical"]} == {"same"}
+    assert status == (1 if factor == 1.25 else 0)
+
+
+def test_a_rate_counts_as_faster_when_it_is_higher(compare: Compare, tmp_path: Path) -> None:
+    changed = copied(H200, tmp_path / "a", "machine.json")
+
+    def change(result: dict[str, Any]) -> None:
+        for record in result["measurements"]:
+            if record["quantity"] == "matmul_rate":
+                record["value"] *= 2
+                record["labels"]["side"] = 8192  # another shape was the fastest
+
+    rewrite(changed / "machine.json", change)
+    _, found = compare(H200, changed, "--chapter", "machine", "--where", "dtype=bf16")
+    assert [(pair["ratio"], pair["verdict"]) for pair in found["pairs"]] == [(2.0, "undecided")]
+
+
+def test_what_one_set_lacks_is_named_with_the_reason(compare: Compare, tmp_path: Path) -> None:
+    changed = copied(H200, tmp_path / "a", "end_to_end")
+    step(changed).unlink()
+    step(changed, "bf16").write_text('{"schema_version": 2,')
+
+    def fail(result: dict[str, Any]) -> None:
+        result.update(status="oom", reason="out of memory", measurements=[])
+
+    rewrite(step(changed, "fp32", 512), fail)
+    _, found = compare(H200, changed, "--chapter", "end_to_end")
+    assert {row["other_status"] for row in found["only"]["a"]} == {"missing", "oom"}
+    assert len({row["file"] for row in found["only"]["a"]}) == 3
+    assert found["only"]["b"] == []
+    assert len(found["b"]["problems"]) == 1
+
+
+def test_other_work_is_not_compared(compare: Compare, tmp_path: Path) -> None:
+    changed = copied(H200, tmp_path / "a", "end_to_end")
+    rewrite(step(changed), lambda result: result["settings"].update(vocab_size=5))
+    rewrite(step(changed, "bf16"), lambda result: result["settings"].update(steps=3, new=1))
+    _, found = compare(H200, changed, "--where", "size=xl", "--where", "context=1024")
+    assert found["other_work"] == {"vocab_size": [10000, 5]}
+    measured_again = [pair for pair in found["pairs"] if not pair["identical"]]
+    assert {"precision=bf16" in pair["point"] for pair in measured_again} == {True}
+
+
+def test_machines_and_versions_that_differ_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(H200), str(GOLDEN)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    differing = [line for line in lines if line.startswith("differs: ")]
+    assert lines[2 : 2 + len(differing)] == differing
+    for fact in ("machine", "torch", "power limit w", "clocks mhz sm max"):
+        assert any(line.startswith(f"differs: {fact}: ") for line in differing), fact
+
+
+def test_without_repeated_work_only_the_spread_within_jobs_counts(
+    compare: Compare, tmp_path: Path
+) -> None:
+    changed = copied(GOLDEN, tmp_path / "a", "collectives")
+    rewrite(next(changed.rglob("*.json")), scale(1000))
+    status, found = compare(GOLDEN / "collectives", changed / "collectives")
+    assert {pair["verdict"] for pair in found["pairs"]} == {"slower"}
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nowhere", "nvidia-h200"],
+        ["nvidia-h200:no-such-revision", "nvidia-h200"],
+        ["nowhere:HEAD", "nvidia-h200"],
+        [".", "nvidia-h200"],
+        ["nvidia-h200", "nvidia-h200", "--where", "size"],
+    ],
+)
+def test_a_wrong_argument_is_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("results").mkdir()
+    Path("results/nvidia-h200").symlink_to(H200)
+    assert main(["compare", *arguments]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("share", ["5", "x%", "-5%"])
+def test_a_gate_is_a_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", f"--fail-if-slower={share}"])
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """A repository whose first commit holds results of schema 1, its second those of the H200, and
+    its working tree a slower step."""
+    root = tmp_path / "project"
+    machine = copied(H200, root / "results" / "nvidia-h200")
+    step(machine).rename(root / "kept.json")
+    old = {"schema_version": 1}
+    files = [*machine.rglob("*.json")]
+    contents = [path.read_text() for path in files]
+    for path in files:
+        path.write_text(json.dumps(old))
+    for message in ("old", "new"):
+        git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+        for command in (["init", "-q"], ["add", "results"], ["commit", "-qm", message]):
+            subprocess.run([*git, *command], check=True)
+        for path, content in zip(files, contents, strict=True):
+            path.write_text(content)
+        (root / "kept.json").replace(step(machine)) if message == "old" else None
+    rewrite(step(machine), scale(1.5))
+    return root
+
+
+def test_a_set_at_a_revision(
+    compare: Compare, history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(history)
+    for new in (
+        "nvidia-h200:HEAD",
+        "results/nvidia-h200:HEAD",
+        f"{history}/results/nvidia-h200:HEAD",
+    ):
+        status, found = compare(new, "nvidia-h200", "--fail-if-slower", "5%")
+        assert status == 1
+        assert {"mode=train_step" in p["point"] for p in found["pairs"] if not p["identical"]} == {
+            True
+        }
+    status, found = compare("nvidia-h200:HEAD~1", "nvidia-h200")
+    assert found["pairs"] == []
+    assert len(found["a"]["problems"]) == 1
+    assert subprocess.run(["git", "status", "--short"], capture_output=True, check=True).stdout
