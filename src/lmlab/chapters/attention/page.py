@@ -41,13 +41,13 @@ LABELS = ("topic", "variant", "phase", "stage", "tensor", "part", "direction", "
 COLUMNS = (*LABELS, "block_m", "block_n", *dict.fromkeys([*SHAPE, *MODEL_SHAPE]))
 WRITTEN_OUT = ("max", "subtract", "exp", "sum", "divide")
 OVER_CAP, OVER_CAP_REASON = "over-cap", "exceed the time cap"
+TIMES = {"quantity": "time", "clock": ["wall", "events"]}
 # Both passes in one call should take about as long as the two timed apart.
 INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, rates, ratios, eager steps
-    elsewhere."""
+    """Display names, consistency flags, memory by the formula, ratios of softmax, rates."""
     rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
@@ -61,7 +61,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    return with_eager_elsewhere(with_rates(with_softmax(rows), results), results)
+    return with_rates(with_softmax(rows), results)
 
 
 def with_softmax(rows: Rows) -> Rows:
@@ -80,7 +80,7 @@ def with_softmax(rows: Rows) -> Rows:
 
 def mark_inconsistent(rows: Rows) -> Rows:
     """Flag times of both passes that far exceed the sum of the passes timed apart."""
-    parts = {p: {"quantity": "time", "phase": p} for p in reversed(PASSES)}
+    parts = {p: {"quantity": "time", "topic": [*ON], "phase": p} for p in reversed(PASSES)}
     key = ["source", "variant"]
     rows = combine(rows, "excess", parts, lambda p: p.both / (p.forward + p.backward), on=key)
     excess = select(rows, quantity="excess")
@@ -131,37 +131,13 @@ def with_rates(rows: Rows, results: Results) -> Rows:
     )
 
 
-def with_eager_elsewhere(rows: Rows, results: Results) -> Rows:
-    """The fastest eager step that other processes measured for the model that was compiled: an
-    eager step that waits for the host takes another time in every process."""
-    same = ["size", "context", "precision", "batch"]
-    steps = {"quantity": "time", "clock": "wall", "status": "ok"}
-    model = {"chapter": "attention", "topic": "model", "variant": NAIVE, "phase": "train_step"}
-    end_to_end = {"chapter": "end_to_end", "mode": "train_step", "start": "warm", "phase": "total"}
-    found = pd.concat([select(results.rows, **steps, **where) for where in (model, end_to_end)])
-    compiled = select(rows, topic="model_compile", phase="train_step", variant=COMPILED, **steps)
-    if found.empty or compiled.empty:
-        return rows
-    fastest = found.groupby(same)["value"].min().rename("eager").reset_index()
-    new = compiled.assign(noisy=None, n=None).merge(fastest, on=same)
-    eager = new.assign(quantity="eager_elsewhere", value=new["eager"])
-    ratio = new.assign(quantity="speedup_elsewhere", value=new["eager"] / new["value"])
-    return pd.concat([rows, eager, ratio], ignore_index=True)
-
-
 def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
     """Two variants of the same points, which took turns in one process."""
     return Compare(
         variant={"variant": variant},
         baseline={"variant": baseline},
         on=on,
-        where={
-            "quantity": "time",
-            "clock": ["wall", "events"],
-            "topic": topic,
-            "flags": consistent,
-            **where,
-        },
+        where={**TIMES, "topic": topic, "flags": consistent, **where},
     )
 
 
@@ -169,7 +145,7 @@ COMPARISONS = {
     "compiled_model": versus(COMPILED, EAGER, "model_compile", ["precision", "size", "phase"]),
     "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
     "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
-    "model": versus(OURS, NAIVE, "model", ["size", "context"], phase="train_step"),
+    "model": versus(OURS, NAIVE, "model", ["size", "context"], phase=STEP),
 }
 
 
@@ -442,15 +418,13 @@ TABLES = {
         },
     ),
     "compiled_costs": Table(
-        title="What compiling costs and saves, and the fastest eager step of any other process",
+        title="What compiling costs and saves",
         rows=["precision", "size"],
         where={"topic": "model_compile"},
         columns={
             "first compiled step (s)": quantity("first_step_time", "s", variant=COMPILED),
             "peak, eager (GiB)": memory(variant=EAGER),
             "peak, compiled (GiB)": memory(variant=COMPILED),
-            "fastest eager elsewhere (ms)": quantity("eager_elsewhere", "ms"),
-            "speed-up over that": quantity("speedup_elsewhere", "times"),
         },
     ),
     "best": Table(
@@ -587,10 +561,10 @@ TABLES = {
         where={"topic": "model"},
         data=partial(with_speedups, "model"),
         columns={
-            "naive (ms)": time(variant=NAIVE, phase="train_step"),
-            "ours (ms)": time(variant=OURS, phase="train_step"),
-            "naive, device (ms)": time(variant=NAIVE, phase="train_step", clock="device"),
-            "ours, device (ms)": time(variant=OURS, phase="train_step", clock="device"),
+            "naive (ms)": time(variant=NAIVE, phase=STEP),
+            "ours (ms)": time(variant=OURS, phase=STEP),
+            "naive, device (ms)": time(variant=NAIVE, phase=STEP, clock="device"),
+            "ours, device (ms)": time(variant=OURS, phase=STEP, clock="device"),
             "speed-up": speedup(),
             "peak, naive (GiB)": memory(variant=NAIVE),
             "peak, ours (GiB)": memory(variant=OURS),
@@ -664,7 +638,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         },
         "naive": naive_facts(rows),
         "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
-        "elsewhere": extremes(select(ok, quantity="speedup_elsewhere")),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
         "single": sum(is_single(pair) for pair in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},

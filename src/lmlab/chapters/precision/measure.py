@@ -190,9 +190,13 @@ def variance(x: Tensor) -> Tensor:
 
 def variance_summed_in_format(x: Tensor) -> Tensor:
     """The same with every partial sum rounded to x's own format."""
+    return _moments_in_format(x)[1]
+
+
+def _moments_in_format(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = _sum_in_format(x) / x.shape[-1]
     centered = x - mean.unsqueeze(-1)
-    return _sum_in_format(centered * centered) / x.shape[-1]
+    return mean, _sum_in_format(centered * centered) / x.shape[-1]
 
 
 def _sum_in_format(x: Tensor) -> Tensor:
@@ -233,8 +237,8 @@ def layer_norm(x: Tensor) -> Tensor:
 
 def layer_norm_summed_in_format(x: Tensor) -> Tensor:
     """LayerNorm as its formula reads, with mean and variance accumulated in x's own format."""
-    mean = (_sum_in_format(x) / x.shape[-1]).unsqueeze(-1)
-    return (x - mean) / torch.sqrt(variance_summed_in_format(x).unsqueeze(-1) + EPSILON)
+    mean, variance = (each.unsqueeze(-1) for each in _moments_in_format(x))
+    return (x - mean) / torch.sqrt(variance + EPSILON)
 
 
 def output_error(
