@@ -22,7 +22,7 @@ END, COMPILE, FAST = (
     "Does torch.compile pay?",
     "How fast is our FlashAttention?",
 )
-SETTINGS = {"batch": 1, "heads": 16, "causal": True}
+SETTINGS = {"batch": 1, "heads": 16, "causal": True, "stages": 3, "precision": "bf16"}
 FLOPS = [value("flops", 1e9, "FLOP", phase=p) for p in ("forward", "backward", "both")]
 ATTENTION: dict[str, Any] = {"head_dim": 64, "precision": "bf16"}
 
@@ -140,12 +140,8 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     assert chapter.value(quantity="fused_to_matmuls") == 0.25
     assert chapter.value(quantity="written_to_matmuls") == 2.5
     assert [pair.ratio for pair in chapter.facts["shapes"]["both"].pairs] == [pytest.approx(2)]
-    for part in (
-        "| small | 512 | 2.00 | 0.500 | 5.00 |",
-        "| over-cap |",
-        "| 64x32 | 2.00 | 1.00 |",
-    ):
-        assert part in pages["attention"]
+    cells = ("| small | 512 | 2.00 | 0.500 | 5.00 |", "| over-cap |", "| 64x32 | 2.00 | 1.00 |")
+    assert [cell for cell in cells if cell not in pages["attention"]] == []
     assert "ours (Triton) 2.50 ms" in front
 
 
