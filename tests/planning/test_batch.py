@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -115,17 +114,6 @@ def test_three_matrices_by_hand(
 ) -> None:
     assert message_bytes(SWIGLU, scheme, direction, 50) == sent
     assert max_devices(SMALL, SWIGLU, scheme, direction, 50) == pytest.approx(devices)
-
-
-@given(NETWORKS, BLOCKS, TOKENS, st.sampled_from(get_args(Scheme)), st.sampled_from(get_args(Pass)))
-def test_on_the_most_devices_computing_takes_as_long_as_sending(
-    network: Network, block: FeedForward, tokens: float, scheme: Scheme, direction: Pass
-) -> None:
-    sent = message_bytes(block, scheme, direction, tokens)
-    if sent:
-        most = max_devices(network, block, scheme, direction, tokens)
-        compute = block.flops(tokens, direction) / (most * network.flops_per_s)
-        assert compute == pytest.approx(sent / network.bytes_per_s)
 
 
 @given(NETWORKS, BLOCKS, TOKENS, st.booleans(), st.integers(1, 3), st.integers(1, 3))
