@@ -317,22 +317,31 @@ def passes(variant: str) -> dict[str, Column]:
     return {f"{name} (ms)": time(variant=variant, phase=name) for name in PASSES[:2]}
 
 
-OURS_AND_THEIRS = {
-    "its time (ms)": quantity("speedup", "ms", "theirs"),
-    "ours (ms)": quantity("speedup", "ms", "ours"),
-    "ours over it": quantity("speedup", "times"),
-}
-
-
-def variants_table(phase: str, title: str) -> Table:
-    """All variants at all shapes."""
+def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any) -> Table:
+    """One column per variant, at every shape of a topic."""
     return Table(
-        title=f"{title}, {{precision}}, milliseconds",
+        title=f"{title}, {{precision}}",
         facet="precision",
-        rows=["head_dim", "sequence"],
+        rows=["head_dim", "sequence"] if topic == "benchmark" else ["batch", "size", "context"],
         across="attention",
-        where={"topic": "benchmark"},
-        columns={"{attention}": kernel_time(phase)},
+        where={"topic": topic},
+        columns={"{attention}": column},
+        **more,
+    )
+
+
+def slower(title: str, topic: str, **more: Any) -> Table:
+    """Shapes of a topic at which another variant is faster than ours."""
+    return Table(
+        title=title,
+        rows=[*ON[topic], "phase", "attention"],
+        data=partial(slower_shapes, topic=topic),
+        columns={
+            "its time (ms)": quantity("speedup", "ms", "theirs"),
+            "ours (ms)": quantity("speedup", "ms", "ours"),
+            "ours over it": quantity("speedup", "times"),
+        },
+        **more,
     )
 
 
@@ -436,12 +445,7 @@ TABLES = {
         where={"phase": "both"},
         columns={"{sequence}": speedup()},
     ),
-    "slower": Table(
-        title="Where another variant is faster than ours",
-        rows=[*SHAPE, "phase", "attention"],
-        data=partial(slower_shapes, topic="benchmark"),
-        columns=OURS_AND_THEIRS,
-    ),
+    "slower": slower("Where another variant is faster than ours", "benchmark"),
     "shapes": Table(
         title="Our kernels over the fastest other variant at the models' shapes, {phase}",
         facet="phase",
@@ -450,35 +454,23 @@ TABLES = {
         data=partial(best_shapes, topic="shapes"),
         columns={"{context}": speedup()},
     ),
-    "shapes_slower": Table(
-        title="Models' shapes where another variant is faster than ours, the largest first",
-        rows=[*MODEL_SHAPE, "phase", "attention"],
-        data=partial(slower_shapes, topic="shapes"),
+    "shapes_slower": slower(
+        "Models' shapes where another variant is faster than ours, the largest first",
+        "shapes",
         limit=20,
-        columns=OURS_AND_THEIRS,
     ),
-    "shapes_times": Table(
-        title="Forward and backward at the models' shapes, {precision}, milliseconds",
-        facet="precision",
-        rows=["batch", "size", "context"],
-        across="attention",
-        where={"topic": "shapes"},
-        columns={"{attention}": kernel_time("both")},
+    "shapes_times": by_variant(
+        "Forward and backward in ms at the models' shapes", kernel_time("both"), "shapes"
     ),
-    "host": Table(
-        title="Host time per call at the models' shapes, forward and backward, microseconds",
-        rows=["precision", "batch", "size", "context"],
-        across="attention",
-        where={"topic": "shapes"},
-        columns={"{attention}": quantity("host_time", "us", phase="both")},
+    "host": by_variant(
+        "Host time in µs of launching forward and backward",
+        quantity("host_time", "us", phase="both"),
+        "shapes",
     ),
-    "race_memory": Table(
-        title="Peak memory of forward and backward in MiB, one head, {precision}, largest head dim",
-        facet="precision",
-        rows=["head_dim", "sequence"],
-        across="attention",
+    "race_memory": by_variant(
+        "Peak memory of forward and backward in MiB, largest head dim",
+        memory("memory", "MiB", stage="peak"),
         data=partial(at_widest, topic="benchmark"),
-        columns={"{attention}": memory("memory", "MiB", stage="peak")},
     ),
     "softmax": Table(
         title="Softmax against the two matmuls of attention",
@@ -508,9 +500,9 @@ TABLES = {
         where={"topic": "benchmark", "variant": OURS},
         columns={"{sequence}": quantity("rate", phase="both")},
     ),
-    "forward": variants_table("forward", "Forward"),
-    "backward": variants_table("backward", "Backward"),
-    "both": variants_table("both", "Forward and backward"),
+    "forward": by_variant("Forward in ms", kernel_time("forward")),
+    "backward": by_variant("Backward in ms", kernel_time("backward")),
+    "both": by_variant("Forward and backward in ms", kernel_time("both")),
     "tiles_best": Table(
         title="Fastest plain tile (BLOCK_M x BLOCK_N) and the chosen kernel, {direction}",
         facet="direction",

@@ -5,7 +5,8 @@ A float has a fixed number of significant bits, so the spacing of floats grows w
 
 - `formats`: bits of exponent and mantissa, range and spacing of each format, and where a sum stops
   growing because its terms are less than half the spacing. Records per dtype: `exponent_bits`,
-  `mantissa_bits`, `largest`, `smallest_normal`, `spacing` (at 1), `stalls_at` per term.
+  `mantissa_bits`, `largest_power` and `smallest_power` (normal numbers lie between these powers
+  of two), `spacing` (at 1), `stalls_at` per term.
   `data.stalled_sums` follows a sum of ones in each format.
 - `accumulation`: a growing sum swallows its terms. Records: `sum`, `exact` and `error` per loop;
   `data.fp16_trace` follows the fp16 sum (step, sum, spacing to the next float, what was added).
@@ -68,8 +69,8 @@ def formats(term: float) -> Outcome:
         records += [
             value("exponent_bits", info.bits - 1 - mantissa, "", dtype=name),
             value("mantissa_bits", mantissa, "", dtype=name),
-            value("largest", info.max, "", dtype=name),
-            value("smallest_normal", info.smallest_normal, "", dtype=name),
+            value("largest_power", math.ceil(math.log2(info.max)), "", dtype=name),
+            value("smallest_power", round(math.log2(info.smallest_normal)), "", dtype=name),
             value("spacing", info.eps, "", dtype=name),
         ]
         for added in dict.fromkeys((1.0, term)):
