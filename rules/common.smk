@@ -40,7 +40,7 @@ from lmlab.measure.trace.nsys_command import (
 from lmlab.study import config_file
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
-from lmlab.study.selection import check_results_exist, select
+from lmlab.study.selection import REPEAT, check_results_exist, machine_of, select
 
 RESULTS = "results"
 
@@ -54,6 +54,7 @@ def stop(message):
 # Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
 code_of = cache(fingerprint_of)
 HERE = find_machine()
+TORCH = installed_torch()
 # Keys that a module was not given belong to the workflow that uses it.
 TYPED = config_file.typed(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})
@@ -127,7 +128,7 @@ def made_with(chapter):
     """The code and the torch version that a result depends on."""
     return lambda wildcards: (
         f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, "
-        f"torch {installed_torch()}"
+        f"torch {TORCH}"
     )
 
 
@@ -184,7 +185,7 @@ def nsys_for(block):
     try:
         return find_nsys(), ""
     except NsysUnavailable as trouble:
-        if asked == "nsys" and MACHINE == HERE.id:
+        if asked == "nsys" and machine_of(MACHINE) == HERE.id:
             stop(f"config: profile.profiler = 'nsys', but {trouble}; allowed here: auto, torch")
         return None, str(trouble)
 
@@ -192,6 +193,12 @@ def nsys_for(block):
 def results():
     """The study's result files: all of them where they can be measured, else those that exist."""
     return [path for path in POINTS if MEASURING or Path(path).exists()]
+
+
+def repeated():
+    """Result files of the machine's second set, which the report compares with the first."""
+    paths = (point.path(Path(RESULTS), f"{MACHINE}@{REPEAT}") for point in POINTS.values())
+    return [str(path) for path in paths if path.exists()]
 
 
 def report_inputs(wildcards):
@@ -206,7 +213,7 @@ def report_inputs(wildcards):
     if Path(PAGES[0]).exists():
         force.update(path for path in results() if not Path(path).exists())
         force.update(PAGES if missing_parts(PAGES) else [])
-    return results()
+    return [*results(), *repeated()]
 
 
 def report_arguments(wildcards):
@@ -232,11 +239,9 @@ onstart:
 
 onsuccess:
     # Snakemake's own records do not travel with results, so results are checked by what they say.
+    torch_here = TORCH if machine_of(MACHINE) == HERE.id else None
     states = [
-        state_of(
-            point, Path(RESULTS), MACHINE, installed_torch() if MACHINE == HERE.id else None
-        )
-        for point in POINTS.values()
+        state_of(point, Path(RESULTS), MACHINE, torch_here, code_of) for point in POINTS.values()
     ]
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)

@@ -46,7 +46,9 @@ if "profile" in PATHS:
             complete=script("nsys_result.py"),
             program=unrecorded(sys.executable, "-m", "lmlab.jobs.run"),
             nsys=unrecorded(NSYS.path if NSYS else "nsys"),
-            profile_options=unrecorded(*(NSYS.profile_options() if NSYS else [])),
+            profile_options=unrecorded(
+                *(NSYS.profile_options(STUDY.chapters["profile"]["nsys_options"]) if NSYS else [])
+            ),
             export_options=unrecorded(*(NSYS.export_options() if NSYS else [])),
             suffix=unrecorded(NSYS.report_suffix if NSYS else ""),
             profiler=unrecorded(STUDY.chapters["profile"]["profiler"]),

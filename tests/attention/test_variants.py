@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from lmlab.attention import compiled, registry
+from lmlab.attention import compiled, flash_compiled_backward, registry
 from lmlab.attention.flex import causal_block_mask
 from lmlab.model.transformer import TransformerLM
 from tests.attention.reference import Shape, assert_correct
 
-DIFFERENTIABLE = ["naive", "sdpa_flash", "sdpa_math", "tiled", "flash"]
+DIFFERENTIABLE = ["naive", "unfused", "sdpa_flash", "sdpa_math", "tiled", "flash"]
 BOTTOM_RIGHT = ["naive", "flex", "tiled", "flash"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -32,10 +32,12 @@ def _no_code_generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tracing as usual, then eager operations: generating C++ takes most of a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.compiler.reset()
-    compiled._compiled.cache_clear()
+    for variant in (compiled, flash_compiled_backward):
+        variant._compiled.cache_clear()
     yield
     torch.compiler.reset()
-    compiled._compiled.cache_clear()
+    for variant in (compiled, flash_compiled_backward):
+        variant._compiled.cache_clear()
 
 
 @pytest.mark.usefixtures("_no_code_generation")
@@ -48,6 +50,13 @@ def test_compiled_is_correct_and_never_falls_back_to_eager() -> None:
         for length in range(4, 20):
             q, k, v, _ = Shape(keys=length, head_dim=4).inputs()
             attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.usefixtures("_no_code_generation")
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_a_compiled_backward_recomputes_the_weights(is_causal: bool) -> None:
+    attention = partial(registry.load("flash_compiled_backward"), is_causal=is_causal)
+    assert_correct(attention, Shape(keys=33, head_dim=16, heads=2, batch=2).inputs(), is_causal)
 
 
 @pytest.mark.parametrize("name", [*DIFFERENTIABLE, "flex"])

@@ -39,6 +39,16 @@ def outcome() -> Outcome:
         ("batch_tokens", {"messages": "hidden"}, pytest.approx(20444.4, abs=0.1)),
         ("all_reduce_bytes", {"ranks": 8, "way": "ring"}, 1.75),
         ("all_reduce_bytes", {"ranks": 8, "way": "whole tensors"}, 7.0),
+        # 6 B D F FLOPs; 2^20 tokens / 2555.6; 1.5 x 53248 / 2555.6, and their product.
+        ("scheme_flops", {"scheme": "FSDP", "direction": "forward"}, 6 * 2**20 * 16384 * 53248),
+        ("scheme_devices", {"scheme": "FSDP", "direction": "backward"}, pytest.approx(410.3, 1e-3)),
+        (
+            "scheme_devices",
+            {"scheme": "tensor parallel", "direction": "forward"},
+            pytest.approx(31.25, 1e-3),
+        ),
+        ("split_devices", {"axes": "overlapped"}, pytest.approx(12824, 1e-3)),
+        ("split_devices", {"axes": "in turn"}, pytest.approx(3206, 1e-3)),
     ],
 )
 def test_the_question_of_the_configuration_worked_out(

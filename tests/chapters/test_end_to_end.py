@@ -15,6 +15,7 @@ from lmlab.chapters.end_to_end import measure as end_to_end
 from lmlab.jobs import workload
 from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.workload import Step, workload_of
+from lmlab.measure.device_time import PROFILED_STEPS
 from lmlab.model import cost
 from lmlab.model.shape import ModelShape
 from tests.chapters.pages import found, value_of
@@ -248,5 +249,6 @@ def test_a_gpu_says_how_busy_it_was_and_how_much_it_held() -> None:
         if record["clock"] == "device"
     }
     assert set(busy) == {*PHASES["train_step"], "total"}
+    assert {r["n"] for r in found(outcome, "time") if r["clock"] == "device"} == {PROFILED_STEPS}
     assert busy["total"] > busy["forward"] > 0
     assert value_of(outcome, "peak_memory") > 4 * value_of(outcome, "parameter_bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lmlab.study.results import Result
 from tests.chapters.pages import answer, built, rendered
 from tests.report.study import result, time_record, written
 
-SETTINGS = {"num_layers": 4, "batch": 4}
+SETTINGS = {"num_layers": 4}
 
 
 def step(
@@ -47,10 +48,9 @@ def step(
         value("tokens", 512, ""),
         value("flops", 1e12, "FLOP", phase="forward", kind="matmul"),
     ]
-    defaults = {"size": "small", "context": 128, "precision": "fp32", "warmup": 5, "start": "warm"}
-    return result(
-        {**defaults, "mode": mode, **parameters}, records, chapter="end_to_end", settings=SETTINGS
-    )
+    point = {"size": "small", "context": 128, "batch": 4, "precision": "fp32"}
+    point |= {"mode": mode, "warmup": 5, "start": "warm", **parameters}
+    return result(point, records, chapter="end_to_end", settings=SETTINGS)
 
 
 def study(folder: Path, bf16: float, device: float | None, between: float = 1.0) -> Results:
@@ -84,8 +84,9 @@ def test_quantities_are_derived_from_what_was_measured(tmp_path: Path) -> None:
     assert chapter.value(quantity="per_layer", clock="wall", **fp32) == pytest.approx(75 / 4)
     assert chapter.value(quantity="busy_share", phase="total", **fp32) == pytest.approx(0.5)
     assert chapter.value(quantity="throughput", **fp32) == pytest.approx(5120)
-    assert chapter.value(quantity="mfu", **fp32) == pytest.approx(0.1)
-    assert chapter.value(quantity="measured_mfu", **fp32) == pytest.approx(0.2)
+    for clock, share in (("wall", 0.1), ("device", 0.2)):
+        assert chapter.value(quantity="mfu", clock=clock, **fp32) == pytest.approx(share)
+        assert chapter.value(quantity="measured_mfu", clock=clock, **fp32) == 2 * share
     assert chapter.facts["first_step_extra"] == pytest.approx((200, 200))
     assert chapter.facts["settles_at"] == [2]
 
@@ -120,6 +121,56 @@ def test_every_answer_renders(
     bottleneck = answer(front, "Is the host or the GPU the bottleneck?")
     expected = {0.5: "host", 0.99: "GPU", None: "Not measured"}[device]
     assert expected in bottleneck
+
+
+def test_a_graph_replay_is_compared_with_device_time(tmp_path: Path) -> None:
+    """8 ms of kernels in eager mode and in the replay, and 1000 pauses of 2 µs."""
+    records = [time_record([8.0], clock="device", phase="forward")]
+    replay = {"graph_replay_time": ([10.0], "events"), "graph_busy_time": ([8.0], "device")}
+    records += [
+        {**time_record(samples, clock=clock, phase="forward"), "quantity": quantity}
+        for quantity, (samples, clock) in replay.items()
+    ]
+    records.append(value("kernels", 1000, "", phase="forward"))
+    point = step(100.0, None, mode="forward_backward")
+    results = written(tmp_path / "r", [replace(point, measurements=tuple(records))])
+    _, pages = rendered(tmp_path, results, "end_to_end")
+    assert (
+        "| small | 128 | fp32 | forward | 8.00 | 10.0 | 1.25x | 1.00x | 1,000 | 2.00 |"
+        in (pages["end_to_end"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("samples", "cell"),
+    [
+        pytest.param([1.0] * 20, "| 100 |", id="steady"),
+        pytest.param([1.0, 1.2] * 10, "| 100 to 120↕ |", id="bimodal"),
+        pytest.param([1 + i / 100 for i in range(21)], "| 105 to 115↕ |", id="drifting"),
+    ],
+)
+def test_a_step_without_a_single_value_is_quoted_as_a_range(
+    tmp_path: Path, samples: list[float], cell: str
+) -> None:
+    results = written(tmp_path / "r", [step(100.0, None, samples=samples)])
+    front, pages = rendered(tmp_path, results, "end_to_end")
+    assert cell in pages["end_to_end"]
+    assert cell.strip("|↕ ") in answer(front, "How long is a step?")
+
+
+def test_batches_and_modes_are_told_apart(tmp_path: Path) -> None:
+    cold = [
+        step(5.0, None, start="cold", warmup=0, mode=mode) for mode in ("train_step", "forward")
+    ]
+    batches = [step(100.0 / batch, 80.0 / batch, batch=batch) for batch in (4, 1)]
+    chapter = built(written(tmp_path, [*batches, *cold]), "end_to_end")["end_to_end"]
+    assert chapter.facts["busy_points"] == 1, "the front page shows the first batch"
+    assert "| small | 1 | 128 |" in chapter.table("steps")
+    assert chapter.table("front_steps").count("| small |") == 1
+    assert {row.split(" |")[0] for row in chapter.table("first_steps").splitlines()[2:4]} == {
+        "| training step",
+        "| forward",
+    }
 
 
 def test_a_study_without_results_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ without the workspace.
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Step
 from lmlab.measure.memory.recorder import Recording
 from lmlab.model.peak import Parts, Stage
-from lmlab.study.results import SIZE_LIMIT_BYTES
 from tests.jobs.points import memory_point
 
 CPU = torch.device("cpu")
@@ -81,73 +79,56 @@ def outcome(request: pytest.FixtureRequest) -> Outcome:
     return measured(precision=request.param, **shape)
 
 
-def test_every_mode_has_a_peak_and_its_phases(outcome: Outcome) -> None:
-    assert outcome.status == "ok"
-    for mode, phases in PHASES.items():
-        peaks = by(outcome, "phase", "phase_peak", mode=mode)
-        assert list(peaks) == phases
-        assert value(outcome, "peak_memory", mode=mode) == max(peaks.values())
-        assert peaks[value(outcome, "peak_phase", mode=mode)] == max(peaks.values())
-
-
-def test_categories_add_up_and_only_a_train_step_has_gradients(outcome: Outcome) -> None:
-    for mode in PHASES:
-        live = by(outcome, "category", "live", mode=mode, stage="peak")
-        assert sum(live.values()) == value(outcome, "replayed_peak", mode=mode)
-        curves = set(outcome.data[mode]["bytes"])
-        assert ({"gradients", "optimizer_state"} <= curves) == (mode == "train_step")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_attention_weights_are_those_of_every_layer(precision: str) -> None:
-    outcome = measured(precision=precision, context=32, num_layers=3, vocab_size=2000)
-    weights = by(outcome, "dtype", "attention_weights", mode="forward_graph", stage="peak")
-    # 3 layers x batch 2 x 2 heads x 32 x 32; autocast on a CPU leaves softmax in 16 bits.
-    assert weights == {precision: 3 * 2 * 2 * 32 * 32 * (4 if precision == "fp32" else 2)}
-
-
-def test_the_prediction_counts_the_tensors_after_each_phase(outcome: Outcome) -> None:
-    predicted = by(outcome, "category", "predicted_live", mode="forward_graph")
-    kept = sum(predicted[category] for category in TENSORS)
-    assert value(outcome, "phase_end", mode="forward_graph") == pytest.approx(kept, rel=0.02)
-    parameters = 4 * value(outcome, "parameters")
-    ends = by(outcome, "phase", "phase_end", mode="train_step")
-    assert ends["forward"] == pytest.approx(kept + 2 * parameters, rel=0.02)
-    assert ends["backward"] == pytest.approx(4 * parameters, rel=0.02)
-    assert ends["optimizer"] == pytest.approx(4 * parameters, rel=0.02)
-
-
-def test_the_predicted_peak_lies_between_tensors_and_tensors_with_workspace(
-    outcome: Outcome,
-) -> None:
-    for mode in PHASES:
-        predicted = value(outcome, "predicted_peak", mode=mode)
-        live = by(outcome, "category", "live", mode=mode, stage="peak")
-        tensors = sum(live[category] for category in TENSORS)
-        assert tensors / 1.02 <= predicted <= 1.02 * sum(live.values())
-        parts = by(outcome, "category", "predicted_live", mode=mode)
-        for category in ("parameters", "optimizer_state"):
-            assert live[category] == parts[category]
-
-
-def test_a_tensor_of_the_stream_is_derived_and_found(outcome: Outcome) -> None:
-    assert value(outcome, "stream_bytes") == 2 * 64 * 32 * 4
-    assert all(value(outcome, "stream_allocations", mode=mode) > 0 for mode in PHASES)
-
-
-def test_the_largest_allocations_have_their_origin(outcome: Outcome) -> None:
-    found = records(outcome, "allocation", mode="forward_graph", phase="forward")
-    assert found
-    for record in found:
+@pytest.mark.parametrize("mode", PHASES)
+def test_a_mode_has_a_peak_phases_categories_and_origins(outcome: Outcome, mode: str) -> None:
+    peaks = by(outcome, "phase", "phase_peak", mode=mode)
+    assert list(peaks) == PHASES[mode]
+    assert value(outcome, "peak_memory", mode=mode) == max(peaks.values())
+    assert peaks[value(outcome, "peak_phase", mode=mode)] == max(peaks.values())
+    live = by(outcome, "category", "live", mode=mode, stage="peak")
+    assert sum(live.values()) == value(outcome, "replayed_peak", mode=mode)
+    curves = set(outcome.data[mode]["bytes"])
+    assert ({"gradients", "optimizer_state"} <= curves) == (mode == "train_step")
+    assert value(outcome, "stream_allocations", mode=mode) > 0
+    for record in records(outcome, "allocation", mode=mode, phase="forward"):
         labels = record["labels"]
         assert labels["total_bytes"] == labels["count"] * record["value"]
         assert labels["origin"].startswith("lmlab/") or labels["category"] == "workspace"
 
 
-def test_the_result_of_48_layers_fits_into_a_file() -> None:
-    outcome = measured(num_layers=48)
-    content = {"measurements": outcome.measurements, "data": outcome.data}
-    assert len(json.dumps(content)) < 0.9 * SIZE_LIMIT_BYTES
+def test_tensors_whose_size_is_known_are_found(outcome: Outcome) -> None:
+    (weights,) = records(outcome, "attention_weights", mode="forward_graph", stage="peak")
+    # 2 layers x batch 2 x 2 heads x 64 x 64; autocast on a CPU leaves softmax in 16 bits.
+    assert (
+        weights["value"] == 2 * 2 * 2 * 64 * 64 * {"fp32": 4, "bf16": 2}[weights["labels"]["dtype"]]
+    )
+    assert value(outcome, "stream_bytes") == 2 * 64 * 32 * 4
+
+
+def test_the_prediction_counts_the_tensors_after_each_phase(outcome: Outcome) -> None:
+    predicted = by(outcome, "category", "predicted_live", mode="forward_graph")
+    kept = sum(predicted[category] for category in TENSORS)
+    parameters = 4 * value(outcome, "parameters")
+    ends = by(outcome, "phase", "phase_end", mode="train_step")
+    expected = {
+        "forward": kept + 2 * parameters,
+        "backward": 4 * parameters,
+        "optimizer": 4 * parameters,
+    }
+    assert ends == pytest.approx(expected, rel=0.02)
+    assert value(outcome, "phase_end", mode="forward_graph") == pytest.approx(kept, rel=0.02)
+
+
+@pytest.mark.parametrize("mode", PHASES)
+def test_the_predicted_peak_lies_between_tensors_and_tensors_with_workspace(
+    outcome: Outcome, mode: str
+) -> None:
+    predicted = value(outcome, "predicted_peak", mode=mode)
+    live = by(outcome, "category", "live", mode=mode, stage="peak")
+    tensors = sum(live[category] for category in TENSORS)
+    assert tensors / 1.02 <= predicted <= 1.02 * sum(live.values())
+    parts = by(outcome, "category", "predicted_live", mode=mode)
+    assert all(live[name] == parts[name] for name in ("parameters", "optimizer_state"))
 
 
 @pytest.mark.parametrize("changes", [{"model": BLOCKLESS}, {"attention": "sdpa_math"}])
@@ -161,30 +142,25 @@ def out_of_memory(*_: Any, **__: Any) -> None:
     raise torch.OutOfMemoryError("no")
 
 
-def test_a_mode_that_does_not_fit_leaves_the_others_their_numbers(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("failing", "ends"),
+    [
+        (["backward"], {"forward": "ok", "forward_graph": "ok", "train_step": "oom"}),
+        (["infer", "forward"], dict.fromkeys(PHASES, "oom")),
+    ],
+)
+def test_what_does_not_fit_leaves_the_others_their_numbers(
+    failing: list[str], ends: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Step, "backward", out_of_memory)
+    for phase in failing:
+        monkeypatch.setattr(Step, phase, out_of_memory)
     outcome = measured()
-    assert outcome.status == "ok"
-    assert [record["status"] for record in records(outcome, "peak_memory")] == ["ok", "ok", "oom"]
-    (failed,) = records(outcome, "peak_memory", mode="train_step")
-    assert failed["value"] is None
-    assert "in backward with " in failed["reason"]
-    assert value(outcome, "live", mode="train_step", stage="failure", category="activations") > 0
-
-
-def test_a_point_where_nothing_fits_keeps_its_records_as_data(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Step, "infer", out_of_memory)
-    monkeypatch.setattr(Step, "forward", out_of_memory)
-    outcome = measured()
-    assert (outcome.status, outcome.measurements) == ("oom", ())
-    assert outcome.reason is not None
-    assert outcome.reason.startswith("forward: ")
-    kept = Outcome(measurements=outcome.data["records"])
-    assert value(kept, "live", mode="forward", stage="failure", category="parameters") > 0
+    assert outcome.status == ("ok" if "ok" in ends.values() else "oom")
+    kept = Outcome(measurements=outcome.measurements or outcome.data["records"])
+    found = {r["labels"]["mode"]: r for r in records(kept, "peak_memory")}
+    assert {mode: record["status"] for mode, record in found.items()} == ends
+    assert found["train_step"]["reason"].startswith(f"{failing[-1]} needs more")
+    assert value(kept, "live", mode="train_step", stage="failure", category="parameters") > 0
 
 
 def test_any_other_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,23 +169,19 @@ def test_any_other_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
         measured()
 
 
+@pytest.mark.parametrize(
+    ("gib", "device", "refused"), [(12, "cuda", False), (13, "cuda", True), (13, "cpu", False)]
+)
 def test_a_mode_that_cannot_fit_is_not_tried_where_the_study_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    gib: int, device: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 2**30, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 2**30)
-    gpu = torch.device("cuda")
-
-    def predicted(gib: int) -> Stage:
-        return Stage(phase="forward", name="loss", parts=Parts(activations=gib * 2**30))
-
-    assert timeline.too_large(predicted(12), gpu) is None
-    assert timeline.too_large(predicted(13), gpu) == "needs about 13.0 GiB, 12.0 GiB free"
-    assert timeline.too_large(None, gpu) is None
-    assert timeline.too_large(predicted(13), CPU) is None
-    monkeypatch.setattr(timeline, "too_large", lambda *_: "needs more")
-    outcome = measured(skip_if_too_large=True)
-    assert (outcome.status, outcome.reason) == ("unsupported", "forward: needs more")
+    predicted = Stage(phase="forward", name="loss", parts=Parts(activations=gib * 2**30))
+    reason = timeline.too_large(predicted, torch.device(device))
+    assert (reason is not None) == refused
+    monkeypatch.setattr(timeline, "too_large", lambda *_: reason)
+    assert measured(skip_if_too_large=True).status == ("unsupported" if refused else "ok")
 
 
 @pytest.mark.parametrize(
@@ -225,6 +197,43 @@ def test_snapshots_are_kept_where_asked_and_where_memory_ran_out(
     assert (path is not None) == kept
     if path is not None:
         assert pickle.loads((tmp_path / path).read_bytes()) == {"segments": [1]}
+
+
+def of_block(**changes: Any) -> Outcome:
+    shape = {"d_model": 32, "d_ff": 128, "context": 64, "num_layers": 9}
+    return memory.measure(memory_point("block", **shape, **changes), CPU)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_block_saves_what_the_cost_model_says(precision: str) -> None:
+    outcome = of_block(precision=precision)
+    saved = value(outcome, "saved_for_backward", variant="eager")
+    assert saved == value(outcome, "predicted_saved")
+    assert value(outcome, "gradients") == value(outcome, "expected_gradients")
+    operations = records(outcome, "saved_by_operation")
+    assert sum(record["value"] for record in operations) == saved
+    assert sum(record["labels"]["share"] for record in operations) == pytest.approx(1)
+    sizes = [record["value"] for record in operations]
+    assert sizes == sorted(sizes, reverse=True)
+    (softmax,) = (r for r in operations if r["labels"]["operation"].startswith("softmax"))
+    assert softmax["value"] == 2 * 2 * 64 * 64 * (4 if precision == "fp32" else 2)
+    assert softmax["labels"]["origin"].startswith("lmlab/attention/naive.py")
+
+
+def test_a_compiled_block_is_measured_next_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda block, backend: block)
+    saved = by(of_block(compile=True), "variant", "saved_for_backward")
+    assert list(saved) == ["eager", "compiled"]
+    assert saved["eager"] == saved["compiled"]
+    monkeypatch.setattr(torch, "compile", lambda block, backend: out_of_memory)
+    (_, compiled) = records(of_block(compile=True), "saved_for_backward")
+    assert (compiled["status"], compiled["value"]) == ("failed", None)
+
+
+@pytest.mark.parametrize("topic", ["block", "checkpointing"])
+def test_a_model_without_blocks_is_unsupported(topic: str) -> None:
+    with pytest.raises(Unsupported, match="Blockless has no list of blocks `layers`"):
+        memory.measure(memory_point(topic, model=BLOCKLESS), CPU)
 
 
 def strategies(**changes: Any) -> Outcome:
@@ -249,10 +258,6 @@ def test_every_strategy_has_a_time_a_peak_and_a_prediction(compared: Outcome) ->
     assert all(predicted[name] <= 1.02 * peaks[name] for name in names)
     (best,) = records(compared, "predicted_peak", variant="best predicted")
     assert best["labels"]["blocks"] == 1
-
-
-def test_fewer_saved_activations_are_a_lower_peak(compared: Outcome) -> None:
-    peaks = by(compared, "variant", "peak_memory")
     assert peaks["every-1"] < peaks["every-2"] < peaks["none"]
     assert peaks["nested"] <= 1.01 * peaks["every-1"]
     saved = by(compared, "variant", "saved_for_backward")
@@ -290,8 +295,3 @@ def test_a_strategy_with_other_gradients_gets_no_time(monkeypatch: pytest.Monkey
 def test_a_time_cap_leaves_every_strategy_one_visit() -> None:
     outcome = strategies(rounds=50, time_cap_s=1e-9, strategies="none,every-1")
     assert [record["n"] for record in records(outcome, "time")] == [2, 2]
-
-
-def test_a_model_without_blocks_cannot_be_checkpointed() -> None:
-    with pytest.raises(Unsupported, match="Blockless has no list of blocks `layers`"):
-        strategies(model=BLOCKLESS)

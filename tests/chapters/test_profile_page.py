@@ -12,10 +12,11 @@ import pytest
 from lmlab.chapters.profile import page
 from lmlab.chapters.profile.trace_data import of_export
 from lmlab.measure.records import value
-from lmlab.report.page import Report, build_chapter
-from lmlab.study.files import ROOT
+from lmlab.report.frame import select
+from lmlab.report.page import build_chapter
 from lmlab.study.points import Point
 from lmlab.study.results import Result
+from tests.chapters.pages import rendered
 from tests.measure.trace.three_modes import BACKWARD_US, FORWARD_US, OPTIMIZER_US, write_export
 from tests.report.study import result, time_record, written
 
@@ -23,6 +24,7 @@ SHAPE: dict[str, Any] = {"size": "small", "context": 512, "batch": 4}
 POINT = {**SHAPE, "precision": "fp32", "attention": "naive"}
 COSTS = {"scores": 40, "scale_and_mask": 1, "softmax": 5, "output": 40}
 MIB = 2**20
+FLOPS = 10**9
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Result:
     records, data = of_export(export)
     costs = [value("flops", flops * 10**6, "FLOP", part=part) for part, flops in COSTS.items()]
     costs += [value("traffic", 40 * 10**6, "B", part=part) for part in COSTS]
+    costs += [value("matmul_flops", FLOPS, "FLOP", mode="train_step")]
     wall = time_record([2.0, 2.2, 2.4], phase="forward")
     return result(POINT, [wall, *costs, *records], chapter="profile", data=data)
 
@@ -81,10 +84,50 @@ def test_memory_is_blamed_only_for_scores_larger_than_l2(
     assert found == memory or (memory is not None and memory.items() <= found.items())
 
 
-Record = Mapping[str, Any]
+def test_a_steps_utilization_is_a_product_of_three_shares(tmp_path: Path, profiled: Result) -> None:
+    busy_us, matmul_us = FORWARD_US + BACKWARD_US + OPTIMIZER_US, 2000 + BACKWARD_US
+    step = {**POINT, "mode": "train_step", "start": "warm"}
+    other = result(step, [time_record([busy_us / 500], phase="total")], chapter="end_to_end")
+    peak = value("stated_matmul_rate", 1000.0, "TFLOP/s", dtype="fp32")
+    results = [profiled, other, result({}, [peak], chapter="machine")]
+    rows = build_chapter("profile", page, written(tmp_path, results)).own.rows
+    factors = ("share_of_peak", "matmul_share", "device_share", "utilization")
+    found = {
+        name: select(rows, quantity=name, mode="train_step")["value"].iloc[0] for name in factors
+    }
+    rate = FLOPS / (matmul_us / 1e6) / 1e12
+    assert found == pytest.approx(
+        {
+            "share_of_peak": rate / 1000,
+            "matmul_share": matmul_us / busy_us,
+            "device_share": 0.5,
+            "utilization": FLOPS / (2 * busy_us / 1e6) / 1e15,
+        }
+    )
+    assert select(rows, quantity="backward_to_forward")["value"].iloc[0] == pytest.approx(
+        BACKWARD_US / FORWARD_US
+    )
 
 
-def changed(change: Callable[[Record], float | None], **more: Any) -> Callable[[Result], Result]:
+@pytest.mark.parametrize(
+    ("kernel", "family", "shown"),
+    [
+        ("sm80_xmma_gemm_f32f32_f32_tn_n_tile64x64x8_ffma", "matmul_simt", "xmma 64x64 tn"),
+        ("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", "matmul_simt", "cutlass 256x128 nn"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_TNN", "matmul_tensor_core", "nvjet 128x256 TNN"),
+        ("ampere_sgemm_128x64_tn", "matmul_simt", "ampere 128x64 tn"),
+        ("aten::mm", "matmul", "aten::mm"),
+        ("elementwise_kernel<mul>", "elementwise", "elementwise_kernel<mul>"),
+    ],
+)
+def test_a_matmul_is_shown_as_library_tile_and_layout(kernel: str, family: str, shown: str) -> None:
+    assert page.kernel_name(kernel, family) == shown
+
+
+Change = Callable[[Mapping[str, Any]], float | None]
+
+
+def changed(change: Change, **more: Any) -> Callable[[Result], Result]:
     """The result with other values; records whose value becomes None are left out."""
 
     def applied(result: Result) -> Result:
@@ -95,7 +138,7 @@ def changed(change: Callable[[Record], float | None], **more: Any) -> Callable[[
     return applied
 
 
-def scaled(factor: float, **labels: str) -> Callable[[Record], float]:
+def scaled(factor: float, **labels: str) -> Change:
     """Multiplies the values of records with these labels."""
     return lambda record: (
         record["value"] * (factor if labels.items() <= record["labels"].items() else 1)
@@ -107,27 +150,26 @@ BRANCHES: dict[str, Callable[[Result], Result]] = {
     "cpu": lambda result: replace(result, machine={**result.machine, "device": "cpu"}),
     "mask takes longer": changed(scaled(3.0, part="scale_and_mask")),
     "backward lowers": changed(scaled(0.1, mode="forward_backward", family="matmul_simt")),
+    "only forward fits": changed(
+        lambda r: r["value"] if r["labels"].get("mode") in (None, "forward") else None
+    ),
     "no costs": changed(lambda r: None if r["quantity"] in ("flops", "traffic") else r["value"]),
     "no parts": changed(lambda r: None if "part" in r["labels"] else r["value"], data={}),
+    "two precisions": lambda result: replace(result, parameters={**POINT, "precision": "bf16"}),
 }
 
 
-@pytest.mark.parametrize("branch", [*BRANCHES, "out of memory", "missing", "two precisions"])
-@pytest.mark.parametrize("l2", [None, MIB])
+@pytest.mark.parametrize("branch", [*BRANCHES, "out of memory", "missing"])
 def test_every_branch_of_the_templates_renders(
-    tmp_path: Path, profiled: Result, branch: str, l2: int | None
+    tmp_path: Path, profiled: Result, branch: str
 ) -> None:
     found = [BRANCHES[branch](profiled)] if branch in BRANCHES else []
     if branch == "two precisions":
-        found = [profiled, replace(profiled, parameters={**POINT, "precision": "bf16"})]
+        found = [profiled, *found, machine(l2_bytes=MIB, copy_bandwidth=100.0)]
     if branch == "out of memory":
-        found = [result(POINT, chapter="profile", status="oom", reason="asked for 9 GiB")]
-    card = [machine(l2_bytes=l2, copy_bandwidth=100.0)] if l2 else []
+        found = [result(POINT, chapter="profile", status="oom", reason="needs 9 GiB more")]
     missing = Point("profile", {**POINT, "context": 8}, {})
-    results = written(tmp_path, [*found, *card], [missing])
-    chapter = build_chapter("profile", page, results)
-    report = Report(results, {"profile": chapter}, tmp_path, ROOT / "report" / "templates", "full")
-    assert [fault for fault in report.write() if "profile" in fault] == []
-    text = (tmp_path / "chapters" / "profile.md").read_text()
-    assert ("sm80" in text or "sgemm" in text) == (branch not in ("out of memory", "missing"))
-    assert all(figure.rows(chapter.own) is not None for figure in page.FIGURES.values())
+    _, pages = rendered(tmp_path, written(tmp_path, found, [missing]), "profile")
+    recorded = branch not in ("out of memory", "missing")
+    assert ("ampere 128x64 tn" in pages["profile"]) == recorded
+    assert (", bf16" in pages["profile"]) == (branch == "two precisions")

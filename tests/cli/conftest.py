@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lmlab.study.files import ROOT
 @pytest.fixture(autouse=True)
 def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The project's config.yaml is found from wherever a command runs."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LMLAB_LOCK_DOMAIN", tmp_path.name)
     monkeypatch.setattr(run, "set_threads", lambda: torch.set_num_threads(1))
     monkeypatch.chdir(tmp_path)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,22 @@ from lmlab.jobs import run
 def _alone_with_one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Two threads on a busy machine wait for each other at every operation."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LMLAB_LOCK_DOMAIN", tmp_path.name)
     monkeypatch.setattr(run, "set_threads", lambda: torch.set_num_threads(1))
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[[Path], None]:
+    """Returns when a file exists, however slow the machine is."""
+
+    def wait(path: Path) -> None:
+        while not path.exists():
+            time.sleep(0.02)
+
+    return wait
 
 
 @pytest.fixture

@@ -60,7 +60,10 @@ def profile_point(**changes: Any) -> Point:
 def memory_point(topic: str = "timeline", **changes: Any) -> Point:
     """A point of the memory chapter; what is not in its identity is a setting."""
     parameters = {"topic": topic, **{key: PARAMETERS[key] for key in MEMORY_PARAMETERS}}
-    settings = {**SETTINGS, "keep_snapshots": False, "rounds": 1, "strategies": "none"}
+    settings = {
+        **SETTINGS,
+        **{"keep_snapshots": False, "compile": False, "rounds": 1, "strategies": "none"},
+    }
     return Point(
         "memory",
         {key: changes.get(key, value) for key, value in parameters.items()},

@@ -1,4 +1,4 @@
-"""A study's time budget: one deadline for all processes, in an environment variable."""
+"""The time budget of a study, and the time limit of a point."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(budget.VARIABLE)
 
 
-def test_without_the_variable_there_is_no_budget() -> None:
-    assert budget.why_skipped() is None
-
-
 def test_a_point_is_skipped_from_the_deadline_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert budget.why_skipped() is None
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     budget.start(240)
     budget.start(9)  # a budget that is running is not replaced
@@ -45,3 +42,10 @@ def test_a_skipped_result_is_recognised(tmp_path: Path, text: str, skipped: bool
     assert not budget.was_skipped(path)
     path.write_text(text)
     assert budget.was_skipped(path) is skipped
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_limit_that_limits_nothing_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(budget.LIMIT, text)
+    with pytest.raises(ValueError, match=f"^{budget.LIMIT} = '{text}'; allowed: "):
+        budget.limit_s()

@@ -1,4 +1,4 @@
-"""The measuring client: a crash becomes a result, an interrupt does not."""
+"""The measuring client: a crash or a hang becomes a result, an interrupt does not."""
 
 from __future__ import annotations
 
@@ -6,85 +6,113 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from lmlab.jobs.job import run_job
+from lmlab.jobs import record
+from lmlab.jobs.job import RECORDER, run_as_program, run_job
 from lmlab.measure import warm_start
 from lmlab.measure.identity import find_machine
 from lmlab.study.files import ROOT
+from lmlab.study.points import Point
 from lmlab.study.results import read
 from tests.jobs.points import end_to_end_point, precision_point
 
 SCRIPT = ROOT / "workflow" / "scripts" / "measure.py"
-POINT = precision_point("layernorm")
-
-CRASHING_MODEL = """
-import os
-import signal
-
-
+Run = Callable[..., tuple[int, Path]]
+# Each blocks or dies in C, where no Python handler runs.
+MODEL = """
+import ctypes
 class Model:
     def __init__(self, **_):
-        os.kill(os.getpid(), signal.SIGSEGV)
+        open("running", "w")
+        ctypes.CDLL(None).{call}
 """
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, Path]]:
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Run the client with a stand-in for the job; its status, and where the result would be."""
 
-    def run(job: Callable[..., int]) -> tuple[int, Path]:
-        monkeypatch.setattr(warm_start, "run", job)
+    def run(job: Callable[[Path], int], point: Point | None = None) -> tuple[int, Path]:
         out = tmp_path / "point.json"
-        return run_job(POINT, find_machine().id, out, cold=False), out
+
+        def start(module: str, arguments: Sequence[str], *, cold: bool = False) -> int:
+            return record.main(arguments) if module == RECORDER else job(out)
+
+        monkeypatch.setattr(warm_start, "run", start)
+        point = point or precision_point("layernorm")
+        return run_job(point, find_machine().id, out, cold=False), out
 
     return run
 
 
-def test_a_real_crash_is_recorded_as_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "crashing.py").write_text(CRASHING_MODEL)
-    point = end_to_end_point(model="crashing:Model", start="cold")
-    out = tmp_path / "results" / "point.json"
-    arguments = ["--point", point.to_json(), "--machine", find_machine().id, "--out", str(out)]
-    done = subprocess.run(
+def start_script(folder: Path, call: str, **environment: str) -> subprocess.Popen[str]:
+    """Measure a point whose model makes that call."""
+    (folder / "own.py").write_text(MODEL.format(call=call))
+    point = end_to_end_point(model="own:Model", start="cold")
+    arguments = ["--point", point.to_json(), "--machine", find_machine().id, "--out", "point.json"]
+    switches = {"LMLAB_WARM_START": "0", "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.Popen(
         [sys.executable, str(SCRIPT), *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
+        cwd=folder,
+        env={**os.environ, **switches, **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    result = read(out)
-    assert done.returncode == 0, done.stderr
-    assert result.status == "failed"
-    assert result.reason == "process killed by SIGSEGV"
-    assert result.parameters == point.parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "limit_s", "reason"),
+    [
+        ("abort()", "900", "process killed by SIGABRT"),
+        ("sleep(3600)", "1", "no result after 1 s, so it was killed"),
+    ],
+    ids=["crashes", "hangs"],
+)
+def test_a_point_that_cannot_record_its_end_is_a_failure(
+    tmp_path: Path, call: str, limit_s: str, reason: str
+) -> None:
+    script = start_script(tmp_path, call, LMLAB_POINT_LIMIT_S=limit_s)
+    stdout, stderr = script.communicate()
+    assert (script.returncode, stdout) == (0, f"failed: {reason}\n"), stderr
+    result = read(tmp_path / "point.json")
+    assert (result.status, result.reason) == ("failed", reason)
+    assert result.parameters["start"] == "cold"
     assert result.elapsed_s > 0
-    assert done.stdout.splitlines()[-1] == "failed: process killed by SIGSEGV"
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
-def test_other_deadly_signals_are_recorded_too(
-    run: Callable[..., tuple[int, Path]], number: signal.Signals
+@pytest.mark.slow
+def test_an_interrupt_is_one_line_even_if_the_point_hangs(
+    tmp_path: Path, wait_for: Callable[[Path], None]
 ) -> None:
-    status, out = run(lambda *_, **__: -number)
-    assert status == 0
-    assert number.name in str(read(out).reason)
+    script = start_script(tmp_path, "sleep(3600)")
+    wait_for(tmp_path / "running")
+    script.send_signal(signal.SIGINT)
+    stdout, stderr = script.communicate()
+    assert (script.returncode, stdout, len(stderr.splitlines())) == (130, "", 1), stderr
+    assert not (tmp_path / "point.json").exists()
 
 
-def test_a_terminated_job_leaves_no_result(run: Callable[..., tuple[int, Path]]) -> None:
-    status, out = run(lambda *_, **__: -signal.SIGTERM)
-    assert status == 128 + signal.SIGTERM
-    assert not out.exists()
-
-
-def test_a_crash_on_the_way_out_of_an_interrupt_leaves_no_result(
-    run: Callable[..., tuple[int, Path]],
+@pytest.mark.parametrize(
+    ("number", "recorded"),
+    [(signal.SIGABRT, True), (signal.SIGKILL, True), (signal.SIGTERM, False)],
+)
+def test_a_deadly_signal_is_recorded_but_not_a_request_to_end(
+    run: Run, number: signal.Signals, recorded: bool
 ) -> None:
-    def job(*_: object, **__: object) -> int:
+    status, out = run(lambda _: -number)
+    assert status == (0 if recorded else 128 + number)
+    assert (number.name in str(read(out).reason)) if recorded else not out.exists()
+
+
+def test_a_crash_on_the_way_out_of_an_interrupt_leaves_no_result(run: Run) -> None:
+    def job(_: Path) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         return -signal.SIGABRT
 
@@ -93,20 +121,17 @@ def test_a_crash_on_the_way_out_of_an_interrupt_leaves_no_result(
         status, out = run(job)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert status == 128 + signal.SIGABRT
+    assert status == 128 + signal.SIGTERM
     assert not out.exists()
 
 
-def test_a_result_written_before_the_crash_is_kept(
-    run: Callable[..., tuple[int, Path]], tmp_path: Path
-) -> None:
-    def job(*_: object, **__: object) -> int:
-        (tmp_path / "point.json").write_text("written")
+def test_a_result_written_before_the_crash_is_kept(run: Run) -> None:
+    def job(out: Path) -> int:
+        out.write_text("written")
         return -signal.SIGSEGV
 
     status, out = run(job)
-    assert status == 128 + signal.SIGSEGV
-    assert out.read_text() == "written"
+    assert (status, out.read_text()) == (0, "written")
 
 
 @pytest.mark.parametrize(("start", "cold"), [("cold", True), ("warm", False)])
@@ -114,11 +139,25 @@ def test_a_cold_point_gets_a_fresh_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str, cold: bool
 ) -> None:
     asked: list[bool] = []
-
-    def job(*_: object, cold: bool) -> int:
-        asked.append(cold)
-        return 0
-
-    monkeypatch.setattr(warm_start, "run", job)
+    monkeypatch.setattr(warm_start, "run", lambda *_, cold: asked.append(cold) or 0)
     run_job(end_to_end_point(start=start), "any", tmp_path / "x.json", cold=False)
     assert asked == [cold]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("machine = 'z'"), 2),
+        (OSError(28, "No space left on device", "results/point.json"), 2),
+        (PermissionError(13, "Permission denied", "results"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_what_a_user_or_a_disk_does_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: BaseException, status: int
+) -> None:
+    def fails() -> int:
+        raise error
+
+    assert run_as_program(fails) == status
+    assert len(capsys.readouterr().err.splitlines()) == 1

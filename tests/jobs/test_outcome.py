@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
-from lmlab.jobs.outcome import CRASHES, Outcome, killed_by, without_numbers
+from lmlab.jobs.outcome import Outcome, without_numbers
 from lmlab.measure import records
 from lmlab.measure.records import Record
 from lmlab.measure.statistics import Measurement
@@ -41,21 +39,3 @@ def test_a_reason_is_one_line_of_bounded_length() -> None:
     assert outcome.reason is not None
     assert outcome.reason.startswith("first second xxx")
     assert len(outcome.reason) == 300
-
-
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [
-        pytest.param(signal.SIGSEGV, "process killed by SIGSEGV", id="crash"),
-        pytest.param(signal.SIGKILL, "because memory ran out", id="perhaps the OOM killer"),
-    ],
-)
-def test_a_killed_process_is_a_failure_with_the_signals_name(number: int, reason: str) -> None:
-    outcome = killed_by(number)
-    assert outcome.status == "failed"
-    assert reason in str(outcome.reason)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_is_no_crash(number: signal.Signals) -> None:
-    assert number not in CRASHES

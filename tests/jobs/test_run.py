@@ -62,11 +62,11 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
         pytest.param(
             raising(torch.OutOfMemoryError(CUDA_MESSAGE)),
             "oom",
-            "asked for 3.05 GiB, 1.20 GiB of the GPU's 139.81 GiB free",
+            "needs 3.05 GiB more, 1.20 GiB of the GPU's 139.81 GiB free",
             id="GPU memory",
         ),
         pytest.param(
-            asking_for_too_much, "oom", "asked for 134217728.00 GiB, ", id="memory of the host"
+            asking_for_too_much, "oom", "needs 134217728.00 GiB more, ", id="memory of the host"
         ),
         pytest.param(
             raising(MemoryError()), "oom", "MemoryError (cpu)", id="Python's own memory error"
@@ -74,17 +74,12 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
         pytest.param(
             raising(Unsupported("needs 2 GPUs")), "unsupported", "needs 2 GPUs", id="unsupported"
         ),
+        pytest.param(raising(ValueError("bad")), "failed", "ValueError: bad", id="ValueError"),
         pytest.param(
-            raising(RuntimeError("shapes\ndo not match")),
+            raising(RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")),
             "failed",
-            "RuntimeError: shapes do not match",
-            id="any other error",
-        ),
-        pytest.param(
-            raising(ValueError("bad")),
-            "failed",
-            "ValueError: bad",
-            id="the chapter's own ValueError",
+            "RuntimeError: CUDA error: unspecified launch failure",
+            id="a GPU that is lost",
         ),
     ],
 )
@@ -145,6 +140,23 @@ def test_a_result_that_cannot_be_written_is_a_failure(
 ) -> None:
     code, out = measure(lambda point, device: Outcome(data={"value": float("nan")}))
     assert (code, read(out).status, read(out).data) == (0, "failed", {})
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), PermissionError(13, "No")]
+)
+def test_a_disk_that_takes_no_result_is_one_line(
+    measure: Callable[..., tuple[int, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: OSError,
+) -> None:
+    def write(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lmlab.study.results.write_atomically", write)
+    code, out = measure(lambda point, device: Outcome())
+    assert (code, out.exists(), len(capsys.readouterr().err.splitlines())) == (2, False, 1)
 
 
 def test_a_point_that_begins_after_the_budget_is_skipped(

@@ -48,17 +48,17 @@ def test_rates_count_two_operations_per_multiply_add_and_both_directions_of_a_co
     assert row["gb_per_s"] * 1e9 == pytest.approx(2 * 2**20 / 4e-3)
 
 
-def test_the_fastest_shape_wins(times_ms: Times) -> None:
-    times_ms(1.0, 2.0, 40.0)  # eight times the work each
-    assert matmul_ceiling("fp32", (8, 16, 32), CPU, PLAN)["shape"] == [16, 16, 16]
-
-
-def test_a_shape_that_would_take_too_long_is_not_started(
-    times_ms: Times,
+@pytest.mark.parametrize(
+    ("milliseconds", "best", "unused"),
+    [((1.0, 2.0, 40.0), 16, []), ((400.0, 1.0), 8, [1.0])],
+    ids=["the fastest shape wins", "a shape that would take too long is not started"],
+)
+def test_the_best_of_some_shapes(
+    milliseconds: tuple[float, ...], best: int, unused: list[float], times_ms: Times
 ) -> None:
-    left = times_ms(400.0, 1.0)
-    assert matmul_ceiling("bf16", (8, 16, 32), CPU, PLAN)["shape"] == [8, 8, 8]
-    assert list(left) == [1.0]
+    left = times_ms(*milliseconds)  # each shape is eight times the work of the one before
+    assert matmul_ceiling("bf16", (8, 16, 32), CPU, PLAN)["shape"] == [best] * 3
+    assert list(left) == unused
 
 
 def test_what_cannot_be_measured_has_a_one_line_reason(

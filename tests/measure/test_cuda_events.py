@@ -12,50 +12,34 @@ import torch
 from lmlab.measure import cuda_events
 from lmlab.measure.cuda_events import EventSampler
 
-GPU = torch.device("cuda", 0)
 MIB = 2**20
-
-
-@pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces torch by a fake that logs what is queued; every event pair measures 1.5 ms."""
-    log: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            log.append("event")
-
-        def elapsed_time(self, end: Any) -> float:
-            return 1.5
-
-    class Buffer:
-        def __init__(self, size: int, **_: Any) -> None:
-            log.append(f"buffer of {size // MIB} MiB")
-
-        def zero_(self) -> None:
-            log.append("flush")
-
-    cuda = SimpleNamespace(
-        Event=Event,
-        synchronize=lambda device: log.append("synchronize"),
-        device=nullcontext,
-        _sleep=lambda cycles: log.append("sleep"),
-        get_device_properties=lambda device: SimpleNamespace(L2_cache_size=200 * MIB),
-    )
-    monkeypatch.setattr(
-        cuda_events, "torch", SimpleNamespace(cuda=cuda, empty=Buffer, uint8=torch.uint8)
-    )
-    return log
 
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_the_cache_is_flushed_and_the_gpu_sleeps_before_each_timed_call(
-    queue: list[str], flush: bool
+    flush: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = EventSampler(lambda: queue.append("call"), GPU, flush_cache=flush)
+    queue: list[str] = []
+
+    def log(entry: str) -> Any:
+        return lambda *_: queue.append(entry)
+
+    def buffer(size: int, **_: Any) -> Any:
+        queue.append(f"buffer of {size // MIB} MiB")
+        return SimpleNamespace(zero_=log("flush"))
+
+    cuda = SimpleNamespace(
+        Event=lambda enable_timing: SimpleNamespace(
+            record=log("event"), elapsed_time=lambda end: 1.5 * enable_timing
+        ),
+        synchronize=log("synchronize"),
+        device=nullcontext,
+        _sleep=log("sleep"),
+        get_device_properties=lambda device: SimpleNamespace(L2_cache_size=200 * MIB),
+    )
+    fake = SimpleNamespace(cuda=cuda, empty=buffer, uint8=torch.uint8)
+    monkeypatch.setattr(cuda_events, "torch", fake)
+    sampler = EventSampler(log("call"), torch.device("cuda", 0), flush_cache=flush)
     assert queue.count("buffer of 400 MiB") == flush, "twice the L2"
     queue.clear()
     assert sampler(2) == [1.5, 1.5]

@@ -17,18 +17,13 @@ from lmlab.measure.device import (
 )
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.mark.parametrize(
     ("name", "has_gpu", "expected"),
     [
-        ("auto", False, CPU),
-        ("auto", True, GPU),
-        ("cuda", True, GPU),
-        ("cpu", True, CPU),
-        ("cuda", False, None),
-        ("tpu", True, None),
+        *(("auto", False, CPU), ("auto", True, GPU), ("cuda", True, GPU), ("cpu", True, CPU)),
+        *(("cuda", False, None), ("tpu", True, None)),
     ],
 )
 def test_devices_are_selected_by_name(
@@ -49,27 +44,45 @@ def test_devices_are_selected_by_name(
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        pytest.param(torch.OutOfMemoryError("CUDA out of memory."), True, id="torch"),
-        pytest.param(MemoryError(), True, id="python"),
-        pytest.param(RuntimeError("CUDA error: out of memory"), True, id="driver"),
-        pytest.param(RuntimeError("x CUBLAS_STATUS_ALLOC_FAILED y"), True, id="cublas"),
-        pytest.param(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, id="shapes"),
-        pytest.param(ValueError("CUDA error: out of memory"), False, id="quoted message"),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("x CUBLAS_STATUS_ALLOC_FAILED y"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("CUDA error: out of memory"), False),
     ],
+    ids=repr,
 )
 def test_every_form_of_out_of_memory_is_recognized(error: BaseException, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
-def test_a_tensor_larger_than_any_memory_is_out_of_memory() -> None:
+@pytest.mark.parametrize(
+    "device",
+    [
+        CPU,
+        pytest.param(
+            GPU,
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_a_gpus_peak_counts_from_the_reset_and_too_large_a_tensor_is_out_of_memory(
+    device: torch.device,
+) -> None:
+    torch.empty(2**24, dtype=torch.uint8, device=device)
+    reset_peak_memory(device)
+    start = peak_memory_bytes(device)
+    torch.empty(2**23, dtype=torch.uint8, device=device)
+    assert peak_memory_bytes(device) == (None if start is None else start + 2**23)
+    assert (start is None) == (device == CPU), "a CPU has no counter"
     with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**50, dtype=torch.uint8)
+        torch.empty(2**50, dtype=torch.uint8, device=device)
     assert is_out_of_memory(caught.value)
-
-
-def test_a_cpu_has_no_peak_memory() -> None:
-    reset_peak_memory(CPU)
-    assert peak_memory_bytes(CPU) is None
 
 
 def test_all_usable_cores_are_used_whatever_was_set_before() -> None:
@@ -79,17 +92,3 @@ def test_all_usable_cores_are_used_whatever_was_set_before() -> None:
         assert set_threads() == len(os.sched_getaffinity(0)) == torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.gpu
-@NEEDS_GPU
-def test_a_gpus_peak_counts_from_the_reset_and_its_oom_is_recognized() -> None:
-    torch.empty(2**24, dtype=torch.uint8, device=GPU)
-    reset_peak_memory(GPU)
-    start = peak_memory_bytes(GPU)
-    torch.empty(2**23, dtype=torch.uint8, device=GPU)
-    assert start is not None
-    assert peak_memory_bytes(GPU) == start + 2**23
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        torch.empty(2**45, dtype=torch.uint8, device=GPU)
-    assert is_out_of_memory(caught.value)

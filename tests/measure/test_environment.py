@@ -10,7 +10,6 @@ import torch
 
 import lmlab
 from lmlab.measure.environment import commit, versions
-from lmlab.study.files import ROOT
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -36,35 +35,27 @@ def repository(tmp_path: Path) -> Path:
     [(None, False), ("tracked.txt", True), ("untracked.txt", False), ("results/point.json", False)],
 )
 def test_only_edits_of_tracked_code_are_dirty(
-    repository: Path, edited: str | None, dirty: bool
+    repository: Path, edited: str | None, dirty: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LMLAB_COMMIT", "a" * 40)  # counts only without a repository
     if edited:
         (repository / edited).write_text("two\n")
     assert commit(repository) == {"id": git(repository, "rev-parse", "HEAD"), "dirty": dirty}
 
 
-@pytest.fixture
-def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder outside any repository."""
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    return tmp_path
-
-
-def test_without_a_repository_a_given_commit_is_unverified(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("git_installed", [True, False])
+def test_without_a_repository_or_git_a_given_commit_is_unverified_and_not_clean(
+    git_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert commit(copy) == {"id": None, "dirty": False}
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    if not git_installed:
+        monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    assert commit(tmp_path) == {"id": None, "dirty": None}
     monkeypatch.setenv("LMLAB_COMMIT", "a" * 40)
-    assert commit(copy) == {"id": "a" * 40, "dirty": False, "unverified": True}
-    assert "unverified" not in commit(ROOT)
+    assert commit(tmp_path) == {"id": "a" * 40, "dirty": None, "unverified": True}
     monkeypatch.setenv("LMLAB_COMMIT", "main")
     with pytest.raises(ValueError, match=r"^LMLAB_COMMIT = 'main'; allowed"):
-        commit(copy)
-
-
-def test_without_git_there_is_no_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(repository / "nothing-here"))
-    assert commit(repository) == {"id": None, "dirty": False}
+        commit(tmp_path)
 
 
 def test_versions_are_text_or_null() -> None:

@@ -13,47 +13,43 @@ from lmlab.measure.identity import Machine, cpu_name, find_machine, slug, torch_
 from .fake_nvml import FakeGpu, FakeNvml
 
 EPYC = "processor\t: 0\nmodel name\t: AMD EPYC 7763 64-Core Processor\nflags\t\t: fpu vme\n"
-H200 = FakeGpu("NVIDIA H200", "GPU-aaaa1111")
+PROCESSOR = Machine("cpu-amd-epyc-7763", "cpu", "AMD EPYC 7763 64-Core Processor", 0)
+GPUS = {"NVIDIA H200": "GPU-aaaa1111", "NVIDIA L4": "GPU-cccc3333"}
+H200, L4 = (FakeGpu(name, uuid) for name, uuid in GPUS.items())
 H200_TOO = FakeGpu("NVIDIA H200", "GPU-bbbb2222")
-L4 = FakeGpu("NVIDIA L4", "GPU-cccc3333")
 
 
-def found(nvml: FakeNvml, visible: str | None = None) -> Machine:
+def found(nvml: FakeNvml, visible: str | None = None, *, cuda_build: bool = True) -> Machine:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return find_machine(nvml=nvml, environment=environment, cpuinfo=EPYC, cuda_build=True)
+    return find_machine(nvml=nvml, environment=environment, cpuinfo=EPYC, cuda_build=cuda_build)
 
 
-def test_the_first_gpu_names_the_machine() -> None:
-    nvml = FakeNvml(H200, H200_TOO, L4)
-    assert found(nvml) == Machine("nvidia-h200", "cuda", "NVIDIA H200", 2)
+VISIBLE = {
+    "not set": (None, "nvidia-h200", 2),
+    "an index": ("1", "nvidia-l4", 1),
+    "the order is kept": ("1,0", "nvidia-l4", 1),
+    "two of a kind": ("0, 2", "nvidia-h200", 2),
+    "a uuid": ("GPU-cccc3333", "nvidia-l4", 1),
+    "the beginning of a uuid": ("GPU-bb", "nvidia-h200", 1),
+    "cut off at an unknown index": ("0,7,2", "nvidia-h200", 1),
+    "empty hides all": ("", PROCESSOR.id, 0),
+    "minus one hides all": ("-1", PROCESSOR.id, 0),
+    "an ambiguous uuid": ("GPU-", PROCESSOR.id, 0),
+    "an unknown slice": ("MIG-1234", PROCESSOR.id, 0),
+}
+
+
+@pytest.mark.parametrize("case", VISIBLE)
+def test_the_first_visible_gpu_names_the_machine(case: str) -> None:
+    visible, machine, count = VISIBLE[case]
+    nvml = FakeNvml(H200, L4, H200_TOO)
+    here = found(nvml, visible)
+    assert (here.id, here.gpu_count) == (machine, count)
     assert nvml.open_sessions == 0
 
 
-@pytest.mark.parametrize(
-    ("visible", "machine", "count"),
-    [
-        pytest.param("1", "nvidia-l4", 1, id="index"),
-        pytest.param("1,0", "nvidia-l4", 1, id="order-is-kept"),
-        pytest.param("0, 2", "nvidia-h200", 2, id="two-of-a-kind"),
-        pytest.param("GPU-cccc3333", "nvidia-l4", 1, id="uuid"),
-        pytest.param("GPU-bb", "nvidia-h200", 1, id="beginning-of-a-uuid"),
-        pytest.param("0,7,2", "nvidia-h200", 1, id="cut-off-at-an-unknown-index"),
-        pytest.param("", "cpu-amd-epyc-7763", 0, id="empty-hides-all"),
-        pytest.param("-1", "cpu-amd-epyc-7763", 0, id="minus-one-hides-all"),
-        pytest.param("GPU-", "cpu-amd-epyc-7763", 0, id="ambiguous-uuid"),
-        pytest.param("MIG-1234", "cpu-amd-epyc-7763", 0, id="unknown-slice"),
-    ],
-)
-def test_cuda_visible_devices_is_honoured(visible: str, machine: str, count: int) -> None:
-    here = found(FakeNvml(H200, L4, H200_TOO), visible)
-    assert (here.id, here.gpu_count) == (machine, count)
-
-
 def test_without_a_usable_gpu_the_processor_names_the_machine() -> None:
-    processor = Machine("cpu-amd-epyc-7763", "cpu", "AMD EPYC 7763 64-Core Processor", 0)
-    assert found(FakeNvml(library=False)) == processor
-    unusable = find_machine(nvml=FakeNvml(H200), environment={}, cpuinfo=EPYC, cuda_build=False)
-    assert unusable == processor
+    assert found(FakeNvml(library=False)) == found(FakeNvml(H200), cuda_build=False) == PROCESSOR
 
 
 @pytest.mark.parametrize(
@@ -90,12 +86,6 @@ def test_an_id_is_lower_case_with_dashes() -> None:
     assert slug("NVIDIA A100-SXM4-80GB (x)") == "nvidia-a100-sxm4-80gb-x"
 
 
-def test_the_version_file_agrees_with_torch() -> None:
-    import torch
-
-    assert torch_built_for_cuda() == (torch.version.cuda is not None)
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [("cuda: Optional[str] = None", False), ("cuda = None", False), ("cuda = '13.0'", True)],
@@ -104,16 +94,15 @@ def test_a_cuda_build_is_recognized_by_its_version_file(
     line: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "version.py").write_text(f"debug = False\n{line}\nhip = 'x'\n")
-    monkeypatch.setattr(
-        "importlib.util.find_spec",
-        lambda _: type("Spec", (), {"origin": str(tmp_path / "__init__.py")}),
-    )
+    spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
     assert torch_built_for_cuda() is expected
 
 
-def test_identifying_the_machine_does_not_import_torch() -> None:
+def test_identifying_the_machine_agrees_with_torch_without_importing_it() -> None:
     code = (
-        "import sys; from lmlab.measure.identity import find_machine; find_machine();"
-        "sys.exit('torch' in sys.modules)"
+        "import sys; from lmlab.measure.identity import find_machine, torch_built_for_cuda;"
+        "find_machine(); said = torch_built_for_cuda(); assert 'torch' not in sys.modules;"
+        "import torch; sys.exit(said != (torch.version.cuda is not None))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

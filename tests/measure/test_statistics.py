@@ -1,59 +1,38 @@
-"""Median, quartiles, deviation and the noise label of a list of samples."""
+"""Median, quartiles, deviation, noise and stability of a list of samples."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from lmlab.measure import records
+from lmlab.measure.stability import drift, median_error, stability
 from lmlab.measure.statistics import Measurement, summarize
 
 TIMES = st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=60)
 
 
 @given(samples=TIMES)
-def test_order_statistics_agree_with_numpy(samples: list[float]) -> None:
+def test_statistics_agree_with_numpy_and_the_standard_library(samples: list[float]) -> None:
     summary = summarize(samples)
     expected = np.quantile(samples, [0, 0.25, 0.5, 0.75, 1])
     found = [summary.minimum, summary.q1, summary.median, summary.q3, summary.maximum]
     assert found == pytest.approx(expected.tolist(), rel=1e-9)
+    assert (summary.n, summary.mean) == (len(samples), pytest.approx(statistics.mean(samples)))
+    if len(samples) == 1:
+        assert (summary.sd, summary.noisy) == (None, False)
+    else:
+        assert summary.sd == pytest.approx(statistics.stdev(samples), rel=1e-9, abs=1e-12)
 
 
-@given(samples=st.lists(st.floats(1e-3, 1e5), min_size=2, max_size=60))
-def test_quartiles_mean_and_deviation_agree_with_the_standard_library(samples: list[float]) -> None:
-    summary = summarize(samples)
-    q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
-    assert (summary.q1, summary.q3) == pytest.approx((q1, q3), rel=1e-9)
-    assert summary.mean == pytest.approx(statistics.mean(samples), rel=1e-9)
-    assert summary.sd == pytest.approx(statistics.stdev(samples), rel=1e-9, abs=1e-12)
-
-
-@given(samples=TIMES)
-def test_the_order_of_samples_does_not_matter(samples: list[float]) -> None:
-    assert summarize(samples) == summarize(sorted(samples))
-
-
-def test_quartiles_interpolate_between_neighbours() -> None:
-    summary = summarize([1.0, 2.0, 3.0, 4.0])
-    assert (summary.q1, summary.median, summary.q3) == (1.75, 2.5, 3.25)
-
-
-def test_one_sample_has_no_deviation_and_is_its_own_quartiles() -> None:
-    summary = summarize([7.0])
-    assert (summary.n, summary.q1, summary.median, summary.q3) == (1, 7.0, 7.0, 7.0)
-    assert summary.sd is None
-    assert not summary.noisy
-
-
-@pytest.mark.parametrize(
-    ("half_width", "noisy"),
-    [pytest.param(0.09, False, id="iqr-9-percent"), pytest.param(0.11, True, id="iqr-11-percent")],
-)
+@pytest.mark.parametrize(("half_width", "noisy"), [(0.09, False), (0.11, True)])
 def test_noisy_means_an_interquartile_range_above_a_tenth_of_the_median(
     half_width: float, noisy: bool
 ) -> None:
@@ -68,6 +47,51 @@ def test_samples_that_say_nothing_are_refused(samples: list[float]) -> None:
         summarize(samples)
 
 
+@given(st.lists(st.floats(1, 1e4), min_size=1, max_size=200))
+def test_the_interval_of_the_median_has_the_coverage_of_its_order_statistics(
+    samples: list[float],
+) -> None:
+    n, error = len(samples), median_error(samples)
+    outside = int(stats.binom.ppf(0.025, n, 0.5))  # P(fewer than this) <= 2.5 %
+    if outside == 0:
+        assert error == math.inf
+        return
+    ordered = sorted(samples)
+    width = ordered[-outside] - ordered[outside - 1]
+    assert error == pytest.approx(width / 2 / statistics.median(samples))
+
+
+NOISE = np.random.default_rng(0).normal(0, 0.01, 40)
+SHAPES = {
+    "steady": (10 * (1 + NOISE), "steady"),
+    "noisy": (10 * (1 + 8 * NOISE), "steady"),
+    "constant": (np.full(40, 10.0), "steady"),
+    "one outlier": (np.append(10 * (1 + NOISE), 99.0), "steady"),
+    "rising": (10 * (1 + NOISE + np.linspace(0, 0.1, 40)), "drifting"),
+    "falling": (10 * (1 + NOISE - np.linspace(0, 0.1, 40)), "drifting"),
+    "a drift too small to matter": (10 * (1 + NOISE / 10 + np.linspace(0, 0.02, 40)), "steady"),
+    "two groups": (10 * (1 + NOISE + 0.2 * (np.arange(40) % 3 == 0)), "bimodal"),
+    "two groups too close": (10 * (1 + NOISE / 10 + 0.04 * (np.arange(40) % 2)), "steady"),
+    "too few to judge": (np.array([10.0, 20.0] * 4), "steady"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_samples_that_drift_or_have_two_modes_are_recognized(shape: str) -> None:
+    samples, expected = SHAPES[shape]
+    assert stability(samples.tolist()) == expected
+    assert stability((samples * 1e-3).tolist()) == expected, "whatever the unit"
+
+
+@given(st.lists(st.floats(1, 100), min_size=10, max_size=40))
+def test_drift_is_the_change_over_the_samples_in_their_order(samples: list[float]) -> None:
+    found, reverse = drift(samples), drift(samples[::-1])
+    assert found is not None
+    assert reverse is not None
+    assert (1 + found) * (1 + reverse) == pytest.approx(1)
+    assert drift(samples[:9]) is None
+
+
 def test_a_record_has_the_samples_their_statistics_and_the_labels() -> None:
     measurement = Measurement(
         samples_ms=(3.0, 1.0, 2.0), clock="wall", cache="warm", stopped="3 samples"
@@ -76,7 +100,7 @@ def test_a_record_has_the_samples_their_statistics_and_the_labels() -> None:
         **{"quantity": "time", "labels": {"phase": "forward"}, "status": "ok", "reason": None},
         **{"unit": "ms", "value": 2.0, "clock": "wall", "cache": "warm", "stopped": "3 samples"},
         **{"samples": [3.0, 1.0, 2.0], "n": 3, "q1": 1.5, "q3": 2.5, "min": 1.0, "max": 3.0},
-        **{"mean": 2.0, "sd": 1.0, "noisy": True},
+        **{"mean": 2.0, "sd": 1.0, "noisy": True, "drift": None, "stability": "steady"},
     }
 
 

@@ -1,17 +1,26 @@
-"""Minimum batch sizes, against values computed by hand."""
+"""Bounds on batch and devices: by hand, and as the point where computing outlasts sending."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lmlab.planning.batch import (
+    FeedForward,
     Mesh,
     Network,
+    Pass,
+    Scheme,
     best_fsdp,
     block_times,
+    max_devices,
+    max_mesh_devices,
     max_tensor_parallel,
+    message_bytes,
     min_tokens_exposed,
     min_tokens_overlapped,
     min_tokens_per_device,
@@ -19,82 +28,132 @@ from lmlab.planning.batch import (
 
 V5P = Network(flops_per_s=4.6e14, bytes_per_s=1.8e11)
 MESH = Mesh(fsdp=16, tp=4, fsdp_axes=2, tp_axes=1)
-D_MODEL, D_FF = 16384, 53248
+XXL = FeedForward(d_model=16384, d_ff=53248)
 # Intensity of 10 FLOPs per byte.
 SMALL = Network(flops_per_s=1000.0, bytes_per_s=100.0)
+BLOCKS = st.builds(
+    FeedForward,
+    d_model=st.integers(1, 10**5),
+    d_ff=st.integers(1, 10**6),
+    matrices=st.sampled_from([2, 3]),
+)
+NETWORKS = st.builds(Network, flops_per_s=st.floats(1e10, 1e16), bytes_per_s=st.floats(1e6, 1e12))
+TOKENS = st.floats(1, 1e9)
+
+
+def tall(d_ff: int) -> FeedForward:
+    return FeedForward(d_model=8, d_ff=d_ff)
 
 
 def test_block_times_by_hand() -> None:
     # 2 x 2 devices, 8 tokens, D = 3, F = 5.
-    times = block_times(SMALL, Mesh(fsdp=2, tp=2), d_model=3, d_ff=5, tokens=8)
+    times = block_times(SMALL, Mesh(fsdp=2, tp=2), FeedForward(d_model=3, d_ff=5), 8)
     assert times.compute == pytest.approx(4 * 8 * 15 / (4 * 1000))
     assert times.weights == pytest.approx(4 * 15 / 2 / 100)
     assert times.activations == pytest.approx(4 * 8 * 3 / 2 / 100)
 
 
 def test_a_mesh_dimension_of_one_device_sends_nothing() -> None:
-    alone = block_times(SMALL, Mesh(fsdp=1, tp=1), d_model=3, d_ff=5, tokens=8)
-    assert (alone.weights, alone.activations) == (0, 0)
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=1, tp=1), d_ff=5) == 0
-    assert min_tokens_exposed(SMALL, Mesh(fsdp=1, tp=1), d_ff=5) == 0
+    alone = Mesh(fsdp=1, tp=1)
+    times = block_times(SMALL, alone, tall(5), 8)
+    assert (times.weights, times.activations) == (0, 0)
+    assert min_tokens_overlapped(SMALL, alone, tall(5)) == 0
+    assert min_tokens_exposed(SMALL, alone, tall(5)) == 0
 
 
 def test_fsdp_16_by_tp_4_on_v5p_by_hand() -> None:
-    # 4.6e14 / 1.8e11 = 2555.6 FLOPs per byte; 16 * 2555.6 / 2 = 20444 tokens, 319 per device.
-    assert V5P.intensity == pytest.approx(2555.56, abs=0.01)
-    tokens = min_tokens_overlapped(V5P, MESH, d_ff=D_FF)
-    assert tokens is not None
-    assert tokens == pytest.approx(20444.4, abs=0.1)
-    assert tokens / MESH.devices == pytest.approx(319.4, abs=0.1)
+    # 4.6e14 / 1.8e11 = 2555.6 FLOPs per byte; 16 * 2555.6 / 2 = 20444 tokens.
+    assert min_tokens_overlapped(V5P, MESH, XXL) == pytest.approx(20444.4, abs=0.1)
     # Activations take 4 * 2555.6 / 53248 = 0.192 of the compute time.
-    assert min_tokens_exposed(V5P, MESH, d_ff=D_FF) == pytest.approx(20444.4 / (1 - 0.19198), 1e-4)
-    assert max_tensor_parallel(V5P, d_ff=D_FF) == pytest.approx(20.8, abs=0.05)
+    assert min_tokens_exposed(V5P, MESH, XXL) == pytest.approx(20444.4 / (1 - 0.19198), 1e-4)
+    assert max_tensor_parallel(V5P, XXL) == pytest.approx(20.8, abs=0.05)
 
 
-@pytest.mark.parametrize("mesh", [MESH, Mesh(fsdp=64, tp=1), Mesh(fsdp=8, tp=8, tp_axes=2)])
-def test_at_the_minimum_batch_computing_and_gathering_take_equally_long(mesh: Mesh) -> None:
-    tokens = min_tokens_overlapped(V5P, mesh, d_ff=D_FF)
-    assert tokens is not None
-    times = block_times(V5P, mesh, d_model=D_MODEL, d_ff=D_FF, tokens=tokens)
+@pytest.mark.parametrize("matrices", [2, 3])
+@pytest.mark.parametrize("mesh", [MESH, Mesh(fsdp=64, tp=2), Mesh(fsdp=8, tp=8, tp_axes=2)])
+def test_at_the_minimum_batch_computing_takes_as_long_as_the_messages(
+    mesh: Mesh, matrices: int
+) -> None:
+    block = replace(XXL, matrices=matrices)
+    hidden, exposed = min_tokens_overlapped(V5P, mesh, block), min_tokens_exposed(V5P, mesh, block)
+    assert hidden is not None
+    assert exposed is not None
+    times = block_times(V5P, mesh, block, hidden)
     assert times.compute == pytest.approx(times.weights)
     assert times.activations <= times.compute
-
-
-@pytest.mark.parametrize("mesh", [MESH, Mesh(fsdp=2, tp=16)])
-def test_exposed_messages_together_take_as_long_as_computing(mesh: Mesh) -> None:
-    tokens = min_tokens_exposed(V5P, mesh, d_ff=D_FF)
-    assert tokens is not None
-    times = block_times(V5P, mesh, d_model=D_MODEL, d_ff=D_FF, tokens=tokens)
+    times = block_times(V5P, mesh, block, exposed)
     assert times.compute == pytest.approx(times.weights + times.activations)
 
 
 def test_no_batch_hides_too_much_tensor_parallelism() -> None:
     # 10 FLOPs per byte, F = 40: up to 4 devices.
-    assert max_tensor_parallel(SMALL, d_ff=40) == 4
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=4), d_ff=40) == 20
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5), d_ff=40) is None
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5, tp_axes=2), d_ff=40) == 20
-    assert min_tokens_exposed(SMALL, Mesh(fsdp=2, tp=4), d_ff=40) is None
+    assert max_tensor_parallel(SMALL, tall(40)) == 4
+    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=4), tall(40)) == 20
+    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5), tall(40)) is None
+    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5, tp_axes=2), tall(40)) == 20
+    assert min_tokens_exposed(SMALL, Mesh(fsdp=2, tp=4), tall(40)) is None
 
 
 def test_half_the_bytes_per_weight_need_half_the_batch() -> None:
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=4, tp=1), d_ff=40) == 40
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=4, tp=1), d_ff=40, weight_bytes=1) == 20
+    fsdp = Mesh(fsdp=4, tp=1)
+    assert min_tokens_overlapped(SMALL, fsdp, tall(40)) == 40
+    assert min_tokens_overlapped(SMALL, fsdp, tall(40), weight_bytes=1) == 20
 
 
-def test_the_best_split_hides_both_messages_exactly() -> None:
-    devices = 64
-    tokens = devices * min_tokens_per_device(V5P, d_ff=D_FF, fsdp_axes=2)
-    # 2555.6^2 / (2 * 53248) = 61.3 per device.
-    assert tokens / devices == pytest.approx(61.3, abs=0.05)
-    fsdp = best_fsdp(tokens, devices, d_ff=D_FF, fsdp_axes=2)
-    mesh = replace(MESH, fsdp=fsdp, tp=devices / fsdp)  # type: ignore[arg-type]
-    times = block_times(V5P, mesh, d_model=D_MODEL, d_ff=D_FF, tokens=tokens)
-    assert times.weights == pytest.approx(times.compute)
-    assert times.activations == pytest.approx(times.compute)
+def test_the_best_split_per_device() -> None:
+    # 2555.6^2 / (2 * 53248) = 61.3; with 10 FLOPs per byte and F = 4 not even TP of 1 is hidden.
+    assert min_tokens_per_device(V5P, XXL, fsdp_axes=2) == pytest.approx(61.3, abs=0.05)
+    assert min_tokens_per_device(SMALL, tall(4)) == 10
+    assert min_tokens_per_device(SMALL, tall(40)) == 2.5
 
 
-def test_if_tensor_parallelism_is_never_hidden_fsdp_alone_is_best() -> None:
-    # 10 FLOPs per byte, F = 4: not even a degree of 1 is hidden.
-    assert min_tokens_per_device(SMALL, d_ff=4) == 10
-    assert min_tokens_per_device(SMALL, d_ff=40) == 2.5
+SWIGLU = FeedForward(d_model=4, d_ff=100, matrices=3)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "direction", "sent", "devices"),
+    [
+        # B = 50, D F = 400, 10 FLOPs per byte: 6 B D F = 120,000 FLOPs forward.
+        ("data parallel", "forward", 0, float("inf")),
+        ("data parallel", "backward", 12 * 400, 5),
+        ("FSDP", "forward", 6 * 400, 5),
+        ("FSDP", "backward", 12 * 400, 5),
+        ("tensor parallel", "forward", 4 * 50 * 4, 15),
+        ("tensor parallel", "backward", 4 * 50 * 4, 30),
+    ],
+)
+def test_three_matrices_by_hand(
+    scheme: Scheme, direction: Pass, sent: float, devices: float
+) -> None:
+    assert message_bytes(SWIGLU, scheme, direction, 50) == sent
+    assert max_devices(SMALL, SWIGLU, scheme, direction, 50) == pytest.approx(devices)
+
+
+@given(NETWORKS, BLOCKS, TOKENS, st.sampled_from(get_args(Scheme)), st.sampled_from(get_args(Pass)))
+def test_on_the_most_devices_computing_takes_as_long_as_sending(
+    network: Network, block: FeedForward, tokens: float, scheme: Scheme, direction: Pass
+) -> None:
+    sent = message_bytes(block, scheme, direction, tokens)
+    if sent:
+        most = max_devices(network, block, scheme, direction, tokens)
+        compute = block.flops(tokens, direction) / (most * network.flops_per_s)
+        assert compute == pytest.approx(sent / network.bytes_per_s)
+
+
+@given(NETWORKS, BLOCKS, TOKENS, st.booleans(), st.integers(1, 3), st.integers(1, 3))
+def test_the_best_split_fills_the_computation_and_no_other_does_better(
+    network: Network, block: FeedForward, tokens: float, overlapped: bool, fsdp: int, tp: int
+) -> None:
+    axes = {"fsdp_axes": fsdp, "tp_axes": tp}
+    devices = max_mesh_devices(network, block, tokens, overlapped=overlapped, **axes)
+    best = best_fsdp(tokens, devices, block, **axes)
+
+    def messages(degree: float) -> float:
+        weights = block.weight_bytes * degree / devices / fsdp
+        activations = block.activation_bytes(tokens) / degree / tp
+        sent = max(weights, activations) if overlapped else weights + activations
+        return sent / network.bytes_per_s
+
+    compute = block.flops(tokens) / (devices * network.flops_per_s)
+    assert messages(best) == pytest.approx(compute)
+    assert messages(best) <= min(messages(0.8 * best), messages(1.25 * best)) * (1 + 1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmlab.planning.memory import (
+    BYTES_PER_PARAMETER,
     Blocks,
     activation_bytes,
     devices_for,
@@ -27,6 +28,8 @@ def test_state_is_sixteen_bytes_per_parameter() -> None:
     state = training_state(SMALL)
     assert (state.master_weights, state.gradients, state.optimizer) == (48, 48, 96)
     assert state.total == 16 * 12
+    totals = [sum(parts.values()) for parts in BYTES_PER_PARAMETER.values()]
+    assert totals == [16, 16, 18], "master weights cost what 16-bit weights and gradients save"
 
 
 def test_the_xxl_model_by_hand() -> None:

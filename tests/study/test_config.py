@@ -167,7 +167,7 @@ def test_sizes_are_ordered_by_their_weights_and_not_by_their_names(config: Confi
     config["sizes"] = dict(sorted(config["sizes"].items()))
     names = load(config, "cuda").sizes_smallest_first()
     assert [name for name in names if not name.startswith("cpu-")] == [
-        "small", "medium", "large", "xl", "2.7b",
+        "small", "medium", "large", "xl", "2.7b", "10b",
     ]  # fmt: skip
 
 

@@ -19,7 +19,11 @@ CASES = {
     ),
     "a second set of this machine's": (
         {"machine": "cpu-here@repeat"},
-        Selection("cpu-here@repeat", "cpu", False),
+        Selection("cpu-here@repeat", "cpu", True),
+    ),
+    "a second set of another machine's": (
+        {"machine": "nvidia-h200@repeat"},
+        Selection("nvidia-h200@repeat", "cuda", False),
     ),
     "reading only": ({"measure": "never"}, Selection("cpu-here", "cpu", False)),
 }

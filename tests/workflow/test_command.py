@@ -72,7 +72,7 @@ def test_parsing_needs_no_torch_and_a_study_may_have_a_folder_of_its_own(
     options = f"-s workflow/Snakefile --directory {tmp_path} --config study=full"
     jobs = fresh.plan(options, PYTHONPATH=f"{trap}:{fresh.folder / 'src'}")
     assert jobs["report"] == ["report/writeup.md"]
-    assert len(jobs["end_to_end"]) == 140
+    assert len(jobs["end_to_end"]) == 204
     assert set(jobs) == {*CHAPTERS, "sharded_optimizer", "fsdp", "report", "study"}
 
 

@@ -56,7 +56,8 @@ def cluster() -> Iterator[Cluster]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A checkout whose nano study is cut down to three points."""
     project = checkout(tmp_path_factory.mktemp("cluster") / "project")
-    cold = {"warmups": [0], "context": 16, "batch": 2, "precision": "fp32", "mode": "forward"}
+    shape = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32"}
+    cold = {**shape, "warmups": {"forward": [0]}}
     grid = {"precisions": ["fp32"], "modes": ["forward"], "cold_start": cold}
     project.configure("end_to_end", end_to_end=grid)
     return project

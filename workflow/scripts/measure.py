@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmlab.jobs.job import run_job
+from lmlab.jobs.job import run_as_program, run_job
 from lmlab.study.points import point_from_json
 
 
@@ -17,13 +17,10 @@ def main() -> int:
     parser.add_argument("--machine", required=True, help="id of the machine this must be")
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
     parser.add_argument("--cold", action="store_true", help="start a fresh process")
-    arguments = parser.parse_args()
-    try:
-        point = point_from_json(arguments.point)
-        return run_job(point, arguments.machine, arguments.out, cold=arguments.cold)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+    given = parser.parse_args()
+    return run_as_program(
+        lambda: run_job(point_from_json(given.point), given.machine, given.out, cold=given.cold)
+    )
 
 
 if __name__ == "__main__":

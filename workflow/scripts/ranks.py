@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from lmlab.jobs.job import run_as_program
 from lmlab.jobs.launch import run_ranks
 from lmlab.study.points import point_from_json
 
@@ -17,13 +18,10 @@ def main() -> int:
     parser.add_argument("--machine", required=True, help="id of the machine this must be")
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
     parser.add_argument("command", nargs="+", help="the torchrun command to run, after --")
-    arguments = parser.parse_args()
-    try:
-        point = point_from_json(arguments.point)
-        return run_ranks(point, arguments.machine, arguments.out, arguments.command)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+    given = parser.parse_args()
+    return run_as_program(
+        lambda: run_ranks(point_from_json(given.point), given.machine, given.out, given.command)
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     for fault in faults:
-        print(f"not rendered: {fault}", file=sys.stderr)
+        print(fault, file=sys.stderr)
     return 0
 
 

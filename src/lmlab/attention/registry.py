@@ -25,6 +25,7 @@ class Attention(Protocol):
 
 VARIANTS: dict[str, str] = {
     "naive": "lmlab.attention.naive:attention",
+    "unfused": "lmlab.attention.unfused:attention",
     "compiled": "lmlab.attention.compiled:attention",
     "sdpa_flash": "lmlab.attention.sdpa:flash",
     "sdpa_cudnn": "lmlab.attention.sdpa:cudnn",
@@ -33,6 +34,7 @@ VARIANTS: dict[str, str] = {
     "flex": "lmlab.attention.flex:attention",
     "tiled": "lmlab.attention.tiled:attention",
     "flash": "lmlab.attention.flash:attention",
+    "flash_compiled_backward": "lmlab.attention.flash_compiled_backward:attention",
 }
 
 

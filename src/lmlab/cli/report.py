@@ -1,11 +1,17 @@
-"""Join the study, its results and the chapters' pages into a report."""
+"""Join the study, its results and the chapters' pages into a report.
+
+A result that passes every check may still hold what a page's code trips over. It is then searched
+for, left out and named, so that one bad file costs its own numbers and not a chapter.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +20,14 @@ import pandas as pd
 from lmlab.jobs.catalog import all_points
 from lmlab.report.explore import explorer
 from lmlab.report.frame import Results, load, load_references
-from lmlab.report.page import Chapter, Report, build_chapters
+from lmlab.report.page import Chapter, Report, build_chapters, culprit, described
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
+from lmlab.study.selection import REPEAT
+
+# Results that fail on a page one by one; more than this is a fault of the page.
+LEFT_OUT_AT_MOST = 5
 
 
 def write_report(
@@ -31,21 +41,72 @@ def write_report(
     out: Path,
 ) -> list[str]:
     """Write all pages into the folder `out`, or the interactive page if it is an HTML file; returns
-    one line per part that could not be rendered."""
+    one line per file that could not be used and per part that could not be rendered."""
     study = load_study(config, device)
     found = load_results(study, machine, results, references)
-    chapters, faults = chapters_of(study, found)
-    if out.suffix == ".html":
-        write_atomically(out, explorer(found, chapters, templates / "explore.html"))
-        return faults
-    return faults + Report(found, chapters, out, templates, study.name).write()
+    left_out = 0
+    while (made := Attempt(study, found, templates, out)).write() and left_out < LEFT_OUT_AT_MOST:
+        if (path := made.culprit()) is None:
+            break
+        found = found.without([path], f"left out, its page fails: {made.faults[0]}")
+        left_out += 1
+    return [*found.problems, *(f"not rendered: {fault}" for fault in made.faults)]
+
+
+class Attempt:
+    """A report of some results, and what could not be rendered of it."""
+
+    def __init__(self, study: Study, results: Results, templates: Path, out: Path) -> None:
+        self.study, self.results, self.templates, self.out = study, results, templates, out
+        self.chapters, self.faults = chapters_of(study, results)
+
+    def write(self) -> list[str]:
+        """Write what can be rendered; returns one line per part that cannot."""
+        if self.out.suffix == ".html":
+            page = self._interactive(self.results, self.chapters)
+            if page is not None:
+                write_atomically(self.out, page)
+        else:
+            self.faults += self._report(self.out, self.results, self.chapters).write()
+        return self.faults
+
+    def culprit(self) -> str | None:
+        """The result file without which the first part that failed would be rendered."""
+        for name in self.chapters:
+            if self.faults[0].removeprefix("front/").startswith((f"{name}:", f"{name}.md.j2:")):
+                return culprit(self.results, name, partial(self._fails, name))
+        return culprit(self.results, "", self._interactive_fails)
+
+    def _fails(self, name: str, results: Results) -> bool:
+        rebuilt, faults = build_chapters([(name, page_of(name))], results)
+        with TemporaryDirectory() as folder:
+            report = self._report(Path(folder), results, {**self.chapters, **rebuilt})
+            return bool(faults or report.faults_of(rebuilt[name]))
+
+    def _interactive_fails(self, results: Results) -> bool:
+        if self.out.suffix != ".html":
+            return True  # the front page as a whole: no result is to blame
+        return self._interactive(results, chapters_of(self.study, results)[0]) is None
+
+    def _interactive(self, results: Results, chapters: Mapping[str, Chapter]) -> str | None:
+        try:
+            return explorer(results, chapters, self.templates / "explore.html")
+        except Exception as error:  # one bad value must not cost the page
+            self.faults.append(f"explore.html: {described(error)}")
+            return None
+
+    def _report(self, out: Path, results: Results, chapters: Mapping[str, Chapter]) -> Report:
+        return Report(results, chapters, out, self.templates, self.study.name)
 
 
 def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:
-    """The study's results with the published figures of other GPUs."""
-    found = load(all_points(study), results, machine)
+    """The study's results with the published figures of other GPUs, and the machine's second set
+    where there is one."""
+    points, second = all_points(study), f"{machine}@{REPEAT}"
+    found = load(points, results, machine)
     rows = pd.concat([found.rows, load_references(references)], ignore_index=True)
-    return replace(found, rows=rows)
+    repeat = load(points, results, second) if (results / second).is_dir() else None
+    return replace(found, rows=rows, repeat=repeat)
 
 
 def chapters_of(study: Study, results: Results) -> tuple[dict[str, Chapter], list[str]]:

@@ -7,14 +7,15 @@ the machine that measured: what is installed here says nothing about a result fr
 from __future__ import annotations
 
 import argparse
+from functools import cache
 
 from lmlab.cli.configuration import read_config
 from lmlab.jobs.catalog import all_points
-from lmlab.jobs.registry import check_code
+from lmlab.jobs.registry import check_code, fingerprint_of
 from lmlab.jobs.staleness import PointState, installed_torch, state_of, summary
 from lmlab.measure.identity import find_machine
 from lmlab.study.config import load
-from lmlab.study.selection import check_results_exist, select
+from lmlab.study.selection import check_results_exist, machine_of, select
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -26,12 +27,14 @@ def command(arguments: argparse.Namespace) -> int:
     selection = select(config, here.id, here.device)
     study = load(config, selection.device)
     check_results_exist(selection, arguments.results, here.id)
-    torch_version = installed_torch() if selection.machine == here.id else None
+    torch_version = installed_torch() if machine_of(selection.machine) == here.id else None
     points = all_points(study)
     for point in points:
         check_code(point)
+    code_of = cache(fingerprint_of)
     states = [
-        state_of(point, arguments.results, selection.machine, torch_version) for point in points
+        state_of(point, arguments.results, selection.machine, torch_version, code_of)
+        for point in points
     ]
     print(*map(line, states), sep="\n")
     print(f"{study.name} on {selection.machine}: {summary(states)}")

@@ -1,22 +1,51 @@
-"""The time budget of a study: points that would begin after it is used up are not measured.
+"""Two limits of time: for a study, whose later points are skipped, and for a point that hangs.
 
-The workflow sets one environment variable when it starts: the deadline as seconds since the epoch,
-which processes on other nodes understand too, and the budget. A point that begins later is recorded
-as unsupported, so that the report says why it has no numbers; the next run measures it. Without the
-variable there is no budget.
+The workflow sets an environment variable when it starts: the study's deadline as seconds since the
+epoch, which processes on other nodes understand too, and the budget. A point that begins later is
+recorded as unsupported, so that the report says why it has no numbers; the next run measures it.
+Without the variable there is no budget.
+
+A point that has not ended after another limit never will: a kernel does not return, a message does
+not arrive. It is killed and recorded as failed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 VARIABLE = "LMLAB_DEADLINE"
 PREFIX = "skipped: "
+LIMIT = "LMLAB_POINT_LIMIT_S"
+DEFAULT_LIMIT_S = "900"  # the longest points of the full study take three minutes
 # A result without numbers is small; larger files need not be read to know that they have some.
 _SMALL_BYTES = 20_000
+
+
+def limit_s() -> float:
+    """Seconds that a point in one process may take once it has the device."""
+    text = os.environ.get(LIMIT, DEFAULT_LIMIT_S)
+    try:
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    except ValueError:
+        pass
+    raise ValueError(f"{LIMIT} = {text!r}; allowed: seconds above 0")
+
+
+@contextmanager
+def enforced(seconds: float) -> Iterator[None]:
+    """Have the kernel kill this process if the block takes longer, whatever it waits for."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # 0: no limit
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def start(budget_s: float) -> None:

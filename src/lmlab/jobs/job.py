@@ -1,45 +1,88 @@
-"""A measurement job: one point in a separate, warm-started process. No torch.
+"""A point measured in a process of its own, and what becomes of it when that ends. No torch.
 
 Twenty points in a row pay for importing torch once. A point whose `start` is cold gets a fresh
-process. If the process crashes, or the kernel kills it for its memory, the result records that; if
-the job itself is interrupted, there is no result.
+process. If the process crashes, hangs, or is killed by the kernel for its memory, the result
+records that; if the job itself is interrupted, there is no result. `launch` does the same for
+points with several processes.
 """
 
 from __future__ import annotations
 
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmlab.jobs.outcome import CRASHES
+from lmlab.jobs.budget import limit_s
+from lmlab.jobs.outcome import CRASHES, death_reason
 from lmlab.jobs.registry import RUNNER
 from lmlab.measure import warm_start
-from lmlab.measure.identity import find_machine
 from lmlab.study.points import Point
 
+RECORDER = "lmlab.jobs.record"
+NOTHING_WRITTEN = 2
 SIGNAL_BASE = 128  # a shell's exit status for a process that died of signal n is 128 + n
 
 
-def run_job(point: Point, machine: str, out: Path, *, cold: bool) -> int:
-    """Run the point in its own process, and record a crash that it could not record itself."""
-    arguments = ["--point", point.to_json(), "--machine", machine, "--out", str(out)]
-    cold = cold or point.parameters.get("start") == "cold"
-    began_s, written_before = time.monotonic(), written_at(out)
-    with watching_for_signals() as received:
-        status = warm_start.run(RUNNER, arguments, cold=cold)
-        crashed = -status in CRASHES and received() is None
-    # A process may also crash while it exits, after it has written a valid result.
-    if crashed and written_at(out) == written_before:
-        from lmlab.jobs.record import crashed as result_of_crash  # torch, for its version
+class Job:
+    """A point on its way to a result, for whoever waits for the processes that measure it."""
 
-        result = result_of_crash(point, find_machine(), signal_number=-status, began_s=began_s)
-        result.write(out)
-        print(result.headline())
+    def __init__(self, point: Point, out: Path) -> None:
+        self.point, self.out = point, out
+        self._began_s, self._before = time.monotonic(), self._written_at()
+
+    def is_written(self) -> bool:
+        """Whether there is a result, whatever its process did afterwards."""
+        return self._written_at() not in (None, self._before)
+
+    def record(self, status: str, reason: str) -> int:
+        """Write a result without numbers; in a warm process, since it names torch's version."""
+        arguments = ["--point", self.point.to_json(), "--out", str(self.out), "--status", status]
+        arguments += ["--reason", reason, "--began", str(self._began_s)]
+        return shell_status(warm_start.run(RECORDER, arguments))
+
+    def _written_at(self) -> int | None:
+        return self.out.stat().st_mtime_ns if self.out.exists() else None
+
+
+def run_job(point: Point, machine: str, out: Path, *, cold: bool) -> int:
+    """Run the point in its own process, and record an end that it could not record itself."""
+    job, arguments = Job(point, out), ["--point", point.to_json(), "--machine", machine]
+    cold = cold or point.parameters.get("start") == "cold"
+    with watching_for_signals() as received:
+        status = warm_start.run(RUNNER, [*arguments, "--out", str(out)], cold=cold)
+        interrupt = received()
+    if job.is_written():
         return 0
+    if interrupt is not None:
+        return SIGNAL_BASE + interrupt
+    if -status == signal.SIGALRM:
+        return job.record("failed", f"no result after {limit_s():g} s, so it was killed")
+    return (
+        job.record("failed", death_reason(-status)) if -status in CRASHES else shell_status(status)
+    )
+
+
+def shell_status(status: int) -> int:
+    """The exit status by which a shell reports that a process was killed by a signal."""
     return status if status >= 0 else SIGNAL_BASE - status
+
+
+def run_as_program(run: Callable[[], int]) -> int:
+    """The exit status of a script; what a user or a full disk can do to it is one line."""
+    try:
+        status = run()
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return NOTHING_WRITTEN
+    except KeyboardInterrupt:
+        status = SIGNAL_BASE + signal.SIGINT
+    if status == SIGNAL_BASE + signal.SIGINT:
+        print("interrupted, nothing is written", file=sys.stderr)
+    return status
 
 
 @contextmanager
@@ -64,8 +107,3 @@ def watching_for_signals() -> Iterator[Callable[[], int | None]]:
             yield received
         finally:
             signal.set_wakeup_fd(before)
-
-
-def written_at(path: Path) -> int | None:
-    """When a file was last written; None if there is none."""
-    return path.stat().st_mtime_ns if path.exists() else None

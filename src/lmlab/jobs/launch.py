@@ -18,6 +18,7 @@ failure writes that.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -34,18 +35,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmlab.jobs import budget
-from lmlab.jobs.job import SIGNAL_BASE, watching_for_signals, written_at
-from lmlab.jobs.outcome import CRASHES, killed_by
+from lmlab.jobs.job import SIGNAL_BASE, Job, watching_for_signals
+from lmlab.jobs.outcome import CRASHES, death_reason
 from lmlab.jobs.registry import RANK_ERRORS, RANK_RUNNER
-from lmlab.measure import warm_start
 from lmlab.measure.exclusive import exclusive
 from lmlab.measure.identity import Machine, find_machine
-from lmlab.measure.warm_start.client import SignalRelay
-from lmlab.measure.warm_start.processes import die_with_parent, kill_family
+from lmlab.measure.warm_start.processes import die_with_parent, kill_family, relay_signals
 from lmlab.study.points import Point
 from lmlab.study.results import read
+from lmlab.study.selection import machine_of
 
-RECORDER = "lmlab.jobs.record"
 START_ALLOWANCE_S = 90.0
 """For starting Python, torch and CUDA in every rank, and building what is measured."""
 _TAIL_LINES = 400
@@ -105,27 +104,27 @@ def ranks_per_node(point: Point) -> int:
 
 def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> int:
     """Measure the point with a torchrun command; the exit status for a shell."""
-    here = find_machine()
-    if here.id != machine:
+    here, job = find_machine(), Job(point, out)
+    if here.id != machine_of(machine):
         raise ValueError(f"machine = {machine!r}, but this is {here.id!r}; nothing is measured")
     if reason := why_unsupported(point, here):
-        return _record(point, out, "unsupported", reason)
-    written_before = written_at(out)
-    with exclusive(here.device), tempfile.TemporaryDirectory() as errors:
+        return job.record("unsupported", reason)
+    gpus = ranks_per_node(point) if point.parameters["placement"] == "own_gpu" else 1
+    with exclusive(here.device, gpus), tempfile.TemporaryDirectory() as errors:
         if reason := budget.why_skipped():
-            return _record(point, out, "unsupported", reason)
+            return job.record("unsupported", reason)
         with watching_for_signals() as received:
             ended = run_torchrun(command, point, Path(errors), received)
-            interrupted = received()
+            interrupt = received()
         failure = why_it_failed(ended, read_errors(Path(errors)), deadline_s(point))
-    if written_at(out) != written_before:  # by a rank, here or on another node
+    if job.is_written():  # by a rank, here or on another node
         print(read(out).headline())
         return 0
-    if interrupted is not None:
-        return SIGNAL_BASE + interrupted
+    if interrupt is not None:
+        return SIGNAL_BASE + interrupt
     if ended.status == 0 and point.settings["nnodes"] > 1:
         return 0  # rank 0 runs, and writes, on another node
-    return _record(point, out, *failure)
+    return job.record(*failure)
 
 
 def deadline_s(point: Point) -> float:
@@ -138,31 +137,27 @@ def run_torchrun(
 ) -> TorchrunExit:
     """Run a command and all it starts to the end, or until the point's deadline."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    with SignalRelay() as relay:
-        process = subprocess.Popen(
-            command,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            # Safe here: no thread is running yet.
-            preexec_fn=partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None,
-            env={**os.environ, **rank_environment(point, errors)},
-        )
-        relay.aim(process.pid)
-        assert process.stderr is not None
-        copier = threading.Thread(
-            target=_copy_lines, args=(process.stderr, tail, received), daemon=True
-        )
-        copier.start()
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # safe: no thread is running yet
+        env={**os.environ, **rank_environment(point, errors)},
+    )
+    copier = threading.Thread(
+        target=_copy_lines, args=(process.stderr, tail, received), daemon=True
+    )
+    status: int | None = None
+    with relay_signals(process.pid), contextlib.suppress(subprocess.TimeoutExpired):
         try:
-            status: int | None = process.wait(timeout=deadline_s(point))
-        except subprocess.TimeoutExpired:
-            status = None
+            copier.start()
+            status = process.wait(timeout=deadline_s(point))
         finally:
             kill_family(process.pid)
             process.wait()
-    copier.join(timeout=5)
+            copier.join(timeout=5)
     return TorchrunExit(status=status, stderr="".join(tail))
 
 
@@ -191,7 +186,7 @@ def why_it_failed(
 ) -> tuple[str, str]:
     """Status and reason of a job that wrote no result."""
     for rank, number in crashed_ranks(ended.stderr).items():
-        return "failed", f"rank {rank}: {killed_by(number).reason}"
+        return "failed", f"rank {rank}: {death_reason(number)}"
     if errors:
         first = errors[0]
         who = "" if first["status"] == "unsupported" else f"rank {first['rank']}: "
@@ -223,13 +218,6 @@ def read_errors(folder: Path) -> list[Mapping[str, Any]]:
     """The error files of failing ranks, the first failure first."""
     errors = [json.loads(file.read_text()) for file in folder.glob("rank-*.json")]
     return sorted(errors, key=lambda error: int(error["at_ns"]))
-
-
-def _record(point: Point, out: Path, status: str, reason: str) -> int:
-    """Write a result without numbers; in a warm process, since it names torch's version."""
-    arguments = ["--point", point.to_json(), "--out", str(out)]
-    code = warm_start.run(RECORDER, [*arguments, "--status", status, "--reason", reason])
-    return code if code >= 0 else SIGNAL_BASE - code
 
 
 def _copy_lines(stream: IO[str], tail: deque[str], received: Callable[[], int | None]) -> None:

@@ -68,8 +68,8 @@ def without_numbers(status: Status, reason: str) -> Outcome:
     return Outcome(status=status, reason=short)
 
 
-def killed_by(number: int) -> Outcome:
-    """The outcome of a point whose process died of a signal."""
+def death_reason(number: int) -> str:
+    """Why there are no numbers if a process died of that signal."""
     name = signal.Signals(number).name
     hint = ", perhaps by the kernel because memory ran out" if name == "SIGKILL" else ""
-    return without_numbers("failed", f"process killed by {name}{hint}")
+    return f"process killed by {name}{hint}"

@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 
 from lmlab.jobs.outcome import Outcome, without_numbers
-from lmlab.jobs.record import Record, save
+from lmlab.jobs.record import Record, write
 from lmlab.jobs.registry import RANK_ERRORS
 from lmlab.jobs.run import attempt, import_from_working_folder
 from lmlab.measure.device import torch_device, usable_cores
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = take_part(point_from_json(arguments.point), me)
         if result is not None:
-            save(result, arguments.out)
+            write(result, arguments.out)
     except Exception as error:
         traceback.print_exc()
         leave(me, without_numbers("failed", f"{type(error).__name__}: {error}"))

@@ -1,12 +1,11 @@
 """From the outcome of a point to its result: the numbers with their provenance.
 
 A record is opened before the measurement and closed after it. The code's fingerprint is taken at
-the start, because a file edited while a long point runs is not the file that it runs. When a
-point's process has died, whoever waited for it opens a record that began earlier.
+the start, because a file edited while a long point runs is not the file that it runs.
 
-As a program this writes a result without numbers, for a caller that has not imported torch:
+As a program this writes a result without numbers, for whoever waited for processes that have died:
 
-    python -m lmlab.jobs.record --point JSON --out PATH --status oom --reason TEXT
+    python -m lmlab.jobs.record --point JSON --out PATH --status oom --reason TEXT --began SECONDS
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from lmlab.jobs.outcome import Outcome, killed_by, without_numbers
+from lmlab.jobs.outcome import Outcome, without_numbers
 from lmlab.jobs.registry import fingerprint
 from lmlab.measure.environment import commit, versions
 from lmlab.measure.identity import Machine, find_machine
@@ -62,20 +61,16 @@ class Record:
         )
 
 
-def crashed(point: Point, machine: Machine, *, signal_number: int, began_s: float) -> Result:
-    """The result of a point whose process died of a signal before it could write one."""
-    return Record(point, machine, began_s=began_s).close(killed_by(signal_number))
-
-
-def save(result: Result, out: Path) -> Result:
-    """Write a result; one that cannot be written (too large, not finite) becomes a failure."""
+def write(result: Result, out: Path) -> int:
+    """Write a result and print its headline; one that is too large or not finite is a failure."""
     try:
         result.write(out)
     except ValueError as error:
         reason = without_numbers("failed", str(error)).reason
         result = replace(result, status="failed", reason=reason, measurements=(), data={})
         result.write(out)
-    return result
+    print(result.headline())
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,12 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
     parser.add_argument("--status", required=True, choices=["unsupported", "oom", "failed"])
     parser.add_argument("--reason", required=True, help="why there are no numbers")
+    parser.add_argument("--began", type=float, help="when, by the monotonic clock")
     arguments = parser.parse_args(argv)
-    record = Record(point_from_json(arguments.point), find_machine())
-    result = record.close(without_numbers(arguments.status, arguments.reason))
-    result.write(arguments.out)
-    print(result.headline())
-    return 0
+    record = Record(point_from_json(arguments.point), find_machine(), began_s=arguments.began)
+    return write(record.close(without_numbers(arguments.status, arguments.reason)), arguments.out)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ EXCLUDED_FROM_FINGERPRINT = (
     "lmlab.jobs.record",
     "lmlab.jobs.registry",
     "lmlab.measure.environment",
+    "lmlab.measure.exclusive",
     "lmlab.measure.warm_start",
     "lmlab.measure.warm_start.*",
     "lmlab.study",

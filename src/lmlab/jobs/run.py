@@ -5,7 +5,8 @@
 The machine must be the one that the result is stored under: otherwise a job that a scheduler placed
 elsewhere would store one GPU's numbers under another's name. Two measurements never overlap on a
 device, whoever started them. Running out of memory, or asking for what a device does not have, ends
-with a result; so does any other error of the measured code, with its traceback in the log. An
+with a result; so does any other error of the measured code, with its traceback in the log. At its
+time limit SIGALRM kills the process, even while it waits for a kernel that never returns. An
 interrupt, or a machine that is not ready to measure at all, writes nothing.
 """
 
@@ -24,7 +25,7 @@ import torch
 
 from lmlab.jobs import budget
 from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
-from lmlab.jobs.record import Record, save
+from lmlab.jobs.record import Record, write
 from lmlab.jobs.registry import load
 from lmlab.measure.device import is_out_of_memory, set_threads, torch_device
 from lmlab.measure.exclusive import exclusive
@@ -32,6 +33,7 @@ from lmlab.measure.gpu_state import GpuWatch
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
+from lmlab.study.selection import machine_of
 
 NOTHING_WRITTEN = 2
 GIB = 2**30
@@ -46,29 +48,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure one point and write its result; 2 if there is nothing to measure it on."""
     parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
     parser.add_argument("--point", required=True, help="the point as JSON")
-    parser.add_argument("--machine", required=True, help="id of the machine that must run this")
+    parser.add_argument(
+        "--machine",
+        required=True,
+        help="this machine: ID, or ID@LABEL",
+    )
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
     arguments = parser.parse_args(argv)
     try:
         machine = find_machine()
-        if machine.id != arguments.machine:
+        if machine.id != machine_of(arguments.machine):
             raise ValueError(
-                f"machine = {arguments.machine!r}, but this is {machine.id!r}; "
-                "run this job on the machine whose results it writes"
+                f"machine = {arguments.machine!r}, but this is {machine.id!r}; nothing is measured"
             )
-        result = save(measure_point(point_from_json(arguments.point), machine), arguments.out)
-    except ValueError as error:
+        point = point_from_json(arguments.point)
+        return write(measure_point(point, machine, limit_s=budget.limit_s()), arguments.out)
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return NOTHING_WRITTEN
-    print(result.headline())
-    return 0
 
 
-def measure_point(point: Point, machine: Machine) -> Result:
-    """The result of a point, measured in this process with exclusive use of its device."""
+def measure_point(point: Point, machine: Machine, *, limit_s: float = 0) -> Result:
+    """The result of a point, measured in this process with exclusive use of its device.
+
+    With a limit, the kernel kills a process that takes longer.
+    """
     import_from_working_folder()
     device = torch_device(machine.device)
-    with exclusive(machine.device):
+    with exclusive(machine.device), budget.enforced(limit_s):
         record = Record(point, machine)
         if reason := budget.why_skipped():
             return record.close(without_numbers("unsupported", reason))
@@ -103,11 +110,11 @@ def memory_reason(error: BaseException, device: torch.device) -> str:
     message = str(error)
     if gpu := CUDA_OOM.search(message):
         asked, capacity, free = gpu.groups()
-        return f"asked for {asked}, {free} of the GPU's {capacity} free"
+        return f"needs {asked} more, {free} of the GPU's {capacity} free"
     if cpu := re.search(r"tried to allocate (\d+) bytes", message):
         memory = psutil.virtual_memory()
         return (
-            f"asked for {int(cpu[1]) / GIB:.2f} GiB, {memory.available / GIB:.2f} GiB of the "
+            f"needs {int(cpu[1]) / GIB:.2f} GiB more, {memory.available / GIB:.2f} GiB of the "
             f"machine's {memory.total / GIB:.2f} GiB free"
         )
     return f"{message or type(error).__name__} ({device.type})"

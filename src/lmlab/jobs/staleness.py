@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from lmlab.jobs.registry import fingerprint
+from lmlab.jobs.registry import code_modules, fingerprint_of
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint
 from lmlab.study.points import Point
@@ -66,8 +66,15 @@ class PointState:
         return [remark for remark in possible if remark]
 
 
-def state_of(point: Point, results: Path, machine: str, torch_version: str | None) -> PointState:
-    """Compare a machine's result with the present; without a version, torch is not compared."""
+def state_of(
+    point: Point,
+    results: Path,
+    machine: str,
+    torch_version: str | None,
+    code_of: Callable[[tuple[str, ...]], str] = fingerprint_of,
+) -> PointState:
+    """Compare a machine's result with the present; without a version, torch is not compared. A
+    caller with many points gives a cached `code_of`: they run the same few modules."""
     path = point.path(results, machine)
     if not path.exists():
         return PointState(point=point, state=MISSING)
@@ -82,7 +89,7 @@ def state_of(point: Point, results: Path, machine: str, torch_version: str | Non
         state=result.status,
         reason=result.reason,
         failed_variants=tuple(result.failed_variants()),
-        code_changed=result.code_fingerprint != fingerprint(point),
+        code_changed=result.code_fingerprint != code_of(tuple(code_modules(point))),
         settings_changed=tuple(_differences(point, result)),
         other_torch=None if same_torch else measured_with,
         uncommitted=bool(result.commit["dirty"]),

@@ -26,7 +26,7 @@ import torch
 
 from lmlab.measure.cuda_events import EventSampler
 from lmlab.measure.statistics import Cache, Measurement
-from lmlab.measure.stop_rule import StopRule, count_samples
+from lmlab.measure.stop_rule import MedianRule, StopRule
 
 TOTAL = "total"
 
@@ -108,27 +108,32 @@ def measure_steps(
     warmup: int,
     steps: int,
     time_cap_s: float,
+    max_steps: int | None = None,
+    interval: float = 0.0,
 ) -> StepTimes:
-    """Time `warmup + steps` steps by the host clock, phase by phase.
+    """Time warm-up and measured steps by the host clock, phase by phase.
 
-    The cap covers warm-up and measured steps together. Once it has passed, the rest of the warm-up
-    is skipped and one sample is still taken, so there is always a number; `stopped` gives the
-    reason.
+    At least `steps` are measured, and up to `max_steps` until the median of the total is known
+    within `interval` (see `MedianRule`); without `max_steps` exactly `steps`. The time cap covers
+    warm-up and measured steps together. Once it has passed, the rest of the warm-up is skipped and
+    one sample is still taken, so there is always a number; `stopped` gives the reason.
     """
-    _check_counts(warmup, steps, time_cap_s)
+    if warmup < 0:
+        raise ValueError(f"warmup must be at least 0, got {warmup}")
+    most = steps if max_steps is None else max_steps
+    rule = MedianRule(steps=steps, max_steps=most, interval=interval, time_cap_s=time_cap_s)
     clock = PhaseClock(device)
     warm: list[dict[str, float]] = []
     measured: list[dict[str, float]] = []
-    deadline = time.perf_counter() + time_cap_s
+    started = time.perf_counter()
     with collector_paused():
-        while len(measured) < steps:
-            late = time.perf_counter() >= deadline
-            if late and measured:
-                break
+        while (stopped := rule.reason(_totals(measured), time.perf_counter() - started)) is None:
+            late = time.perf_counter() - started >= time_cap_s
             warming = len(warm) < warmup and not (late and warm)
             step(clock)
             (warm if warming else measured).append(clock.take_step_ms())
-    stopped = _why_steps_stopped(len(warm), warmup, len(measured), steps, time_cap_s)
+    if len(warm) < warmup:
+        stopped += f" and {len(warm)} of {warmup} warm-ups"
     return StepTimes(
         phases={
             name: Measurement(
@@ -140,20 +145,8 @@ def measure_steps(
     )
 
 
-def _check_counts(warmup: int, steps: int, time_cap_s: float) -> None:
-    if warmup < 0:
-        raise ValueError(f"warmup must be at least 0, got {warmup}")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if time_cap_s <= 0:
-        raise ValueError(f"time_cap_s must be more than 0, got {time_cap_s:g}")
-
-
-def _why_steps_stopped(warm: int, warmup: int, measured: int, steps: int, cap_s: float) -> str:
-    if warm == warmup and measured == steps:
-        return count_samples(measured)
-    shortened = f" and {warm} of {warmup} warm-ups" if warm < warmup else ""
-    return f"time cap of {cap_s:g} s after {count_samples(measured)}{shortened}"
+def _totals(step_times: list[dict[str, float]]) -> list[float]:
+    return [times[TOTAL] for times in step_times]
 
 
 def _by_phase(step_times: list[dict[str, float]], names: list[str]) -> dict[str, list[float]]:

@@ -4,7 +4,7 @@ Results can only be compared if each says which PyTorch, CUDA and driver it ran 
 identifies this project's code, and `dirty` says whether tracked files had been edited; results do
 not count as edits, or measuring would make its own code look edited. A copy without its repository
 (a container, a node that received an archive) gets its commit from the variable LMLAB_COMMIT. Edits
-cannot be detected there, so such a commit is marked `unverified`.
+cannot be detected there, so such a commit is marked `unverified` and is neither clean nor dirty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def commit(root: Path | str) -> dict[str, Any]:
     head = _git(root, "rev-parse", "HEAD")
     if head is None:
         given = _given_commit()
-        return {"id": given, "dirty": False, **({"unverified": True} if given else {})}
+        return {"id": given, "dirty": None, **({"unverified": True} if given else {})}
     changes = _git(
         root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,top)results"
     )

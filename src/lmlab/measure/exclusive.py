@@ -1,68 +1,78 @@
-"""A per-user lock that lets only one process measure on a device at a time.
+"""One measurement at a time on a device, whoever starts it.
 
 Concurrent measurements on one device disturb each other. Within a workflow the scheduler separates
-them, but nothing stops a second workflow or a measurement started by hand. The lock is `flock` on a
-small file in the temporary directory: the kernel releases it whenever its holder dies, so there is
-nothing stale to clean up. The file itself stays; removing it would let two processes lock two files
-of the same name.
+them, but nothing stops a second workflow, another user or a measurement started by hand.
+
+The lock is the address of a Unix socket in Linux's abstract namespace, named after the device: a
+GPU's UUID, or the CPU. Only one process can bind it. It depends on no folder and no user, no file
+can be in its way, and the kernel frees it when its holder dies. Who waits connects to the holder,
+and is woken when the holder closes. Containers with a network of their own are machines of their
+own; LMLAB_LOCK_DOMAIN gives processes a lock of their own where that is wanted.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import errno
 import os
-import re
+import socket
+import struct
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+
+from lmlab.measure.nvml import nvml_session, visible_gpus
 
 _SILENT_WAIT_S = 1.0
-_POLL_S = 0.05
+_PAUSE_S = 0.01
 
 
-@contextmanager
-def exclusive(name: str) -> Iterator[None]:
-    """Hold the lock `name` (usually a device) for the block; waits for the current holder."""
-    # Never follow a link, and private to its owner: temporary directories are shared.
-    descriptor = os.open(lock_path(name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        _wait_for(descriptor, name)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+@contextlib.contextmanager
+def exclusive(device: str, count: int = 1) -> Iterator[None]:
+    """Have the CPU (`cpu`) or the first visible GPUs (`cuda`) alone; waits for the holder."""
+    with contextlib.ExitStack() as locks:
+        for name in sorted(lock_names(device, count)):  # sorted: two who need both cannot deadlock
+            locks.enter_context(_bind(name))
         yield
-    finally:
-        # Explicitly, because closing alone would leave the lock to a forked child's copy.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
 
 
-def lock_path(name: str) -> Path:
-    """Path of this user's lock `name`."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-    return Path(tempfile.gettempdir()) / f"lmlab-{os.getuid()}-{safe}.lock"
+def lock_names(device: str, count: int) -> list[str]:
+    """The names by which all processes of a machine know its devices."""
+    if device != "cuda":
+        return [device]
+    with nvml_session() as nvml:
+        gpus = visible_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")) if nvml else []
+        return [gpu.uuid for gpu in gpus[:count]] or [device]
 
 
-def _wait_for(descriptor: int, name: str) -> None:
-    started = time.monotonic()
-    reported = False
-    while not _try_lock(descriptor):
-        if not reported and time.monotonic() - started > _SILENT_WAIT_S:
-            holder = os.pread(descriptor, 32, 0).decode() or "unknown"
-            print(
-                f"waiting for another measurement on {name} to finish (process {holder})",
-                file=sys.stderr,
-                flush=True,
-            )
-            reported = True
-        time.sleep(_POLL_S)
+def _bind(name: str) -> socket.socket:
+    address = f"\0lmlab-{os.environ.get('LMLAB_LOCK_DOMAIN', '')}-{name}"
+    while True:
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            lock.bind(address)
+            lock.listen()
+            return lock
+        except OSError as error:
+            lock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        with contextlib.suppress(ConnectionError):
+            _wait_for_holder(address, name)
+        time.sleep(_PAUSE_S)  # the holder may be about to listen, or to close
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _wait_for_holder(address: str, name: str) -> None:
+    """Return when the holder is gone."""
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.connect(address)
+        waiting.settimeout(_SILENT_WAIT_S)
+        with contextlib.suppress(TimeoutError):
+            waiting.recv(1)  # nothing is ever sent
+            return
+        credentials = waiting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, user, _ = struct.unpack("3i", credentials)
+        message = f"waiting for the measurement of process {pid}, user {user}, on {name} to finish"
+        print(message, file=sys.stderr, flush=True)
+        waiting.settimeout(None)
+        waiting.recv(1)

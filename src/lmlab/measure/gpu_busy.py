@@ -1,10 +1,8 @@
-"""GPU busy time, the union of all kernel, copy and memset intervals of one profiled run.
+"""Events of one profiled run: which of them are work of a GPU, and when it was busy.
 
-Small models leave a GPU waiting for the host; forward and backward then take about the same time,
-because both take as long as Python needs to launch them. The busy time of a phase, divided by its
-wall time, shows whether that is so. Kernels on several streams overlap, so their durations must not
-be added. The profiler slows the host down and stretches the gaps between kernels, but not the
-kernels: take shares and intervals from here, never a step's time.
+Kernels on several streams overlap, so their durations must not be added: the device was busy in the
+union of their intervals. The profiler slows the host down and stretches the gaps between kernels,
+but not the kernels: take shares and intervals from here, never a step's time.
 """
 
 from __future__ import annotations
@@ -17,15 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from lmlab.measure.clock import synchronize
-from lmlab.measure.intervals import Interval, length
-
-
-def busy_ms(fn: Callable[[], object], device: torch.device) -> float | None:
-    """Run `fn` once under the profiler: milliseconds in which its GPU was busy; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    events = profiled_events(fn, device, [ProfilerActivity.CUDA])
-    return length(interval(event) for event in events if is_gpu_work(event, device)) / 1e6
+from lmlab.measure.intervals import Interval
 
 
 def profiled_events(

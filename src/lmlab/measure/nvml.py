@@ -73,7 +73,8 @@ def visible_gpu(nvml: Any | None, index: int) -> VisibleGpu | None:
     """The GPU that PyTorch calls `cuda:<index>` in this environment; None if NVML lacks it."""
     if nvml is None:
         return None
-    gpus = visible_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    # A GPU that is lost fails every question; what was running on it says so.
+    gpus = query(nvml, visible_gpus, nvml, os.environ.get("CUDA_VISIBLE_DEVICES")) or []
     return gpus[index] if index < len(gpus) else None
 
 

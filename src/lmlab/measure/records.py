@@ -32,6 +32,31 @@ def value(quantity: str, number: float | int | str | bool, unit: str, **labels: 
     return _record(quantity, labels, unit=unit, value=number)
 
 
+def values(numbers: Mapping[str, Any], prefix: str = "", **labels: Label) -> list[Record]:
+    """A record per number, with the unit in its key: `busy_ns` becomes `busy_time` in milliseconds
+    of the device, `peak_bytes` becomes `peak` in bytes, the rest are counts. Text, None and nested
+    values are left out."""
+    return [
+        {**value(f"{prefix}{key[:-3]}_time", number / 1e6, "ms", **labels), "clock": "device"}
+        if key.endswith("_ns")
+        else value(
+            prefix + key.removesuffix("_bytes"),
+            number,
+            "B" if key.endswith("_bytes") else "",
+            **labels,
+        )
+        for key, number in numbers.items()
+        if isinstance(number, int | float)
+    ]
+
+
+def by_label(
+    quantity: str, label: str, counts: Mapping[str, int], unit: str = "B", **labels: Label
+) -> list[Record]:
+    """A quantity by one label: bytes by category, instances by line."""
+    return [value(quantity, n, unit, **{label: name}, **labels) for name, n in counts.items()]
+
+
 def without_value(quantity: str, status: str, reason: str, **labels: Label) -> Record:
     """A record that says why there is no number: oom, unsupported or failed."""
     return _record(quantity, labels, unit="", value=None, status=status, reason=reason)
@@ -68,4 +93,6 @@ def _statistics(samples: tuple[float, ...]) -> Record:
         "mean": summary.mean,
         "sd": summary.sd,
         "noisy": summary.noisy,
+        "drift": summary.drift,
+        "stability": summary.stability,
     }

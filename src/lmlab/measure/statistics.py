@@ -1,4 +1,4 @@
-"""Samples of a quantity and what they say: median, quartiles, spread.
+"""Samples of a quantity and what they say: median, quartiles, spread, stability.
 
 Times on a machine are skewed: nothing makes a kernel faster than the hardware, but an interrupt, a
 clock change or another process makes some repetitions slower. The headline is therefore the median
@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
+
+from lmlab.measure.stability import Stability, drift, quantile, stability
 
 Clock = Literal["wall", "events", "device"]
 """wall: host clock around synchronized work; events: CUDA events on the stream;
@@ -39,6 +41,9 @@ class Summary:
     mean: float
     sd: float | None
     """Sample standard deviation (n - 1); None for a single sample."""
+    drift: float | None
+    """Relative change from the first third of the samples to the last; None for few samples."""
+    stability: Stability
 
     @property
     def noisy(self) -> bool:
@@ -70,7 +75,7 @@ class Measurement:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Summarize at least one finite sample; quartiles interpolate linearly, as numpy does."""
+    """Summarize at least one finite sample, given in the order in which they were taken."""
     if not samples:
         raise ValueError("samples must not be empty")
     if not all(math.isfinite(sample) for sample in samples):
@@ -79,17 +84,12 @@ def summarize(samples: Sequence[float]) -> Summary:
     return Summary(
         n=len(ordered),
         median=statistics.median(ordered),
-        q1=_quantile(ordered, 0.25),
-        q3=_quantile(ordered, 0.75),
+        q1=quantile(ordered, 0.25),
+        q3=quantile(ordered, 0.75),
         minimum=ordered[0],
         maximum=ordered[-1],
         mean=statistics.fmean(ordered),
         sd=statistics.stdev(ordered) if len(ordered) > 1 else None,
+        drift=drift(samples),
+        stability=stability(samples),
     )
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    position = (len(ordered) - 1) * share
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

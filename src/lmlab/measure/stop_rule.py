@@ -1,4 +1,4 @@
-"""When a kernel has been repeated often enough.
+"""When a kernel, or a step, has been repeated often enough.
 
 A fixed number of repetitions is too many for a kernel of a second and too few for one of ten
 microseconds. Following nvbench, sampling stops when there are enough samples for a meaningful
@@ -9,12 +9,18 @@ after 5 s" are different statements about a number.
 
 The deviation is updated by Welford's recurrence: one pass, constant cost per sample, and no
 cancellation when the deviation is a thousandth of the mean.
+
+A step of a model takes milliseconds to seconds and its samples are skewed by the host, so it is
+repeated until its median is known well enough, or a number of steps or seconds is reached.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from lmlab.measure.stability import median_error
 
 
 @dataclass(kw_only=True)
@@ -75,6 +81,39 @@ class StopRule:
             and self.measured_s >= self.min_time_s
             and self.relative_deviation < self.target_relative_deviation
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedianRule:
+    """Stop once the median of at least `steps` samples is known within `interval`, relatively and
+    with 95 % confidence, or at `max_steps`, or at the time cap if there is a sample."""
+
+    steps: int
+    max_steps: int
+    interval: float
+    time_cap_s: float
+
+    def __post_init__(self) -> None:
+        for key, least in (("steps", 1), ("max_steps", self.steps), ("interval", 0)):
+            if getattr(self, key) < least:
+                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
+        if self.time_cap_s <= 0:
+            raise ValueError(f"time_cap_s must be more than 0, got {self.time_cap_s:g}")
+
+    def reason(self, samples_ms: Sequence[float], elapsed_s: float) -> str | None:
+        """Why to stop now, given the wall time since the first step; None to continue."""
+        n, count = len(samples_ms), count_samples(len(samples_ms))
+        if n >= self.steps and self.steps < self.max_steps:
+            error = median_error(samples_ms)
+            if error <= self.interval:
+                return f"median within {error:.2%} after {count}"
+            if n >= self.max_steps:
+                return f"step cap, median within {error:.2%} after {count}"
+        elif n >= self.steps:
+            return count
+        if n and elapsed_s >= self.time_cap_s:
+            return f"time cap of {self.time_cap_s:g} s after {count}"
+        return None
 
 
 def count_samples(n: int) -> str:

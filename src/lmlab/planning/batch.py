@@ -1,32 +1,51 @@
-"""How large a batch must be for computation to take longer than communication.
+"""How large a batch must be, or how few the devices, for computing to outlast communication.
 
-One block of two linear layers with bf16 weights and activations, a batch of B tokens, and N devices
-with C FLOP/s and W bytes/s over one axis of their network (M W over M axes). Times of a forward
-pass, as in the training chapter of "How to Scale Your Model":
+One feed-forward block of m matrices of D x F (two linear layers, or the three of SwiGLU) with
+2-byte weights and activations, a batch of B tokens, and N devices with C FLOP/s and W bytes/s over
+one axis of their network (M W over M axes). Backward computes twice what forward does: a gradient
+of the input and one of the weights per matrix. What each device sends in each pass, with an
+all-gather or reduce-scatter of S bytes counted as S and an all-reduce as 2 S:
 
-    compute                 4 B D F / (N C)
-    gather weights          4 D F / (Y W M_x)      FSDP over X devices, each with 1/Y of the weights
-    exchange activations    4 B D / (X W M_y)      tensor parallel over Y devices, 1/X of the batch
+                        forward                     backward
+    compute             2 m B D F FLOPs             4 m B D F FLOPs
+    data parallel       nothing                     all-reduce of gradients, 4 m D F
+    FSDP                gather weights, 2 m D F     gather and reduce-scatter, 4 m D F
+    tensor parallel     all-reduce output, 4 B D    all-reduce of the input's gradient, 4 B D
 
-The arithmetic intensity of the network, C / W in FLOPs per byte, decides everything. If
-communication overlaps with computation, neither message may take longer than the computation; if it
-is exposed, their sum may not.
+A message hides behind the computation while FLOPs / (N C) >= bytes / W, which gives one bound for
+every scheme: N <= FLOPs / (bytes * intensity), with the intensity C / W in FLOPs per byte. For data
+parallelism and FSDP that is B / N >= intensity, in both passes; for tensor parallelism
+N <= m F / (2 intensity) forward, and twice that backward, whatever the batch.
 
-    FSDP alone needs         B / N > intensity / M_x
-    FSDP with Y-fold TP      B / N > intensity / (M_x Y)
-    TP alone, any batch      Y < M_y F / intensity
-    the best X and Y         B / N > intensity^2 / (M_x M_y F)
+On a mesh of X-fold FSDP and Y-fold tensor parallelism each message shrinks by the other's degree:
+weights to 2 m D F / Y, activations to 4 B D / X. Both are equal at X^2 = 2 B N M_x / (m F M_y).
+This split is the best whether the two axes overlap (the longer message counts) or not (their sum
+does, and is smallest where both are equal). Then
 
-Data parallelism needs the same batch: in backward it sends twice the bytes that FSDP gathers in
-forward, during twice the computation.
+    overlapped    N <= B m F M_x M_y / (2 intensity^2)
+    in turn       a quarter of that
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from lmlab.planning.memory import BF16_BYTES
+
+Scheme = Literal["data parallel", "FSDP", "tensor parallel"]
+Pass = Literal["forward", "backward"]
+
+WEIGHT_MESSAGES: dict[tuple[Scheme, Pass], int] = {
+    ("data parallel", "forward"): 0,
+    ("data parallel", "backward"): 2,
+    ("FSDP", "forward"): 1,
+    ("FSDP", "backward"): 2,
+}
+"""How often the bytes of the weights are sent; an all-reduce sends them twice."""
+BACKWARD_FLOPS = 2
+ALL_REDUCE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +63,37 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeedForward:
+    """One block: matrices between d_model and d_ff."""
+
+    d_model: int
+    d_ff: int
+    matrices: int = 2
+
+    @property
+    def weight_bytes(self) -> float:
+        return BF16_BYTES * self.matrices * self.d_model * self.d_ff
+
+    def flops(self, tokens: float, direction: Pass = "forward") -> float:
+        forward = 2.0 * tokens * self.matrices * self.d_model * self.d_ff
+        return forward * (BACKWARD_FLOPS if direction == "backward" else 1)
+
+    def activation_bytes(self, tokens: float) -> float:
+        """One all-reduce of what enters or leaves the block."""
+        return ALL_REDUCE * BF16_BYTES * tokens * self.d_model
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mesh:
     """FSDP and tensor-parallel degrees, and the network axes that serve each."""
 
-    fsdp: int
-    tp: int
+    fsdp: float
+    tp: float
     fsdp_axes: int = 1
     tp_axes: int = 1
 
     @property
-    def devices(self) -> int:
+    def devices(self) -> float:
         return self.fsdp * self.tp
 
 
@@ -66,34 +106,70 @@ class BlockTimes:
     activations: float
 
 
-def block_times(
-    network: Network, mesh: Mesh, *, d_model: int, d_ff: int, tokens: float
-) -> BlockTimes:
+def message_bytes(block: FeedForward, scheme: Scheme, direction: Pass, tokens: float) -> float:
+    """Bytes that each of many devices sends in one pass over one block."""
+    if scheme == "tensor parallel":
+        return block.activation_bytes(tokens)
+    return WEIGHT_MESSAGES[scheme, direction] * block.weight_bytes
+
+
+def max_devices(
+    network: Network, block: FeedForward, scheme: Scheme, direction: Pass, tokens: float
+) -> float:
+    """The most devices at which computing hides the message; infinite if there is none."""
+    sent = message_bytes(block, scheme, direction, tokens)
+    return block.flops(tokens, direction) / (sent * network.intensity) if sent else math.inf
+
+
+def max_mesh_devices(
+    network: Network,
+    block: FeedForward,
+    tokens: float,
+    *,
+    overlapped: bool,
+    fsdp_axes: int = 1,
+    tp_axes: int = 1,
+) -> float:
+    """The same for the best split into FSDP and tensor parallelism."""
+    width = block.matrices * block.d_ff / 2
+    most = tokens * width * fsdp_axes * tp_axes / network.intensity**2
+    return most if overlapped else most / 4
+
+
+def best_fsdp(
+    tokens: float, devices: float, block: FeedForward, *, fsdp_axes: int = 1, tp_axes: int = 1
+) -> float:
+    """The FSDP degree at which both messages take equally long."""
+    return math.sqrt(2 * tokens / (block.matrices * block.d_ff) * fsdp_axes / tp_axes * devices)
+
+
+def block_times(network: Network, mesh: Mesh, block: FeedForward, tokens: float) -> BlockTimes:
     """Forward times of one block; a mesh dimension of one device sends nothing."""
-    weights_bytes = 4 * d_model * d_ff / mesh.tp * (mesh.fsdp > 1)
-    activations_bytes = 4 * tokens * d_model / mesh.fsdp * (mesh.tp > 1)
+    weights = block.weight_bytes / mesh.tp * (mesh.fsdp > 1)
+    activations = block.activation_bytes(tokens) / mesh.fsdp * (mesh.tp > 1)
     return BlockTimes(
-        compute=4 * tokens * d_model * d_ff / (mesh.devices * network.flops_per_s),
-        weights=weights_bytes / (network.bytes_per_s * mesh.fsdp_axes),
-        activations=activations_bytes / (network.bytes_per_s * mesh.tp_axes),
+        compute=block.flops(tokens) / (mesh.devices * network.flops_per_s),
+        weights=weights / (network.bytes_per_s * mesh.fsdp_axes),
+        activations=activations / (network.bytes_per_s * mesh.tp_axes),
     )
 
 
 def min_tokens_overlapped(
-    network: Network, mesh: Mesh, *, d_ff: int, weight_bytes: float = BF16_BYTES
+    network: Network, mesh: Mesh, block: FeedForward, *, weight_bytes: float = BF16_BYTES
 ) -> float | None:
     """Smallest batch, in tokens, at which computation hides every message.
 
     None if the exchange of activations takes longer at any batch: it grows like the computation.
     """
-    if mesh.tp > 1 and mesh.tp > max_tensor_parallel(network, d_ff=d_ff, axes=mesh.tp_axes):
+    if mesh.tp > 1 and mesh.tp > max_tensor_parallel(network, block, axes=mesh.tp_axes):
         return None
     return _min_tokens_for_gather(network, mesh) * weight_bytes / BF16_BYTES
 
 
-def min_tokens_exposed(network: Network, mesh: Mesh, *, d_ff: int) -> float | None:
+def min_tokens_exposed(network: Network, mesh: Mesh, block: FeedForward) -> float | None:
     """The same if messages do not overlap and the computation must outlast their sum."""
-    share = mesh.tp * network.intensity / (mesh.tp_axes * d_ff) if mesh.tp > 1 else 0.0
+    most = max_tensor_parallel(network, block, axes=mesh.tp_axes)
+    share = mesh.tp / most if mesh.tp > 1 else 0.0
     return None if share >= 1 else _min_tokens_for_gather(network, mesh) / (1 - share)
 
 
@@ -102,21 +178,14 @@ def _min_tokens_for_gather(network: Network, mesh: Mesh) -> float:
     return mesh.fsdp * network.intensity / mesh.fsdp_axes if mesh.fsdp > 1 else 0.0
 
 
-def max_tensor_parallel(network: Network, *, d_ff: int, axes: int = 1) -> float:
+def max_tensor_parallel(network: Network, block: FeedForward, *, axes: int = 1) -> float:
     """The largest tensor-parallel degree at which the exchange of activations is hidden."""
-    return axes * d_ff / network.intensity
+    return axes * max_devices(network, block, "tensor parallel", "forward", 1)
 
 
 def min_tokens_per_device(
-    network: Network, *, d_ff: int, fsdp_axes: int = 1, tp_axes: int = 1
+    network: Network, block: FeedForward, *, fsdp_axes: int = 1, tp_axes: int = 1
 ) -> float:
     """Smallest batch per device at the best split; FSDP alone if TP is never hidden."""
     alone = network.intensity / fsdp_axes
-    return alone * min(1.0, network.intensity / (tp_axes * d_ff))
-
-
-def best_fsdp(
-    tokens: float, devices: int, *, d_ff: int, fsdp_axes: int = 1, tp_axes: int = 1
-) -> float:
-    """The FSDP degree at which both messages take equally long."""
-    return math.sqrt(tokens / d_ff * fsdp_axes / tp_axes * devices)
+    return alone * min(1.0, 1 / max_tensor_parallel(network, block, axes=tp_axes))

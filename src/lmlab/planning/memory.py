@@ -18,6 +18,17 @@ from dataclasses import dataclass
 
 FP32_BYTES, BF16_BYTES = 4, 2
 ADAMW_MOMENTS = 2
+_PARTS = ("weights", "gradients", "master weights", "moments")
+BYTES_PER_PARAMETER: dict[str, dict[str, int]] = {
+    recipe: dict(zip(_PARTS, counts, strict=True))
+    for recipe, counts in {
+        "fp32": (4, 4, 0, 8),
+        "bf16, fp32 master weights": (2, 2, 4, 8),
+        "bf16, fp32 master weights and gradients": (2, 4, 4, 8),
+    }.items()
+}
+"""What training with AdamW keeps for each parameter, by recipe: mixed precision saves activations
+and time, not state, because the optimizer still needs the digits that bf16 does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)

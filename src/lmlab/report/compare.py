@@ -16,7 +16,6 @@ spread within each job; it is measured where a study ran the same work in severa
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +129,10 @@ def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) ->
         groups[tuple(row[key] for key in keys)].append(math.log(row["value"]))
     repeated = [logs for logs in groups.values() if len(logs) > 1]
     freedom = sum(len(logs) - 1 for logs in repeated)
-    squares = math.fsum(statistics.variance(logs) * (len(logs) - 1) for logs in repeated)
+    means = [math.fsum(logs) / len(logs) for logs in repeated]
+    squares = math.fsum(
+        (log - mean) ** 2 for logs, mean in zip(repeated, means, strict=True) for log in logs
+    )
     return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
 
 

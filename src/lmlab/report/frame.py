@@ -8,18 +8,24 @@ is empty. Everything downstream (tables, figures, comparisons) selects rows and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lmlab.study.points import Point
 from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, INVALID = "missing", "invalid"
-STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy")
+STATISTICS = (
+    *("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy"),
+    *("drift", "stability"),
+)
+UNCOMMITTED = "uncommitted"
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
@@ -27,6 +33,7 @@ FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 PUBLISHED_VALUES = ("mean_ms", "ms", "peak_gib", "time_percent", "value", "what")
 
 Rows = pd.DataFrame
+Positions = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Results:
     """By path, in the order of the study; only those that could be read."""
     problems: tuple[str, ...] = ()
     """One line per file that could not be used."""
+    repeat: Results | None = None
+    """A second set of results of the same study on a machine of the same model."""
 
     @property
     def name(self) -> str:
@@ -48,6 +57,21 @@ class Results:
     def of(self, chapter: str) -> list[Result]:
         """The readable results of one chapter."""
         return [result for result in self.results.values() if result.chapter == chapter]
+
+    def without(self, paths: Collection[str], why: str = "") -> Results:
+        """The same without some results, each of which becomes a row without a value."""
+        out = self.rows["source"].isin(list(paths))
+        names = [*{name for path in paths for name in self.results[path].parameters}]
+        left_out = self.rows[out].drop_duplicates("source")
+        kept = ["chapter", "source", *names]
+        stubs = left_out[kept].reindex(columns=self.rows.columns)
+        stubs = stubs.assign(status=INVALID, reason=why).astype(object)
+        return replace(
+            self,
+            rows=pd.concat([self.rows[~out], stubs], ignore_index=True),
+            results={path: each for path, each in self.results.items() if path not in paths},
+            problems=(*self.problems, *(f"{path}: {why}" for path in paths)),
+        )
 
     def value(self, **where: Any) -> Any:
         """The one value that matches, or None if it was not measured."""
@@ -70,12 +94,12 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
             continue
         try:
             result = read_of(point, path, machine)
+            rows += rows_of(result, path)
         except ResultError as error:
             problems.append(str(error))
             rows.append({**base, "status": INVALID, "reason": str(error)})
             continue
         results[str(path)] = result
-        rows += rows_of(result, path)
     return Results(machine, table_of(rows), results, tuple(problems))
 
 
@@ -101,14 +125,14 @@ def _is_whole(value: object) -> bool:
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
     """One row per record; one row that carries status and reason where there are none."""
     base = _base(result.chapter, result.parameters, result.settings, path)
-    base["flags"] = result.flags
+    base["flags"] = (*result.flags, *([UNCOMMITTED] if result.commit["dirty"] else []))
     if result.status != "ok":
         return [{**base, "status": result.status, "reason": result.reason}]
     rows = []
     for record in result.measurements:
         labels = record["labels"]
         if clash := {*labels} & {*FIELDS, *result.parameters}:
-            raise ValueError(f"{path}: label {sorted(clash)[0]!r} is a parameter or a field")
+            raise ResultError(f"{path}: label {sorted(clash)[0]!r} is a parameter or a field")
         rows.append({**base, **labels, **{k: v for k, v in record.items() if k != "labels"}})
     return rows
 
@@ -129,31 +153,38 @@ def _base(
 
 def select(rows: Rows, **where: Any) -> Rows:
     """Rows that match every condition: a value, a list of allowed values, or a predicate."""
-    mask = pd.Series(True, index=rows.index)
+    kept = np.arange(len(rows))
     for key, wanted in where.items():
-        mask &= _matches(rows, key, wanted)
-    return rows[mask]
+        kept = kept[_matches(rows, key, wanted, kept)]
+    return rows.iloc[kept]
 
 
 def candidates(rows: Rows, **where: Any) -> Rows:
     """Like `select`, but a row without a value matches on labels it does not have: a point that
     ran out of memory belongs in every cell that its records would have filled."""
-    without_value = rows["status"] != "ok"
-    mask = pd.Series(True, index=rows.index)
+    kept = np.arange(len(rows))
+    without_value = rows["status"].to_numpy() != "ok"
     for key, wanted in where.items():
-        lacks = rows[key].isna() if key in rows else pd.Series(True, index=rows.index)
-        mask &= _matches(rows, key, wanted) | (without_value & lacks)
-    return rows[mask]
+        matches = _matches(rows, key, wanted, kept)
+        lacks = ~matches & without_value[kept]
+        if key in rows and lacks.any():
+            lacks[lacks] = rows[key].iloc[kept[lacks]].isna()
+        kept = kept[matches | lacks]
+    return rows.iloc[kept]
 
 
-def _matches(rows: Rows, key: str, wanted: Any) -> pd.Series[bool]:
+def _matches(rows: Rows, key: str, wanted: Any, among: Positions) -> npt.NDArray[np.bool_]:
+    """Which of the rows at some positions match; each condition looks at what is left of the one
+    before, because comparing Python objects is slow."""
     if key not in rows:
-        return pd.Series(False, index=rows.index)
+        return np.zeros(len(among), bool)
+    found = rows[key].to_numpy()[among]
     if callable(wanted):
-        return rows[key].map(lambda found: bool(wanted(found)))
+        return np.fromiter((bool(wanted(each)) for each in found), bool, len(found))
     if isinstance(wanted, list | tuple | set | frozenset):
-        return rows[key].isin(list(wanted))
-    return rows[key] == wanted
+        return pd.Series(found, dtype=object).isin(list(wanted)).to_numpy()
+    # numpy compares Python objects several times as fast as pandas.
+    return np.asarray(found == wanted, bool)
 
 
 def derive(
@@ -216,4 +247,4 @@ def distinct(rows: Rows, keys: list[str]) -> list[tuple[Any, ...]]:
     if not set(keys) <= set(rows.columns):  # a label that no measured record has
         return []
     present = rows.dropna(subset=keys) if keys else rows
-    return list(dict.fromkeys(present[keys].itertuples(index=False, name=None)))
+    return list(dict.fromkeys(zip(*(present[key].tolist() for key in keys), strict=True)))

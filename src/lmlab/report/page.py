@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,9 @@ from lmlab.report.table import Table
 from lmlab.study.files import write_atomically
 
 FRONT, INDEX = "writeup.md", "index.md"
+LONGEST_MESSAGE = 200
+
+Answer = dict[str, Markup]
 
 
 @dataclass
@@ -86,9 +88,11 @@ class Report:
         faults: list[str] = []
         (self.out / "figures").mkdir(parents=True, exist_ok=True)
         environment = environment_for(self.templates)
+        answers: dict[str, Answer] = {}
         for chapter in self.chapters.values():
             page = self._render(environment, f"{chapter.name}.md.j2", "chapters", faults, chapter)
             write_atomically(self.out / "chapters" / f"{chapter.name}.md", page)
+            answers |= answers_in(page, f"chapters/{chapter.name}.md")
         sections = {
             name: self._render(environment, f"front/{name}.md.j2", ".", faults, chapter)
             for name, chapter in self.chapters.items()
@@ -98,7 +102,8 @@ class Report:
             environment, "front.md.j2", ".", faults, sections=sections, bullets=[], not_measured=""
         )
         write_atomically(self.out / FRONT, front)
-        index = self._render(environment, "index.md.j2", ".", faults, answers=answers_in(front))
+        answers |= answers_in(front, FRONT)
+        index = self._render(environment, "index.md.j2", ".", faults, answers=answers)
         write_atomically(self.out / INDEX, index)
         return faults
 
@@ -123,14 +128,26 @@ class Report:
                 figure=self._figure(chapter, folder),
                 provenance=lambda: provenance.of_chapter(self.results, chapter, self.out / folder),
                 summary=lambda: provenance.summary(self.results),
+                unreproducible=lambda: provenance.unreproducible(self.results),
                 **context,
             )
         except Exception as error:  # one bad value must not cost the report
-            traceback.print_exc()
-            line = f"{template}: {type(error).__name__}: {' '.join(str(error).split())}"
+            line = f"{template}: {described(error)}"
             faults.append(line)
             return Markup(f"*This part could not be rendered ({text.escape(line)}).*\n")
         return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
+
+    def faults_of(self, chapter: Chapter) -> list[str]:
+        """What cannot be rendered of one chapter: its page, and its part of the front page."""
+        faults: list[str] = []
+        environment = environment_for(self.templates)
+        for template, folder in (
+            (f"{chapter.name}.md.j2", "chapters"),
+            (f"front/{chapter.name}.md.j2", "."),
+        ):
+            if (self.templates / template).exists():
+                self._render(environment, template, folder, faults, chapter)
+        return faults
 
     def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
         """Stands in for a part without a single value: its questions, or its title, and why."""
@@ -193,10 +210,30 @@ def build_chapters(
         try:
             chapters[name] = build_chapter(name, page, results)
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            faults.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
+            faults.append(f"{name}: {described(error)}")
             chapters[name] = Chapter(name=name, title=page.TITLE, results=results)
     return chapters, faults
+
+
+def described(error: Exception) -> str:
+    """An error in one line, with the line of code that raised it."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    message = " ".join(str(error).split())[:LONGEST_MESSAGE]
+    return f"{type(error).__name__}: {message} ({Path(where.filename).name}:{where.lineno})"
+
+
+def culprit(results: Results, chapter: str, fails: Callable[[Results], bool]) -> str | None:
+    """The result without which a chapter no longer fails, found by bisection: pages cope with
+    missing results. First among the chapter's own, then among those of others."""
+    own = [path for path, result in results.results.items() if result.chapter == chapter]
+    for suspects in (own, [path for path in results.results if path not in own]):
+        while len(suspects) > 1:
+            half = len(suspects) // 2
+            cured = not fails(results.without(suspects[:half]))
+            suspects = suspects[:half] if cured else suspects[half:]
+        if suspects and not fails(results.without(suspects)):
+            return suspects[0]
+    return None
 
 
 class KeepTextLines(Extension):
@@ -220,17 +257,22 @@ def environment_for(templates: Path) -> jinja2.Environment:
         extensions=[KeepTextLines],
     )
     environment.filters |= {**text.FORMATS, "number": text.number, "list": list, "and": text.join}
-    environment.filters |= {"join": text.join, "slug": text.slug, "md": Markup}
+    environment.filters |= {
+        "quoted": text.quoted,
+        "join": text.join,
+        "slug": text.slug,
+        "md": Markup,
+    }
     return environment
 
 
-def answers_in(front: str) -> dict[str, dict[str, Markup]]:
-    """The first sentence of each bold answer of the front page, by the anchor of its question."""
-    found = re.findall(r"^### (.+?)\n+\*\*(.+?)\*\*", front, re.MULTILINE | re.DOTALL)
+def answers_in(page: str, path: str) -> dict[str, Answer]:
+    """The first sentence of each section that opens with a bold answer, by its link."""
+    found = re.findall(r"^###? (.+)\n+\*\*([^*]+)\*\*", page, re.MULTILINE)
     return {
-        text.slug(question): {
-            "question": Markup(question),
+        f"{path}#{text.slug(heading)}": {
+            "question": Markup(heading),
             "sentence": Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0]),
         }
-        for question, answer in found
+        for heading, answer in found
     }

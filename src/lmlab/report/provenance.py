@@ -41,13 +41,33 @@ def _counts(total: int, results: Results) -> str:
     return join([f"{count} {names.get(state, state)}" for state, count in states.items() if count])
 
 
+def unreproducible(results: Results) -> Markup:
+    """How many results no known commit reproduces, for the top of the page; empty if none."""
+    found = list(results.results.values())
+    parts = _doubts(found)
+    if not parts:
+        return Markup("")
+    marks = " (§ in tables)" if any(result.commit["dirty"] for result in found) else ""
+    return Markup(f"**Of {len(found)} results, {join(parts)}{marks}.**")
+
+
+def _doubts(results: Sequence[Result]) -> list[str]:
+    """Results from code that was edited, or of which that is not known."""
+    dirty = sum(result.commit["dirty"] is True for result in results)
+    unverified = sum(
+        result.commit["dirty"] is None or bool(result.commit.get("unverified"))
+        for result in results
+    )
+    return [
+        *([f"{dirty} are from uncommitted code"] if dirty else []),
+        *([f"{unverified} from an unverified commit"] if unverified else []),
+    ]
+
+
 def _code(results: Sequence[Result]) -> str:
-    commits = dict.fromkeys(str(result.commit["id"])[:7] for result in results)
-    dirty = sum(bool(result.commit["dirty"]) for result in results)
-    unverified = sum(bool(result.commit.get("unverified")) for result in results)
+    commits = dict.fromkeys(str(result.commit["id"] or "unknown")[:7] for result in results)
     parts = [f"commit {next(iter(commits))}" if len(commits) == 1 else f"{len(commits)} commits"]
-    parts += [f"**{dirty} from uncommitted code**"] if dirty else []
-    parts += [f"{unverified} from an unverified commit"] if unverified else []
+    parts += _doubts(results)
     converted = sum(result.converted_from is not None for result in results)
     parts += [f"{converted} converted from schema 1"] if converted else []
     return ", ".join(parts)
@@ -97,7 +117,7 @@ def _distinct(values: Iterable[str | None]) -> list[str]:
 def _link(result: Result, results: Results, folder: Path) -> str:
     path = next(path for path, found in results.results.items() if found is result)
     parts = Path(path).parts
-    target = Path(*parts[: parts.index(result.machine["id"]) + 1]) / result.chapter
+    target = Path(*parts[: parts.index(results.machine) + 1]) / result.chapter
     if not result.parameters:
         target = target.with_suffix(".json")
     return f"[{escape(target)}]({os.path.relpath(target, folder)})"

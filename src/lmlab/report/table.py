@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.frame import FIELDS, Rows, candidates, distinct
-from lmlab.report.text import DASH, FORMATS, escape, markdown_table, plain
+from lmlab.report.frame import FIELDS, UNCOMMITTED, Rows, candidates, distinct
+from lmlab.report.text import DASH, escape, markdown_table, plain, quoted, unsteady
 
 STATUS_CELLS = {
     "oom": "OOM",
@@ -30,9 +30,11 @@ STATUS_CELLS = {
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
+    "↕": "drifting or in two groups; the middle half of the samples is given",
     "~": "the middle half of the samples spans more than 10 %",
     "†": "power-capped or throttled",
     "‡": "inconsistent: far more than the sum of its parts timed apart",
+    "§": "measured with uncommitted code",
 }
 FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡"}
 MAX_REASONS = 4
@@ -103,12 +105,11 @@ class Table:
         return Markup("\n\n".join(part for part in parts if part))
 
     def _one(self, rows: Rows, facet: Mapping[str, Any]) -> str:
-        columns = self._columns(rows)
-        indexes = [_Index(rows, column, self.rows) for column in columns.values()]
+        indexes = self._indexes(rows)
         lines: list[list[str]] = []
         used: list[_Cell] = []
         for key in distinct(rows, list(self.rows))[: self.limit]:
-            cells = [index.cell(key) for index in indexes]
+            cells = [index.cell(key) for index in indexes.values()]
             if all(cell.row is None for cell in cells):
                 continue
             used += cells
@@ -118,19 +119,24 @@ class Table:
         if not lines:
             return ""
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
-        header = [escape(name) for name in [*names, *columns]]
+        header = [escape(name) for name in [*names, *indexes]]
         caption = self._caption(used, facet)
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
-    def _columns(self, rows: Rows) -> dict[str, Column]:
+    def _indexes(self, rows: Rows) -> dict[str, _Index]:
+        """What may fill each column, by its header."""
+        filled = [
+            (header, column, candidates(rows, **column.where))
+            for header, column in self.columns.items()
+        ]
         if self.across is None:
-            return dict(self.columns)
+            return {header: _Index(found, column, self.rows) for header, column, found in filled}
         return {
-            header.format(**{self.across: value}): Column(
-                {**column.where, self.across: value}, column.format, column.field
+            header.format(**{self.across: value}): _Index(
+                candidates(found, **{self.across: value}), column, self.rows
             )
             for (value,) in distinct(rows, [self.across])
-            for header, column in self.columns.items()
+            for header, column, found in filled
         }
 
     def _caption(self, cells: Sequence[_Cell], facet: Mapping[str, Any]) -> str:
@@ -165,7 +171,8 @@ class _Cell:
         value = self.row.get(self.column.field)
         if value is None or pd.isna(value):
             return DASH
-        return escape(FORMATS[self.column.format](value)) + "".join(self.marks())
+        text = quoted(self.row, self.column.format, self.column.field)
+        return escape(text) + "".join(self.marks())
 
     @property
     def one_word(self) -> bool:
@@ -173,10 +180,14 @@ class _Cell:
         return self.row is not None and len(str(self.row["reason"]).split()) == 1
 
     def marks(self) -> list[str]:
-        if self.row is None or self.row["status"] != "ok" or self.row.get("clock") not in CLOCKS:
+        if self.row is None or self.row["status"] != "ok":
             return []
-        flagged = [FLAG_MARKS[flag] for flag in self.row["flags"] or () if flag in FLAG_MARKS]
-        return ["~"] * (self.row["noisy"] is True) + list(dict.fromkeys(flagged))
+        flags = self.row["flags"] if isinstance(self.row["flags"], tuple) else ()
+        marks = ["§"] * (UNCOMMITTED in flags)
+        if self.row.get("clock") in CLOCKS:
+            spread = ["↕"] if unsteady(self.row) else ["~"] * (self.row["noisy"] is True)
+            marks = [*spread, *(FLAG_MARKS[flag] for flag in flags if flag in FLAG_MARKS), *marks]
+        return list(dict.fromkeys(marks))
 
 
 class _Index:
@@ -186,9 +197,8 @@ class _Index:
         self.column = column
         self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        found = candidates(rows, **column.where)
-        used = [name for name in dict.fromkeys([*FIELDS, *keys, column.field]) if name in found]
-        for values in found[used].itertuples(index=False, name=None):
+        used = [name for name in dict.fromkeys([*FIELDS, *keys, column.field]) if name in rows]
+        for values in zip(*(rows[name].tolist() for name in used), strict=True):
             row = dict(zip(used, values, strict=True))
             key = tuple(row.get(name) for name in keys)
             if row["status"] == "ok" or not any(map(pd.isna, key)):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 GIB, MIB = 2**30, 2**20
 DASH = "–"
+UNSTEADY = ("drifting", "bimodal")
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -68,6 +69,19 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "times": times,
     "scientific": lambda value: f"{float(value):.1e}",
 }
+
+
+def unsteady(row: Mapping[str, Any]) -> bool:
+    """Whether the samples of a measurement drift or fall into two groups."""
+    return row.get("stability") in UNSTEADY
+
+
+def quoted(row: Mapping[str, Any], format: str = "number", field: str = "value") -> str:
+    """A measured value; the middle half of its samples as a range where they have no one value."""
+    show = FORMATS[format]
+    if field == "value" and unsteady(row):
+        return f"{show(row['q1'])} to {show(row['q3'])}"
+    return show(row[field])
 
 
 def escape(text: object) -> str:

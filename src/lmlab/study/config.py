@@ -164,8 +164,11 @@ def _check_sizes_exist(study: str, blocks: Mapping[str, Any], sizes: Mapping[str
 
 
 def _sizes_named(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every size that a block names: in its list, or as the one size of a part of it."""
+    """Every size that a block names, in a list or alone, in any of its parts."""
     yield from (("sizes", size) for size in block.get("sizes", ()))
+    if "size" in block:
+        yield "size", block["size"]
     for key, part in block.items():
-        if isinstance(part, Mapping) and "size" in part:
-            yield f"{key}.size", part["size"]
+        for inner in part if isinstance(part, list) else [part]:
+            if isinstance(inner, Mapping):
+                yield from ((f"{key}.{name}", size) for name, size in _sizes_named(inner))

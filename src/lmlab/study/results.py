@@ -1,14 +1,15 @@
 """One JSON file per measured point: written atomically, validated when it is written and read.
 
-`workflow/schemas/result.schema.json` says what a result holds. An unusable file gives a
-one-line error that names it; whatever passes is valid.
+`workflow/schemas/result.schema.json` says what a result holds. What it cannot say is checked here:
+numbers are finite and not absurd, a quantity with a unit is a number, no record occurs twice, and
+settings have the types that the study gives them. An unusable file gives a one-line error that
+names it; whatever passes is valid.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,12 +20,18 @@ import jsonschema
 
 from lmlab.study.files import SCHEMAS, write_atomically
 from lmlab.study.points import Point
+from lmlab.study.schema import short
+from lmlab.study.selection import machine_of
 
 SCHEMA_VERSION = 2
 Status = Literal["ok", "oom", "unsupported", "failed"]
 
 # Figures need reduced data, not traces: a page reads hundreds of results.
 SIZE_LIMIT_BYTES = 200_000
+# Written with a line per record, a result is longer than as one line.
+LARGEST_FILE_BYTES = 4 * SIZE_LIMIT_BYTES
+# Nothing that is measured or computed comes near; beyond it, arithmetic on pages overflows.
+LARGEST_NUMBER = 1e36
 # A progress line fits the phases of a step, not dozens of variants.
 HEADLINE_TIMES = 6
 
@@ -92,8 +99,10 @@ class Result:
 def read(path: Path) -> Result:
     """Read a result, or raise a `ResultError` that says what is wrong with the file."""
     try:
+        if (size := path.stat().st_size) > LARGEST_FILE_BYTES:
+            raise ValueError(f"{size:,} bytes, at most {LARGEST_FILE_BYTES:,} are read")
         content = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ResultError(f"{path}: not a readable JSON file ({error})") from error
     return parse(content, path)
 
@@ -101,7 +110,9 @@ def read(path: Path) -> Result:
 def parse(content: str | bytes, path: Path | str) -> Result:
     """A result from the content of its file; `path` is named in errors."""
     try:
-        values = json.loads(content, parse_constant=_finite, parse_float=_finite)
+        values = json.loads(
+            content, parse_constant=_number, parse_float=_number, parse_int=_integer
+        )
     except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise ResultError(f"{path}: not a readable JSON file ({line})") from error
@@ -110,6 +121,7 @@ def parse(content: str | bytes, path: Path | str) -> Result:
             f"{path}: written by lmlab 0.1 (schema 1), which is no longer read; measure it again"
         )
     _validate(values, path)
+    _check_records(values["measurements"], path)
     measurements, flags = tuple(values.pop("measurements")), tuple(values.pop("flags"))
     return Result(**values, measurements=measurements, flags=flags)
 
@@ -119,9 +131,41 @@ def read_of(point: Point, path: Path, machine: str) -> Result:
     result = read(path)
     if (result.chapter, dict(result.parameters)) != (point.chapter, dict(point.parameters)):
         raise ResultError(f"{path}: holds the result of another point")
-    if result.machine["id"] != machine.partition("@")[0]:  # MACHINE@LABEL: another set of results
+    if result.machine["id"] != machine_of(machine):
         raise ResultError(f"{path}: measured on {result.machine['id']}, not on {machine}")
+    for key, setting in point.settings.items():
+        if key in result.settings and not _like(result.settings[key], setting):
+            found = json.dumps(result.settings[key])[:60]
+            raise ResultError(f"{path}: settings.{key} = {found}; the study has {setting!r}")
     return result
+
+
+def _like(found: object, wanted: object) -> bool:
+    """Whether a setting has the type of another; an integer is also a number."""
+    if isinstance(found, dict) and isinstance(wanted, Mapping):
+        return all(_like(found[key], wanted[key]) for key in found if key in wanted)
+    if isinstance(found, list) and isinstance(wanted, list | tuple):
+        return not wanted or all(_like(each, wanted[0]) for each in found)
+    return _kind(found) == _kind(wanted)
+
+
+def _kind(value: object) -> type:
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
+
+
+def _check_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A quantity with a unit is a number, and labels tell records apart."""
+    seen = set()
+    for record in records:
+        if record["unit"] and isinstance(record["value"], str | bool):
+            raise ResultError(
+                f"{path}: {record['quantity']} = {short(record['value'])} {record['unit']}; "
+                "a quantity with a unit is a number"
+            )
+        labels = frozenset(record["labels"].items())
+        if (key := (record["quantity"], record.get("clock"), labels)) in seen:
+            raise ResultError(f"{path}: {_label(record)}: {record['quantity']} occurs twice")
+        seen.add(key)
 
 
 def _one_record_per_line(values: Mapping[str, Any]) -> str:
@@ -145,12 +189,17 @@ def _label(record: Mapping[str, Any]) -> str:
     return " ".join(str(value) for value in record["labels"].values()) or record["quantity"]
 
 
-def _finite(text: str) -> float:
-    """A finite number: NaN, Infinity and 1e999 are rejected."""
+def _number(text: str) -> float:
+    """A finite number of sane size: NaN, Infinity and 1e999 are rejected."""
     number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
+    if not abs(number) <= LARGEST_NUMBER:
+        raise ValueError(f"{text[:20]} is not a number up to {LARGEST_NUMBER:g}")
     return number
+
+
+def _integer(text: str) -> int:
+    _number(text)
+    return int(text)
 
 
 @cache

@@ -3,6 +3,9 @@
 A result belongs to the machine that it was measured on. A run that names another machine reads that
 machine's results and never adds to them, unless `measure = always` says that its jobs run there: on
 a cluster the machine that plans is not the one that measures.
+
+`MACHINE@LABEL` is another set of results of the same machine, in a folder of that name: a repeat,
+another driver, another card of the same model. It is measured only when it is asked for by name.
 """
 
 from __future__ import annotations
@@ -12,6 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+REPEAT = "repeat"
+"""The label of the set with which the report shows how well results repeat."""
+
+
+def machine_of(folder: str) -> str:
+    """The id of the machine whose results a folder holds."""
+    return folder.partition("@")[0]
+
 
 class NoResults(ValueError):
     """A run that may not measure, for a machine without results; in one line."""
@@ -19,7 +30,7 @@ class NoResults(ValueError):
 
 @dataclass(frozen=True)
 class Selection:
-    """The machine whose folder is read, its kind of device, and whether to measure."""
+    """The folder of the machine's results, its kind of device, and whether to measure."""
 
     machine: str
     device: str
@@ -35,8 +46,8 @@ def select(config: Mapping[str, Any], here: str, device_here: str) -> Selection:
     elsewhere = "cpu" if machine.startswith("cpu-") else "cuda"
     return Selection(
         machine=machine,
-        device=device_here if machine == here else elsewhere,
-        measuring=measure == "always" or (measure == "auto" and machine == here),
+        device=device_here if machine_of(machine) == here else elsewhere,
+        measuring=measure == "always" or (measure == "auto" and machine_of(machine) == here),
     )
 
 

@@ -41,15 +41,23 @@ def benchmark_point(*variants: str, **changes: Any) -> Point:
     return Point("attention", parameters, {**TURNS, "variants": list(variants), **changes})
 
 
+def size_point(topic: str, **more: Any) -> Point:
+    """A topic over the attention of a small model: two heads of 16."""
+    settings = {**TURNS, "batch": 3, "precision": "fp32", "d_model": 32, "num_heads": 2, **more}
+    return Point("attention", {"topic": topic, "size": "custom", "context": 24}, settings)
+
+
 def tiles_point(direction: str = "forward", attention: str = "flash") -> Point:
     """Two tile sizes of one small problem."""
     settings = {**HEADS, "stages": 2, "tiles": [[32, 32], [16, 32]], "attention": attention}
+    settings["sequences"] = [32, settings.pop("sequence")]
     return Point("attention", {"topic": "tiles", "head_dim": 16, "direction": direction}, settings)
 
 
 def leaderboard_point() -> Point:
     """A small leaderboard point."""
-    settings = {**HEADS, "variants": ["sdpa_math"]}
+    sustained = {"sustained_variants": ["sdpa_math"], "sustained_warmup_ms": 1}
+    settings = {**HEADS, "variants": ["sdpa_math"], **sustained, "sustained_rep_ms": 1}
     return Point("attention", {"topic": "leaderboard", "head_dim": 16}, settings)
 
 

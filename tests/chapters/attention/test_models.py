@@ -14,7 +14,9 @@ from lmlab.chapters.attention.measure.shared_model import Switch
 from tests.chapters.attention import points
 from tests.chapters.attention.points import TOO_LARGE, WRONG, model_point
 from tests.chapters.attention.test_topics import status, timed
-from tests.chapters.pages import value_of
+from tests.chapters.pages import found, value_of
+
+PHASES = ("forward", "backward", "forward_backward", "train_step")
 
 
 class OwnModel(nn.Module):
@@ -31,7 +33,7 @@ class OwnModel(nn.Module):
 
 def test_attentions_share_a_model_and_have_one_loss(cpu: torch.device) -> None:
     outcome = measure(model_point("model", "naive", "tiled", "flash", TOO_LARGE), cpu)
-    assert timed(outcome) == [("naive", "train_step"), ("tiled", "train_step")]
+    assert timed(outcome) == [(name, p) for name in ("naive", "tiled") for p in PHASES]
     losses = [value_of(outcome, "loss", variant=name) for name in ("naive", "tiled")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert [status(outcome, name) for name in ("flash", TOO_LARGE)] == ["unsupported", "oom"]
@@ -43,21 +45,18 @@ def test_an_attention_with_another_loss_is_not_timed(
 ) -> None:
     monkeypatch.setattr(points, "last_rows_zero", lambda q, k, v, *, is_causal: 0 * v)
     outcome = measure(model_point("model", "naive", WRONG), cpu)
-    assert (status(outcome, WRONG), timed(outcome)) == ("failed", [("naive", "train_step")])
+    assert (status(outcome, WRONG), timed(outcome)) == ("failed", [("naive", p) for p in PHASES])
 
 
 def test_the_next_attention_is_measured_where_the_first_does_not_fit(cpu: torch.device) -> None:
     outcome = measure(model_point("model", TOO_LARGE, "tiled"), cpu)
-    assert (status(outcome, TOO_LARGE), timed(outcome)) == ("oom", [("tiled", "train_step")])
+    assert (status(outcome, TOO_LARGE), timed(outcome)) == ("oom", [("tiled", p) for p in PHASES])
 
 
 def test_attention_of_a_users_model_cannot_be_exchanged(cpu: torch.device) -> None:
     own = "tests.chapters.attention.test_models:OwnModel"
     outcome = measure(model_point("model", "naive", "tiled", model=own), cpu)
     assert outcome.status == "unsupported"
-
-
-PHASES = ("forward", "forward_backward", "train_step")
 
 
 def test_eager_and_compiled_run_the_same_steps(
@@ -69,8 +68,10 @@ def test_eager_and_compiled_run_the_same_steps(
     assert timed(outcome) == [(name, p) for name in ("eager", "compiled") for p in PHASES]
     assert value_of(outcome, "first_step_time", variant="compiled") > 0
     assert value_of(outcome, "attention_replaced", variant="compiled") == 0
-    forward, _, step = (value_of(outcome, "time", variant="eager", phase=p) for p in PHASES)
-    assert 0 < forward < step
+    samples = [found(outcome, "time", variant="eager", phase=p)[0]["samples"] for p in PHASES]
+    for forward, backward, both, step in zip(*samples, strict=True):
+        assert forward + backward == pytest.approx(both)
+        assert both < step
 
 
 def test_eager_times_remain_where_compiling_fails(

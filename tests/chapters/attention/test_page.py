@@ -67,7 +67,7 @@ def kernels(topic: str, ours: float) -> Result:
 
 def compiled(ms: float) -> Result:
     """A model whose eager step takes 100 ms."""
-    phases = ("forward", "forward_backward", "train_step")
+    phases = ("forward", "backward", "train_step")
     return attention(
         {"topic": "model_compile", "size": "small", "context": 512, "precision": "bf16"},
         *times("eager", **dict.fromkeys(phases, 100)),
@@ -118,7 +118,7 @@ REFUSED = attention(
 BRANCHES = {
     "naive attention does not fit": ([naive(16384), OOM], END, ["65,536", "16,384"]),
     "naive attention fits": ([naive(16384)], END, ["Not within", "16,384"]),
-    "compiling pays": ([compiled(50)], COMPILE, ["Yes", "2.0x (small)", "9.00"]),
+    "compiling pays": ([compiled(50)], COMPILE, ["Yes", "2.0x (small, bf16)", "9.00"]),
     "compiling does not pay": ([compiled(200)], COMPILE, ["No"]),
     "nothing is compiled": ([naive(1024)], COMPILE, ["Not measured"]),
     "ours is faster": ([kernels("leaderboard", 2)], FAST, ["2.00 ms", "1.50x as fast"]),

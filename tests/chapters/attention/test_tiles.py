@@ -23,7 +23,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kernel(direction: Direction, device: torch.device) -> topic.Kernel:
     point = tiles_point(direction)
-    shape = shape_of({**point.settings, **point.parameters})
+    shape = shape_of({**point.settings, **point.parameters, "sequence": 64})
     return topic.Kernel(Problem(shape, device, seed=0), direction, device)
 
 
@@ -64,7 +64,10 @@ def test_tiles_that_do_not_fit_are_unsupported(
 def test_every_tile_size_and_the_chosen_one_are_timed(cpu: torch.device) -> None:
     outcome = topic.measure(tiles_point(), cpu)
     times = found(outcome, "time")
-    assert [time["labels"]["variant"] for time in times] == ["32x32", "16x32", "chosen"]
+    variants = ["32x32", "16x32", "chosen"]
+    measured = [(time["labels"]["sequence"], time["labels"]["variant"]) for time in times]
+    assert measured == [(sequence, name) for sequence in (32, 64) for name in variants]
     assert {time["status"] for time in times} == {"ok"}
-    assert value_of(outcome, "error", variant="16x32", block_m=16, tensor="output") < 1e-5
+    at = {"sequence": 64, "variant": "16x32"}
+    assert value_of(outcome, "error", **at, block_m=16, tensor="output") < 1e-5
     assert value_of(outcome, "shared_memory_limit") > 0

@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
-from lmlab.chapters.attention.measure import benchmark, measure, naive
+from lmlab.chapters.attention.measure import benchmark, measure, memory
 from lmlab.chapters.attention.measure.problem import Problem, Shape
+from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.study.points import Point
 from tests.chapters.attention.points import (
@@ -17,6 +18,7 @@ from tests.chapters.attention.points import (
     benchmark_point,
     leaderboard_point,
     naive_point,
+    size_point,
     tiles_point,
 )
 from tests.chapters.pages import found, value_of
@@ -34,7 +36,7 @@ def status(outcome: Outcome, variant: str) -> str:
 
 
 def test_an_unknown_topic_is_refused(cpu: torch.device) -> None:
-    with pytest.raises(ValueError, match="allowed: naive, model_compile"):
+    with pytest.raises(ValueError, match="allowed: naive, softmax"):
         measure(Point("attention", {"topic": "magic"}), cpu)
 
 
@@ -60,9 +62,9 @@ def test_memory_of_a_problem_excludes_what_others_hold(
     base = inputs + others
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: base + next(allocated))
-    monkeypatch.setattr(naive, "reset_peak_memory", lambda device: None)
-    monkeypatch.setattr(naive, "peak_memory_bytes", lambda device: base + next(peaks))
-    stages = naive.memory(lambda q, k, v: q + k + v, problem, torch.device("cuda"))
+    monkeypatch.setattr(memory, "reset_peak_memory", lambda device: None)
+    monkeypatch.setattr(memory, "peak_memory_bytes", lambda device: base + next(peaks))
+    stages = memory.memory_stages(lambda q, k, v: q + k + v, problem, torch.device("cuda"))
     assert stages == {
         "forward_peak": inputs + 25,
         "before_backward": inputs + 10,
@@ -80,6 +82,30 @@ def test_only_correct_variants_are_timed(cpu: torch.device) -> None:
     assert value_of(outcome, "error", variant=WRONG, tensor="output") > 0.1
     assert value_of(outcome, "first_call_time", variant="naive") > 0
     assert value_of(outcome, "flops", phase="both") == 7 * 64 * 64 * 16
+
+
+def test_a_models_shape_has_its_heads(cpu: torch.device) -> None:
+    outcome = measure(size_point("shapes", variants=["naive", "unfused"]), cpu)
+    assert {name for name, _ in timed(outcome)} == {"naive", "unfused"}
+    assert value_of(outcome, "flops", phase="forward") == 4 * 3 * 2 * 24 * 24 * 16 / 2
+
+
+def test_softmax_is_timed_fused_and_operation_by_operation(cpu: torch.device) -> None:
+    outcome = measure(size_point("softmax"), cpu)
+    parts = [record["labels"]["part"] for record in found(outcome, "time")]
+    assert parts[2:-1] == ["softmax", "max", "subtract", "exp", "sum", "divide"]
+    assert {record["status"] for record in outcome.measurements} == {"ok"}
+
+
+def test_host_time_ends_before_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(memory, "synchronize", waited.append)
+    shape = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_causal=False)
+    variants, device = Variants(["a"], torch.device("cpu")), torch.device("cuda")
+    problem = Problem(shape, torch.device("cpu"), seed=0)
+    memory.note_host_time(variants, "a", lambda q, k, v: q * k * v, problem, device)
+    assert [r["labels"]["phase"] for r in variants.records] == ["forward", "backward", "both"]
+    assert len(waited) >= 6, "before every call, and at the end"
 
 
 @pytest.mark.parametrize(("sequence", "ends"), [(96, "unsupported"), (32, "ok")])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.memory.envelope import outline
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=500), st.integers(4, 60))
 def test_the_peak_the_minimum_and_the_ends_are_kept(totals: list[int], max_vertices: int) -> None:
     kept = outline(totals, max_vertices)
@@ -25,8 +25,3 @@ def test_every_bucket_keeps_its_own_peak() -> None:
     totals = [position % 100 for position in range(1000)]
     kept = outline(totals, 22)
     assert [position for position in kept if totals[position] == 99] == list(range(99, 1000, 100))
-
-
-def test_too_few_vertices_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_vertices must be at least 4, got 3"):
-        outline([1, 2], 3)

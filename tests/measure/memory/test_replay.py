@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.memory.history import Block, Event, History
@@ -41,6 +41,7 @@ def test_a_block_that_is_live_at_the_end_has_its_real_size() -> None:
     assert [each.size for each in result.allocations] == [1000, 6_815_744]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=40),
     st.sets(st.integers(0, 5)),

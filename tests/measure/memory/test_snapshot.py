@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
-from lmlab.measure.memory.history import History
+from lmlab.measure.memory.__main__ import main
 from lmlab.measure.memory.snapshot import SnapshotError, history_of, load
 from tests.measure.memory.snapshots import alloc, block, entry, frame, free, out_of_memory, snapshot
+
+MIB = 2**20
+SNAPSHOT = snapshot(
+    alloc(0, 2 * MIB, frame("lmlab/model/layers.py", 55)) + alloc(2 * MIB, MIB),
+    block(0, 2 * MIB, 2 * MIB),
+    block(2 * MIB, MIB, MIB),
+)
 
 
 class Hostile:
@@ -24,56 +31,71 @@ class Hostile:
         return os.system, (self.command,)
 
 
-def history(trace: list[dict[str, Any]], **changes: int) -> History:
-    return history_of(snapshot(trace), 0, max_entries=changes.get("max_entries", 99))
-
-
-def test_a_snapshot_is_loaded_unchanged(tmp_path: Path) -> None:
-    original = snapshot(alloc(512, 100, frame("model.py")), block(512, 512, 100))
-    (tmp_path / "a.pickle").write_bytes(pickle.dumps(original))
-    assert load(tmp_path / "a.pickle") == original
-
-
 def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path: Path) -> None:
     evidence = tmp_path / "was_here"
-    evil = {**snapshot([]), "external_annotations": [Hostile(f"touch {evidence}")]}
+    evil = {**SNAPSHOT, "external_annotations": [Hostile(f"touch {evidence}")]}
     (tmp_path / "evil.pickle").write_bytes(pickle.dumps(evil))
     with pytest.raises(SnapshotError, match=r"names posix\.system"):
         load(tmp_path / "evil.pickle")
     assert not evidence.exists()
 
 
+def test_the_peak_of_a_saved_snapshot_and_its_lines_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "step.pickle").write_bytes(pickle.dumps(SNAPSHOT))
+    assert main([str(tmp_path / "step.pickle")]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("3.0 MiB at event 2 of 2")
+    assert [line.split(maxsplit=2) for line in lines] == [
+        ["2.0", "MiB", "lmlab/model/layers.py:55"],
+        ["1.0", "MiB", "no source"],
+    ]
+
+
+WRONG: dict[str, Any] = {
+    "no file": None,
+    "text": b"hello",
+    "truncated": pickle.dumps(SNAPSHOT)[:-20],
+    "a list": [1, 2],
+    "half a snapshot": {"segments": []},
+    "no devices": {"device_traces": 5, "segments": []},
+    "no address": {"device_traces": [[]], "segments": [{}]},
+}
+
+
 @pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(b"not a pickle", id="text"),
-        pytest.param(pickle.dumps(snapshot([]))[:-20], id="truncated"),
-        pytest.param(pickle.dumps([1, 2]), id="a list"),
-        pytest.param(pickle.dumps({"segments": []}), id="half a snapshot"),
-    ],
+    ("content", "arguments"),
+    [*((each, []) for each in WRONG.values()), *((SNAPSHOT, ["--device", n]) for n in ("1", "-1"))],
 )
-def test_anything_else_is_an_error(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(SnapshotError, match="pickle"):
-        load(tmp_path / "x")
+def test_anything_else_is_one_line(
+    content: Any, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+    assert main([str(file), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{file}: ")
+    assert error.count("\n") == 1
 
 
 def test_events_are_allocations_completed_frees_and_failures() -> None:
     segments = [entry("segment_alloc", 0, 2**21), entry("snapshot", 0, 0)]
     trace = [*segments, *alloc(512, 100), *free(512, 100), *out_of_memory(2**34, 2**20)]
-    found = [(event.kind, event.size, event.address) for event in history(trace).events]
-    assert found == [("alloc", 100, 512), ("free", 100, 512), ("oom", 2**34, 0)]
+    found = history_of(snapshot(trace), 0, max_entries=7)
+    assert [(event.kind, event.size, event.address) for event in found.events] == [
+        *(("alloc", 100, 512), ("free", 100, 512), ("oom", 2**34, 0))
+    ]
+    assert not found.dropped
+    assert history_of(snapshot(trace), 0, max_entries=6).dropped, "a full buffer has lost events"
 
 
 def test_keys_that_older_versions_lack_are_optional() -> None:
     old = snapshot([{"action": "alloc", "addr": 512, "size": 100, "stream": 0}])
-    old["segments"] = [
-        {"address": 512, "total_size": 2048, "blocks": [
-            {"size": 512, "state": "active_allocated"},
-            {"size": 512, "state": "inactive"},
-            {"size": 1024, "state": "active_awaiting_free"},
-        ]}
-    ]  # fmt: skip
+    states = {512: "active_allocated", 513: "inactive", 1024: "active_awaiting_free"}
+    blocks = [{"size": size // 512 * 512, "state": state} for size, state in states.items()]
+    old["segments"] = [{"address": 512, "total_size": 2048, "blocks": blocks}]
     found = history_of(old, 0, max_entries=99)
     assert found.events[0].frames == ()
     assert [(b.address, b.size) for b in found.live_at_end] == [(512, 512), (1536, 1024)]
@@ -81,12 +103,8 @@ def test_keys_that_older_versions_lack_are_optional() -> None:
 
 def test_every_device_has_its_own_history() -> None:
     second = snapshot(alloc(512, 1), block(512, 512, 1), device=1)
-    assert len(history_of(second, 1, max_entries=9).events) == 1
-    first = history_of(second, 0, max_entries=9)
-    assert (first.events, first.live_at_end) == ([], [])
-
-
-def test_a_full_buffer_has_lost_events() -> None:
-    trace = alloc(512, 1) + alloc(1024, 1)
-    assert history(trace, max_entries=2).dropped
-    assert not history(trace, max_entries=3).dropped
+    counts = [
+        (len(found.events), len(found.live_at_end))
+        for found in (history_of(second, device, max_entries=9) for device in (0, 1))
+    ]
+    assert counts == [(0, 0), (1, 1)]

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from lmlab.measure.trace import chrome_trace, nsys
-from lmlab.measure.trace.frames import Trace, TraceError
+from lmlab.measure.trace.frames import Trace
 from tests.measure.trace.export_builder import ExportBuilder
 
 BASE_US = 3853509385866.126  # as large as real ones: the last digit must survive
@@ -44,15 +44,15 @@ TRAIN_STEP = [
 ]
 
 
-def read(folder: Path, document: object, *, on_cpu: bool = False) -> Trace:
+def read(folder: Path, events: list[Any], *, on_cpu: bool = False) -> Trace:
     file = folder / "trace.json"
-    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    file.write_text(json.dumps({"traceEvents": events}))
     return chrome_trace.read(file, on_cpu=on_cpu)
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
-    return read(tmp_path, {"traceEvents": TRAIN_STEP})
+    return read(tmp_path, TRAIN_STEP)
 
 
 def test_kernels_belong_to_the_ranges_of_their_launch_whatever_the_thread(trace: Trace) -> None:
@@ -63,12 +63,9 @@ def test_kernels_belong_to_the_ranges_of_their_launch_whatever_the_thread(trace:
     ]
     assert set(trace.kernels["process"]) == set(trace.host["process"]) == {PID}
     assert set(trace.kernels["stream"]) == {7}
-
-
-def test_times_are_whole_nanoseconds(trace: Trace) -> None:
     first = trace.kernels.iloc[0]
-    assert (first["start_ns"], first["duration_ns"]) == (3853509385881626, 20_125)
-    assert first["delay_ns"] == 10_500
+    times = (first["start_ns"], first["duration_ns"], first["delay_ns"])
+    assert times == (3853509385881626, 20_125, 10_500), "whole nanoseconds"
 
 
 def test_runtime_and_driver_calls_are_host_rows(trace: Trace) -> None:
@@ -96,41 +93,9 @@ def test_a_gzipped_trace_is_read(tmp_path: Path, trace: Trace) -> None:
     file = tmp_path / "trace.json.gz"
     file.write_bytes(gzip.compress(json.dumps({"traceEvents": TRAIN_STEP}).encode()))
     pd.testing.assert_frame_equal(chrome_trace.read(file, on_cpu=False).kernels, trace.kernels)
-    file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(TraceError, match=r"^trace: \S+ is not [^\n]+$"):
-        chrome_trace.read(file, on_cpu=False)
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_an_empty_trace_gives_empty_frames(tmp_path: Path, on_cpu: bool) -> None:
-    trace = read(tmp_path, {"traceEvents": []}, on_cpu=on_cpu)
+    trace = read(tmp_path, [], on_cpu=on_cpu)
     assert (len(trace.kernels), len(trace.host), len(trace.ranges)) == (0, 0, 0)
-
-
-def test_a_missing_file_is_a_one_line_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"none\.json does not exist$"):
-        chrome_trace.read(tmp_path / "none.json", on_cpu=False)
-
-
-KERNEL = event("kernel", "k", 1, 1)
-HOSTILE = {
-    "text": "not json",
-    "truncated": json.dumps({"traceEvents": TRAIN_STEP})[:300],
-    "deeply nested": "[" * 100_000,
-    "a list": [],
-    "no list of events": {"traceEvents": 5},
-    "an event that is no object": {"traceEvents": [5]},
-    "no time": {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]},
-    "NaN": {"traceEvents": [KERNEL | {"ts": float("nan")}]},
-    "infinity": {"traceEvents": [KERNEL | {"dur": float("inf")}]},
-    "time as text": {"traceEvents": [KERNEL | {"ts": "now"}]},
-    "more than 64 bits": {"traceEvents": [KERNEL | {"ts": 1e300}]},
-    "null arguments": {"traceEvents": [KERNEL | {"args": None}]},
-    "list for a stream": {"traceEvents": [KERNEL | {"args": {"stream": [1, 2]}}]},
-}
-
-
-@pytest.mark.parametrize("document", HOSTILE.values(), ids=HOSTILE)
-def test_a_malformed_trace_is_a_one_line_error(tmp_path: Path, document: object) -> None:
-    with pytest.raises(TraceError, match=r"^trace: \S+ is not a profiler's JSON trace: [^\n]+$"):
-        read(tmp_path, document)

@@ -85,9 +85,9 @@ class Lab:
     def run(self, *job: str, mode: str = "warm", stdin: str = "", **environment: str) -> Outcome:
         return finish(self.start(*job, mode=mode, **environment), stdin)
 
-    def helpers(self, action: str = "--status") -> list[int]:
+    def helpers(self, *options: str) -> list[int]:
         """The pids of the helpers that listen."""
-        command = [sys.executable, "-m", "lmlab.measure.warm_start", action]
+        command = [sys.executable, "-m", "lmlab.measure.warm_start", *options]
         environment = self.environment("warm")
         listed = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
         return [int(pid) for pid in re.findall(rb"^helper (\d+) at ", listed, re.MULTILINE)]

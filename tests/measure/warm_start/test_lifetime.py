@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +12,7 @@ import psutil
 import pytest
 
 from lmlab.measure.warm_start import helper, run
-from lmlab.measure.warm_start.socket_path import (
-    WarmStartUnavailable,
-    connect,
-    listen,
-    private_directory,
-)
+from lmlab.measure.warm_start.socket_path import connect, listen, private_directory
 from tests.measure.warm_start.conftest import Lab, finish, is_gone, wait_until
 
 pytestmark = pytest.mark.slow
@@ -26,7 +20,7 @@ pytestmark = pytest.mark.slow
 TRIVIAL = "def main(argv):\n    return 4\n"
 # Starts a process in its session, one in a session of its own, and one that is orphaned as well.
 FAMILY = """
-import json, os, pathlib, subprocess, sys, time
+import json, os, pathlib, subprocess, sys
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 ORPHAN = f"import subprocess; print(subprocess.Popen({SLEEP!r}, stdout=2).pid)"
 def main(argv):
@@ -38,8 +32,7 @@ def main(argv):
     pids |= {"child": child, "session": session, "orphan": orphan}
     pathlib.Path("temporary").write_text(json.dumps(pids))
     pathlib.Path("temporary").rename("pids")
-    if argv:
-        time.sleep(3600)
+    sys.stdin.read()
 """
 
 
@@ -47,65 +40,50 @@ def main(argv):
     ("mode", "victim", "status"),
     [
         ("warm", "client", None),
-        ("warm", "helper", os.EX_TEMPFAIL),
+        ("warm", "helper", 0),
         ("warm", "supervisor", os.EX_TEMPFAIL),
         ("warm", "job", -signal.SIGKILL),
         ("plain", "client", None),
         ("plain", "job", -signal.SIGKILL),
+        ("warm", None, 0),
+        ("plain", None, 0),
     ],
 )
-def test_no_process_remains_after_kill_9(
-    lab: Lab, mode: str, victim: str, status: int | None
+def test_no_process_of_a_job_survives_it(
+    lab: Lab, mode: str, victim: str | None, status: int | None
 ) -> None:
     lab.write("family", FAMILY)
-    client = lab.start("family", "wait", mode=mode)
+    client = lab.start("family", mode=mode)
     pids = lab.read_pids("pids")
     others = {"client": client.pid, "helper": psutil.Process(pids["supervisor"]).ppid()}
-    os.kill({**pids, **others}[victim], signal.SIGKILL)
-    wait_until(lambda: all(map(is_gone, pids.values())))
+    if victim:
+        os.kill({**pids, **others}[victim], signal.SIGKILL)
     if status is None:
         client.communicate()
     else:
-        assert finish(client).status == status
+        assert finish(client).status == status, (
+            "the job ends when its input does, if it was not killed"
+        )
+    wait_until(lambda: all(map(is_gone, pids.values())))
     lab.write("trivial", TRIVIAL)
     assert lab.run("trivial", mode=mode) == (4, "", "")
     if mode == "warm":
         assert (lab.helpers() == [others["helper"]]) == (victim != "helper")
 
 
-@pytest.mark.parametrize("mode", ["warm", "plain"])
-def test_no_process_remains_after_success(lab: Lab, mode: str) -> None:
+def test_clients_share_a_helper_and_leave_each_other_alone(lab: Lab) -> None:
     lab.write("family", FAMILY)
-    assert lab.run("family", mode=mode).status == 0
-    wait_until(lambda: all(map(is_gone, lab.read_pids("pids").values())))
-
-
-def test_killing_one_job_leaves_others_alone(lab: Lab) -> None:
-    lab.write("family", FAMILY)
-    lab.write("echo", "import sys\ndef main(argv):\n    print(sys.stdin.read())\n")
-    killed, other = lab.start("family", "wait"), lab.start("echo")
+    lab.write("echo", "import os, sys\ndef main(argv):\n    print(sys.stdin.read())\n")
+    killed, *others = [lab.start("family"), *(lab.start("echo") for _ in range(3))]
     pids = lab.read_pids("pids")
-    killed.kill()
-    wait_until(lambda: all(map(is_gone, pids.values())))
-    killed.communicate()
-    assert finish(other, "still here").stdout == "still here\n"
-
-
-def test_simultaneous_clients_share_one_helper(lab: Lab) -> None:
-    lab.write("job", "import os\ndef main(argv):\n    print(os.getppid(), input())\n")
-    clients = [lab.start("job") for _ in range(4)]
-    outputs = [finish(client, "done\n").stdout.split() for client in clients]
-    assert len({supervisor for supervisor, _ in outputs}) == 4
-    assert len(lab.helpers()) == 1
-
-
-def test_a_client_that_sends_nothing_holds_nobody_up(lab: Lab) -> None:
-    lab.write("job", TRIVIAL)
-    lab.run("job")
     (path,) = lab.runtime.glob("*.sock")
-    with socket.socket(socket.AF_UNIX) as silent:
+    with socket.socket(socket.AF_UNIX) as silent:  # one that never sends anything
         silent.connect(str(path))
-        assert lab.run("job") == (4, "", "")
+        killed.kill()
+        killed.communicate()
+        wait_until(lambda: all(map(is_gone, pids.values())))
+        assert {finish(other, "here").stdout for other in others} == {"here\n"}
+    assert len(lab.helpers()) == 1
 
 
 @pytest.mark.parametrize("left_behind", ["socket", "file"])
@@ -123,7 +101,7 @@ def test_what_a_dead_helper_left_behind_is_replaced(lab: Lab, left_behind: str) 
     assert lab.helpers() != [first]
 
 
-def test_an_idle_helper_ends_but_not_while_it_has_a_client(tmp_path: Path) -> None:
+def test_a_helper_ends_when_it_is_idle_and_has_no_client(tmp_path: Path) -> None:
     listener = listen(tmp_path / "sock")
     client = connect(tmp_path / "sock")
     assert client is not None
@@ -134,7 +112,7 @@ def test_an_idle_helper_ends_but_not_while_it_has_a_client(tmp_path: Path) -> No
         finally:
             os._exit(0)
     with client, listener:
-        time.sleep(0.05)  # a loaded machine makes this longer, which is just as good
+        assert client.recv(1), "there is a supervisor for this client"
         assert not is_gone(pid)
     wait_until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
 
@@ -150,26 +128,19 @@ def test_a_client_can_be_ended_while_the_helper_imports(lab: Lab) -> None:
     assert client.returncode == -signal.SIGTERM
 
 
-def test_helpers_end_by_themselves_and_on_request(lab: Lab) -> None:
+def test_a_process_that_differs_from_the_helper_gets_another(lab: Lab) -> None:
     lab.write("job", TRIVIAL)
-    for threads in ("1", "2"):  # OpenMP reads it when it is loaded: two helpers
-        assert lab.run("job", OMP_NUM_THREADS=threads).status == 4
-    lab.run("job", OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="")  # read later: no third one
+    lab.run("job", OMP_NUM_THREADS="1")
+    lab.run("job", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")  # read when CUDA is first used
+    assert len(lab.helpers()) == 1
+    lab.run("job", OMP_NUM_THREADS="2")  # read when OpenMP is loaded
+    (lab.libraries / "torch" / "__init__.py").write_text("__version__ = '2'\n")
+    lab.run("job", OMP_NUM_THREADS="2")
     helpers = lab.helpers()
-    assert len(helpers) == 2
+    assert len(helpers) == 3
     assert lab.helpers("--stop") == helpers
     wait_until(lambda: all(map(is_gone, helpers)))
-    assert list(lab.runtime.glob("*.sock")) == lab.helpers() == []
-    lab.run("job", LMLAB_WARM_START_IDLE_S="0.001")
-    wait_until(lambda: not list(lab.runtime.glob("*.sock")))
-
-
-def test_another_version_of_a_library_gets_another_helper(lab: Lab) -> None:
-    lab.write("job", TRIVIAL)
-    lab.run("job")
-    (lab.libraries / "torch" / "__init__.py").write_text("__version__ = '2'\n")
-    lab.run("job")
-    assert len(lab.helpers()) == 2
+    assert lab.helpers() == []
 
 
 def open_to_others(lab: Lab) -> None:
@@ -189,12 +160,10 @@ def test_without_a_usable_helper_the_job_runs_plainly(
     lab: Lab, obstacle: Callable[[Lab], None]
 ) -> None:
     obstacle(lab)
-    lab.write("job", "import os\ndef main(argv):\n    return 4\n")
+    lab.write("job", TRIVIAL)
     outcome = lab.run("job")
     assert (outcome.status, outcome.stdout) == (4, "")
-    (line,) = outcome.stderr.splitlines()
-    assert line.startswith("warm start: ")
-    assert line.endswith("; using a fresh process instead")
+    assert len(outcome.stderr.splitlines()) == 1
 
 
 def test_a_directory_of_another_user_or_a_link_is_refused(
@@ -205,11 +174,11 @@ def test_a_directory_of_another_user_or_a_link_is_refused(
     monkeypatch.setenv("LMLAB_RUNTIME_DIR", str(tmp_path / "target"))
     assert private_directory() == tmp_path / "target"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(WarmStartUnavailable, match="target is drwx------ of user"):
+    with pytest.raises(PermissionError, match="target"):
         private_directory()
     monkeypatch.undo()
     monkeypatch.setenv("LMLAB_RUNTIME_DIR", str(tmp_path / "link"))
-    with pytest.raises(WarmStartUnavailable, match="link is lrwx"):
+    with pytest.raises(PermissionError, match="link"):
         private_directory()
 
 
@@ -219,17 +188,7 @@ def test_switched_off_no_helper_is_started(lab: Lab) -> None:
     assert list(lab.runtime.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("LMLAB_WARM_START", "yes"),
-        ("LMLAB_WARM_START_IDLE_S", "soon"),
-        ("LMLAB_WARM_START_IDLE_S", "-1"),
-    ],
-)
-def test_an_invalid_setting_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"^{name} = '{value}'; allowed: "):
+def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMLAB_WARM_START", "yes")
+    with pytest.raises(ValueError, match="LMLAB_WARM_START = 'yes'"):
         run("job", [])

@@ -1,4 +1,4 @@
-"""Attention: six topics, from the naive formula to our own kernels inside the model.
+"""Attention: eight topics, from the naive formula to our own kernels inside the model.
 
 A point is a comparison: the variants in its setting `variants` are measured against each other in
 one process. Those that compile cost seconds per shape, so a block lists the shapes at which they
@@ -10,13 +10,14 @@ Values come from the block `attention` of the study in config.yaml.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
+from lmlab.chapters.attention.compiles import COMPILES
 from lmlab.study.config import Study
 from lmlab.study.points import Point, Scalar
 
-COMPILES = ("compiled", "flex")
 Block = Mapping[str, Any]
 
 
@@ -60,11 +61,48 @@ def _benchmark(study: Study, block: Block) -> list[Point]:
     ]
 
 
+def _shapes(study: Study, block: Block) -> list[Point]:
+    asked = block["shapes"]
+    return [
+        _point(
+            study,
+            {
+                "topic": "shapes",
+                "precision": precision,
+                "batch": batch,
+                "size": size,
+                "context": context,
+            },
+            {**asdict(study.sizes[size]), **_only(asked, "variants", "samples", "variant_cap_s")},
+            causal=True,
+        )
+        for precision, batch, size, context in product(
+            asked["precisions"], asked["batches"], block["sizes"], asked["contexts"]
+        )
+    ]
+
+
+def _softmax(study: Study, block: Block) -> list[Point]:
+    asked = block["softmax"]
+    return [
+        _point(
+            study,
+            {"topic": "softmax", "size": size, "context": context},
+            {
+                **asdict(study.sizes[size]),
+                **_only(asked, "batch", "precision", "samples", "variant_cap_s"),
+            },
+            causal=True,
+        )
+        for size, context in product(block["sizes"], asked["contexts"])
+    ]
+
+
 def _tiles(study: Study, block: Block) -> list[Point]:
     """`block_m` and `block_n` are those of the forward pass. Backward swaps them, so that the tile
     which a program holds (there of keys) takes the same sizes."""
     asked = block["tiles"]
-    shared = _only(asked, "batch", "heads", "sequence", "precision", "stages")
+    shared = _only(asked, "batch", "heads", "sequences", "precision", "stages")
     pairs = list(product(asked["block_m"], asked["block_n"]))
     tiles = {
         "forward": [[held, streamed] for held, streamed in pairs],
@@ -89,7 +127,11 @@ def _leaderboard(study: Study, block: Block) -> list[Point]:
         _point(
             study,
             {"topic": "leaderboard", "head_dim": head_dim},
-            {**_only(asked, *keys), "causal": True},
+            {
+                **_only(asked, *keys),
+                **{f"sustained_{key}": each for key, each in asked["sustained"].items()},
+                "causal": True,
+            },
         )
         for head_dim in asked["head_dims"]
     ]
@@ -98,24 +140,37 @@ def _leaderboard(study: Study, block: Block) -> list[Point]:
 def _model(study: Study, block: Block) -> list[Point]:
     asked = block["model"]
     return [
-        _model_point(study, asked, "model", size, context, attention=asked["variants"][0])
+        _model_point(
+            study,
+            asked,
+            {"topic": "model", "size": size, "context": context},
+            **_only(asked, "precision", "variants"),
+            attention=asked["variants"][0],
+        )
         for size, context in product(block["sizes"], asked["contexts"])
     ]
 
 
 def _model_compile(study: Study, block: Block) -> list[Point]:
     asked = block["model_compile"]
-    attention = study.common["attention"]
+    context = _only(asked, "context")
     return [
-        _model_point(study, asked, "model_compile", size, asked["context"], attention=attention)
-        for size in block["sizes"]
+        _model_point(
+            study,
+            asked,
+            {"topic": "model_compile", "size": size, **context, "precision": precision},
+            attention=study.common["attention"],
+        )
+        for precision, size in product(asked["precisions"], block["sizes"])
     ]
 
 
 TOPICS: dict[str, Callable[[Study, Block], list[Point]]] = {
     "naive": _naive,
+    "softmax": _softmax,
     "model_compile": _model_compile,
     "benchmark": _benchmark,
+    "shapes": _shapes,
     "tiles": _tiles,
     "leaderboard": _leaderboard,
     "model": _model,
@@ -123,20 +178,18 @@ TOPICS: dict[str, Callable[[Study, Block], list[Point]]] = {
 
 
 def _model_point(
-    study: Study, asked: Block, topic: str, size: str, context: int, *, attention: str
+    study: Study, asked: Block, parameters: Mapping[str, Scalar], **more: Any
 ) -> Point:
-    variants = {"variants": asked["variants"]} if "variants" in asked else {}
     return _point(
         study,
-        {"topic": topic, "size": size, "context": context, **study.own_model()},
+        {**parameters, **study.own_model()},
         {
-            **study.size_settings(size),
-            **_only(asked, "batch", "precision", "warmup", "steps"),
+            **study.size_settings(str(parameters["size"])),
+            **_only(asked, "batch", "warmup", "steps"),
             "mode": "train_step",
-            "attention": attention,
             "time_cap_s": study.common["time_cap_s"],
-            **variants,
         },
+        **more,
     )
 
 

@@ -13,12 +13,14 @@ from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
+from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, time
 
 TITLE = "Attention"
 
 OURS, NAIVE, COMPILED, EAGER, CHOSEN = "flash", "naive", "compiled", "eager", "chosen"
 NAMES = {
+    "unfused": "naive, softmax written out",
     "compiled": "compiled naive",
     "sdpa_flash": "SDPA flash",
     "sdpa_cudnn": "SDPA cuDNN",
@@ -26,29 +28,54 @@ NAMES = {
     "sdpa_math": "SDPA math",
     "flex": "FlexAttention",
     "tiled": "tiled (PyTorch)",
+    "flash_compiled_backward": "ours, compiled backward",
+    "flash_attn_4": "FlashAttention-4",
     "flash": "ours (Triton)",
 }
 PASSES = ("forward", "backward", "both")
+STEP = "train_step"
 SHAPE = ["precision", "head_dim", "sequence"]
-COLUMNS = ("topic", "variant", "phase", "stage", "tensor", "size", "context", "specialized", *SHAPE)
+MODEL_SHAPE = ["precision", "batch", "size", "context"]
+ON = {"benchmark": SHAPE, "leaderboard": SHAPE, "shapes": MODEL_SHAPE}
+LABELS = ("topic", "variant", "phase", "stage", "tensor", "part", "direction", "specialized")
+COLUMNS = (*LABELS, "block_m", "block_n", *dict.fromkeys([*SHAPE, *MODEL_SHAPE]))
+WRITTEN_OUT = ("max", "subtract", "exp", "sum", "divide")
+OVER_CAP, OVER_CAP_REASON = "over-cap", "exceed the time cap"
 # Both passes in one call should take about as long as the two timed apart.
 INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, rates, eager steps elsewhere."""
+    """Display names, consistency flags, memory by the formula, rates, ratios, eager steps
+    elsewhere."""
     rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
         attention=rows["variant"].map(lambda name: NAMES.get(name, name)),
         kernel=kernel.where(rows["variant"] != CHOSEN, "chosen, " + kernel.astype(str)),
+        # Too slow to be started is not the same as not supported: the cell names it.
+        reason=rows["reason"].map(lambda why: OVER_CAP if OVER_CAP_REASON in str(why) else why),
     )
     rows = mark_inconsistent(rows)
     rows = pd.concat([rows, expected_memory(rows)], ignore_index=True)
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    return with_eager_elsewhere(with_rates(rows, results), results)
+    return with_eager_elsewhere(with_rates(with_softmax(rows), results), results)
+
+
+def with_softmax(rows: Rows) -> Rows:
+    """Both softmaxes against the two matmuls of attention."""
+    time_of = {"topic": "softmax", "quantity": "time"}
+    parts = {part: {**time_of, "part": part} for part in ("softmax", "scores", "output")}
+    steps = {part: {**time_of, "part": part} for part in WRITTEN_OUT}
+    rows = combine(rows, "matmuls", parts, lambda p: p.scores + p.output, unit="ms")
+    rows = combine(rows, "written_out", steps, lambda p: p.sum(axis=1), unit="ms")
+    both = {name: {"quantity": name} for name in ("matmuls", "written_out")}
+    fused = {"fused": parts["softmax"], **both}
+    rows = combine(rows, "fused_to_matmuls", fused, lambda p: p.fused / p.matmuls)
+    rows = combine(rows, "written_to_matmuls", both, lambda p: p.written_out / p.matmuls)
+    return combine(rows, "written_to_fused", fused, lambda p: p.written_out / p.fused)
 
 
 def mark_inconsistent(rows: Rows) -> Rows:
@@ -89,7 +116,7 @@ def with_rates(rows: Rows, results: Results) -> Rows:
     rows = derived(
         rows,
         "rate",
-        {"quantity": "time", "topic": ["benchmark", "leaderboard"]},
+        {"quantity": "time", "topic": [*ON]},
         lambda found: [
             flops[source, phase] / ms / 1e9
             for source, phase, ms in zip(found.source, found.phase, found.value, strict=True)
@@ -122,21 +149,27 @@ def with_eager_elsewhere(rows: Rows, results: Results) -> Rows:
     return pd.concat([rows, eager, ratio], ignore_index=True)
 
 
-def versus(variant: str, baseline: str, topic: str, on: list[str]) -> Compare:
+def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
     """Two variants of the same points, which took turns in one process."""
     return Compare(
         variant={"variant": variant},
         baseline={"variant": baseline},
         on=on,
-        where={"quantity": "time", "topic": topic, "flags": consistent},
+        where={
+            "quantity": "time",
+            "clock": ["wall", "events"],
+            "topic": topic,
+            "flags": consistent,
+            **where,
+        },
     )
 
 
 COMPARISONS = {
-    "compiled_model": versus(COMPILED, EAGER, "model_compile", ["size", "phase"]),
+    "compiled_model": versus(COMPILED, EAGER, "model_compile", ["precision", "size", "phase"]),
     "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
     "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
-    "model": versus(OURS, NAIVE, "model", ["size", "context"]),
+    "model": versus(OURS, NAIVE, "model", ["size", "context"], phase="train_step"),
 }
 
 
@@ -149,7 +182,7 @@ def ours_against_all(rows: Rows, topic: str) -> list[Pair]:
     """Our kernels against every other variant of a topic."""
     rows = select(rows, topic=topic)
     others = [name for (name,) in distinct(rows, ["variant"]) if name != OURS]
-    compares = [versus(OURS, name, topic, [*SHAPE, "phase"]) for name in others]
+    compares = [versus(OURS, name, topic, [*ON[topic], "phase"]) for name in others]
     return [pair for compare in compares for pair in compare.run(rows).pairs]
 
 
@@ -171,10 +204,63 @@ def speedups(pairs: list[Pair]) -> Rows:
     )
 
 
-def slower_shapes(rows: Rows) -> Rows:
+def slower_shapes(rows: Rows, topic: str) -> Rows:
     """Where another variant is faster than ours, the largest difference first."""
-    pairs = [pair for pair in ours_against_all(rows, "benchmark") if pair.verdict == "slower"]
+    pairs = [pair for pair in ours_against_all(rows, topic) if pair.verdict == "slower"]
     return speedups(sorted(pairs, key=lambda pair: pair.ratio))
+
+
+def best_shapes(rows: Rows, topic: str) -> Rows:
+    """Our kernels against the fastest other variant."""
+    return speedups(ours_against_best(rows, topic).pairs)
+
+
+def at_widest(rows: Rows, topic: str) -> Rows:
+    """A topic at its largest head dimension: memory per head grows with it, little else does."""
+    rows = select(rows, topic=topic)
+    return rows[rows["head_dim"] == rows["head_dim"].max()]
+
+
+def best_tiles(rows: Rows) -> Rows:
+    """The fastest tile of every direction, head dimension and sequence, next to the chosen one."""
+    tiles = select(rows, topic="tiles", quantity="time")
+    if tiles.empty:
+        return tiles
+    chosen = select(tiles, variant=CHOSEN)
+    tried = select(tiles, variant=lambda name: name != CHOSEN)
+    key = ["direction", "head_dim", "sequence"]
+    ok = select(tried, status="ok").sort_values("value", key=pd.to_numeric, kind="stable")
+    best = ok.drop_duplicates(key).assign(quantity="best_time")
+    counts = tried.assign(rejected=tried["status"] != "ok").groupby(key)["rejected"].sum()
+    keys = best[key].itertuples(index=False, name=None)
+    rejected = best.assign(quantity="rejected", value=[int(counts[each]) for each in keys])
+    return pd.concat([best, chosen, rejected])
+
+
+def rejected_tiles(rows: Rows) -> Rows:
+    """Tile sizes that Triton or the GPU rejects, once per reason."""
+    tried = select(rows, topic="tiles", quantity="time", variant=lambda name: name != CHOSEN)
+    tried = tried[tried["status"] != "ok"]
+    if tried.empty:
+        return tried
+    key = ["direction", "head_dim", "block_m", "block_n"]
+    return tried.drop_duplicates(key).assign(quantity="why", value=tried["reason"], status="ok")
+
+
+def longest_tiles(rows: Rows) -> Rows:
+    """Tiles at the longest sequence and the largest head dimension."""
+    rows = at_widest(rows, "tiles")
+    return rows[rows["sequence"] == rows["sequence"].max()]
+
+
+def tile_panels(results: Results) -> Rows:
+    """Time of every plain tile over the fastest, by direction and head dimension."""
+    rows = select(results.rows, topic="tiles", quantity="time", status="ok")
+    rows = select(rows, variant=lambda name: name != CHOSEN)
+    rows = rows[rows["sequence"] == rows["sequence"].max()]
+    panel = rows["direction"] + ", head dim " + rows["head_dim"].astype(str)
+    fastest = rows.groupby("source")["value"].transform("min")
+    return rows.assign(panel=panel, value=rows["value"] / fastest)
 
 
 def leaderboard(rows: Rows) -> Rows:
@@ -212,17 +298,27 @@ def accounts(rows: Rows) -> Rows:
     return found.sort_values("tensor", key=lambda x: x.isin(["sum", "measured"]), kind="stable")
 
 
-def race(results: Results) -> Rows:
-    """Speed of a few variants relative to the fastest of all, forward and backward."""
-    rows = select(results.rows, topic="benchmark", quantity="time", phase="both", status="ok")
+def relative_speed(results: Results, topic: str) -> Rows:
+    """Speed relative to the fastest of all variants, forward and backward, in bf16 if there is."""
+    rows = select(results.rows, topic=topic, quantity="time", phase="both", status="ok")
     rows = select(rows, flags=consistent)
     if "bf16" in set(rows["precision"]):
         rows = select(rows, precision="bf16")
+    return rows.assign(value=rows.groupby("source")["value"].transform("min") / rows["value"])
+
+
+def race(results: Results) -> Rows:
+    """A few variants over one head."""
+    rows = relative_speed(results, "benchmark")
     sdpa = "sdpa_cudnn" if "sdpa_cudnn" in set(rows["variant"]) else "sdpa_flash"
     panel = rows["precision"] + ", head dim " + rows["head_dim"].astype(str)
-    fastest = rows.groupby("source")["value"].transform("min")
-    rows = rows.assign(value=fastest / rows["value"], panel=panel)
-    return select(rows, variant=[NAIVE, COMPILED, sdpa, "flex", OURS])
+    return select(rows.assign(panel=panel), variant=[NAIVE, COMPILED, sdpa, "flex", OURS])
+
+
+def shape_race(results: Results) -> Rows:
+    """The variants at the models' shapes, at the first batch of the study."""
+    rows = relative_speed(results, "shapes")
+    return rows[rows["batch"] == rows["batch"].iloc[0]] if len(rows) else rows
 
 
 def naive_panels(results: Results) -> Rows:
@@ -240,9 +336,9 @@ def naive_panels(results: Results) -> Rows:
     return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
 
 
-def kernel_time(phase: str) -> Column:
+def kernel_time(phase: str | None = None, **where: Any) -> Column:
     """A time by CUDA events, or by wall clock on a CPU."""
-    return time(clock=("events", "wall"), phase=phase)
+    return time(clock=("events", "wall"), **({"phase": phase} if phase else {}), **where)
 
 
 def speedup(**where: Any) -> Column:
@@ -255,6 +351,13 @@ def passes(variant: str) -> dict[str, Column]:
     return {f"{name} (ms)": time(variant=variant, phase=name) for name in PASSES[:2]}
 
 
+OURS_AND_THEIRS = {
+    "its time (ms)": quantity("speedup", "ms", "theirs"),
+    "ours (ms)": quantity("speedup", "ms", "ours"),
+    "ours over it": quantity("speedup", "times"),
+}
+
+
 def variants_table(phase: str, title: str) -> Table:
     """All variants at all shapes."""
     return Table(
@@ -264,6 +367,7 @@ def variants_table(phase: str, title: str) -> Table:
         across="attention",
         where={"topic": "benchmark"},
         columns={"{attention}": kernel_time(phase)},
+        note="over-cap: not started, because one pass would exceed the time cap",
     )
 
 
@@ -276,16 +380,17 @@ TABLES = {
         columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
     ),
     "front_compile": Table(
-        title="Training step, eager and compiled",
-        rows=["size"],
+        title="Compiled over eager, alternating in one process",
+        rows=["precision", "size"],
         where={"topic": "model_compile"},
         data=partial(with_speedups, "compiled_model"),
         columns={
-            "eager (ms)": time(variant=EAGER, phase="train_step"),
-            "compiled (ms)": time(variant=COMPILED, phase="train_step"),
-            "speed-up": speedup(phase="train_step"),
-            "fastest eager elsewhere (ms)": quantity("eager_elsewhere", "ms"),
-            "speed-up over that": quantity("speedup_elsewhere", "times"),
+            "eager step (ms)": time(variant=EAGER, phase=STEP),
+            "compiled (ms)": time(variant=COMPILED, phase=STEP),
+            **{
+                f"{name}, speed-up": speedup(phase=phase)
+                for name, phase in (*zip(PASSES[:2], PASSES[:2], strict=True), ("step", STEP))
+            },
         },
     ),
     "front_leaderboard": Table(
@@ -336,24 +441,29 @@ TABLES = {
         },
     ),
     "compiled_model": Table(
-        title="The whole model, eager and compiled, alternating in one process",
+        title="The whole model, eager and compiled, alternating in one process, {precision}",
+        facet="precision",
         rows=["size", "phase"],
         where={"topic": "model_compile"},
         data=partial(with_speedups, "compiled_model"),
         columns={
             "eager (ms)": time(variant=EAGER),
             "compiled (ms)": time(variant=COMPILED),
+            "eager, device (ms)": time(variant=EAGER, clock="device"),
+            "compiled, device (ms)": time(variant=COMPILED, clock="device"),
             "speed-up": speedup(),
         },
     ),
     "compiled_costs": Table(
-        title="What compiling costs and saves",
-        rows=["size"],
+        title="What compiling costs and saves, and the fastest eager step of any other process",
+        rows=["precision", "size"],
         where={"topic": "model_compile"},
         columns={
             "first compiled step (s)": quantity("first_step_time", "s", variant=COMPILED),
             "peak, eager (GiB)": memory(variant=EAGER),
             "peak, compiled (GiB)": memory(variant=COMPILED),
+            "fastest eager elsewhere (ms)": quantity("eager_elsewhere", "ms"),
+            "speed-up over that": quantity("speedup_elsewhere", "times"),
         },
     ),
     "best": Table(
@@ -361,19 +471,72 @@ TABLES = {
         facet="precision",
         rows=["head_dim"],
         across="sequence",
-        data=lambda rows: speedups(ours_against_best(rows, "benchmark").pairs),
+        data=partial(best_shapes, topic="benchmark"),
         where={"phase": "both"},
         columns={"{sequence}": speedup()},
     ),
     "slower": Table(
         title="Where another variant is faster than ours",
         rows=[*SHAPE, "phase", "attention"],
-        data=slower_shapes,
+        data=partial(slower_shapes, topic="benchmark"),
+        columns=OURS_AND_THEIRS,
+    ),
+    "shapes": Table(
+        title="Our kernels over the fastest other variant at the models' shapes, {phase}",
+        facet="phase",
+        rows=["precision", "batch", "size"],
+        across="context",
+        data=partial(best_shapes, topic="shapes"),
+        columns={"{context}": speedup()},
+    ),
+    "shapes_slower": Table(
+        title="Models' shapes where another variant is faster than ours",
+        rows=[*MODEL_SHAPE, "phase", "attention"],
+        data=partial(slower_shapes, topic="shapes"),
+        columns=OURS_AND_THEIRS,
+    ),
+    "shapes_times": Table(
+        title="Forward and backward at the models' shapes, {precision}, milliseconds",
+        facet="precision",
+        rows=["batch", "size", "context"],
+        across="attention",
+        where={"topic": "shapes"},
+        columns={"{attention}": kernel_time("both")},
+    ),
+    "host": Table(
+        title="Host time per call at the models' shapes, forward and backward, microseconds",
+        rows=["precision", "batch", "size", "context"],
+        across="attention",
+        where={"topic": "shapes"},
+        columns={"{attention}": quantity("host_time", "us", phase="both")},
+    ),
+    "race_memory": Table(
+        title="Peak memory of forward and backward in MiB, one head, {precision}, largest head dim",
+        facet="precision",
+        rows=["head_dim", "sequence"],
+        across="attention",
+        data=partial(at_widest, topic="benchmark"),
+        columns={"{attention}": memory("memory", "MiB", stage="peak")},
+    ),
+    "softmax": Table(
+        title="Softmax against the two matmuls of attention",
+        rows=["size", "context"],
+        where={"topic": "softmax"},
         columns={
-            "its time (ms)": quantity("speedup", "ms", "theirs"),
-            "ours (ms)": quantity("speedup", "ms", "ours"),
-            "ours over it": quantity("speedup", "times"),
+            "QKᵀ and PV (ms)": quantity("matmuls", "ms"),
+            "softmax, fused (ms)": kernel_time(part="softmax"),
+            "written out (ms)": quantity("written_out", "ms"),
+            "fused / matmuls": quantity("fused_to_matmuls"),
+            "written out / matmuls": quantity("written_to_matmuls"),
+            "written out / fused": quantity("written_to_fused", "times"),
         },
+    ),
+    "softmax_parts": Table(
+        title="Operations of naive attention, milliseconds",
+        rows=["size", "context"],
+        across="part",
+        where={"topic": "softmax"},
+        columns={"{part}": kernel_time()},
     ),
     "rates": Table(
         title="TFLOP/s of our kernels, forward and backward, {precision}",
@@ -386,13 +549,31 @@ TABLES = {
     "forward": variants_table("forward", "Forward"),
     "backward": variants_table("backward", "Backward"),
     "both": variants_table("both", "Forward and backward"),
-    "tiles": Table(
-        title="Tile sizes, {direction}",
+    "tiles_best": Table(
+        title="Fastest plain tile (BLOCK_M x BLOCK_N) and the chosen kernel, {direction}",
         facet="direction",
-        rows=["head_dim", "block_m", "block_n", "num_warps", "kernel"],
-        where={"topic": "tiles"},
+        rows=["head_dim", "sequence"],
+        data=best_tiles,
         columns={
-            "time (ms)": time(clock=("events", "wall")),
+            "fastest tile": quantity("best_time", "text", "variant"),
+            "its time (ms)": quantity("best_time", "ms"),
+            "chosen kernel (ms)": kernel_time(),
+            "rejected sizes": quantity("rejected", "integer"),
+        },
+    ),
+    "tiles_rejected": Table(
+        title="Tile sizes that Triton or the GPU rejects",
+        rows=["direction", "head_dim", "block_m", "block_n"],
+        data=rejected_tiles,
+        columns={"reason": quantity("why", "text")},
+    ),
+    "tiles": Table(
+        title="All tile sizes at the largest head dimension and the longest sequence, {direction}",
+        facet="direction",
+        rows=["head_dim", "sequence", "block_m", "block_n", "num_warps", "kernel"],
+        data=longest_tiles,
+        columns={
+            "time (ms)": kernel_time(),
             "shared memory (KiB)": quantity("shared_memory", "KiB"),
             "estimated (KiB)": quantity("estimated_shared_memory", "KiB"),
             "registers": quantity("registers", "integer"),
@@ -406,6 +587,7 @@ TABLES = {
         data=leaderboard,
         columns={
             **{f"{name} (ms)": kernel_time(name) for name in PASSES},
+            "sustained, mean (ms)": quantity("sustained_time", "ms", "mean"),
             **{f"{name}, ours over it": speedup(phase=name) for name in PASSES},
             "TFLOP/s": quantity("rate", phase="both"),
             "of matmul": quantity("matmul_share", "percent", phase="both"),
@@ -419,6 +601,8 @@ TABLES = {
         columns={
             "naive (ms)": time(variant=NAIVE, phase="train_step"),
             "ours (ms)": time(variant=OURS, phase="train_step"),
+            "naive, device (ms)": time(variant=NAIVE, phase="train_step", clock="device"),
+            "ours, device (ms)": time(variant=OURS, phase="train_step", clock="device"),
             "speed-up": speedup(),
             "peak, naive (GiB)": memory(variant=NAIVE),
             "peak, ours (GiB)": memory(variant=OURS),
@@ -457,13 +641,22 @@ FIGURES = {
         data=naive_panels,
     ),
     "tiles": Figure(
-        title="Plain kernels by tile size: milliseconds (blank: does not fit)",
+        title="Plain kernels by tile size: time over the fastest (blank: rejected)",
         mark="heatmap",
-        facet="direction",
+        facet="panel",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
         y=Axis(field="block_m", title="BLOCK_M (queries)", categorical=True),
-        where={"topic": "tiles", "quantity": "time", "variant": lambda name: name != CHOSEN},
+        data=tile_panels,
         share_y=False,
+    ),
+    "shapes": Figure(
+        title="Speed relative to the fastest variant at the models' shapes, forward and backward",
+        mark="line",
+        facet="size",
+        color="attention",
+        x=Axis(field="context", title="context", log=2),
+        y=value_axis("fastest time / time"),
+        data=shape_race,
     ),
 }
 
@@ -475,6 +668,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     ours = select(rows, topic="benchmark", variant=OURS)
     best = ours_against_best(rows, "benchmark").where(phase="both")
     board = ours_against_best(rows, "leaderboard").where(phase="both")
+    shapes = ours_against_best(rows, "shapes")
     return {
         "topics": {
             t: select(rows, topic=t).iloc[0].to_dict() for (t,) in distinct(rows, ["topic"])
@@ -483,12 +677,34 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
         "elsewhere": extremes(select(ok, quantity="speedup_elsewhere")),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
+        "single": sum(is_single(pair) for pair in best.undecided),
+        "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
+        "softmax": {
+            name: extremes(select(ok, quantity=f"{name}_to_matmuls"))
+            for name in ("fused", "written")
+        },
         "board": [board_facts(chapter, pair) for pair in board.pairs],
         "why_not_ours": next(iter(ours["reason"].dropna()), None),
-        "excess": extremes(select(ok, quantity="excess", flags=lambda f: not consistent(f))),
+        "excess": excess_facts(ok),
         "checked": checked(select(ok, quantity="error")),
         "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
+        "repeat": agreement(chapter.results, chapter.name),
     }
+
+
+def is_single(pair: Pair) -> bool:
+    """Whether one of the two was sampled only once, so that nothing can be decided."""
+    return min(pair.variant["n"], pair.baseline["n"]) < 2
+
+
+def excess_facts(ok: Rows) -> dict[str, Any] | None:
+    """The times that contradict their parts, and what the host needs to launch the worst."""
+    found = extremes(select(ok, quantity="excess", flags=lambda flags: not consistent(flags)))
+    if found is None:
+        return None
+    worst = {key: found["high"][key] for key in ("source", "variant", "phase")}
+    host = select(ok, quantity="host_time", **worst)["value"]
+    return {**found, "host": next(iter(host), None)}
 
 
 def naive_facts(rows: Rows) -> dict[str, Any] | None:
@@ -520,6 +736,9 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
         "pair": pair,
         "rate": chapter.value(quantity="rate", **mine),
         "share": chapter.value(quantity="matmul_share", **mine),
+        "sustained": select(
+            chapter.own.rows, quantity="sustained_time", source=mine["source"], status="ok"
+        ).to_dict("records"),
         "published": published.to_dict("records"),
     }
 

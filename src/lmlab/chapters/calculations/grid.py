@@ -21,5 +21,6 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
         **{f"device_{key}": value for key, value in block["device"].items()},
         **block["mesh"],
         "ranks": block["ranks"],
+        "scheme_tokens": block["scheme_tokens"],
     }
     return [Point("calculations", {}, settings)]

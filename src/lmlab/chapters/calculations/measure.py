@@ -10,20 +10,26 @@ per number of `tokens` on a device `activation_memory`, `gpus_unsharded`, `fewes
 with messages `hidden` behind the computation or `exposed`; `most_tensor_parallel`; `block_time` per
 part at the first of these batches; `lever_tokens`, `lever_fsdp` and `lever_tp` after one `change`
 each; per number of `ranks` the steps and bytes (per byte of the tensor) of an all-reduce as a ring
-and with whole tensors sent around.
+and with whole tensors sent around; `bytes_per_parameter` per recipe and part. For one feed-forward
+block of three matrices, per `scheme` and `direction` (forward, backward): `scheme_flops`,
+`scheme_bytes` that a device sends, `scheme_compute_time` on one device, `scheme_message_time` and
+`scheme_devices`, the most that hide the message; per way the two `axes` of a mesh exchange
+(overlapped, in turn) `split_devices`, `split_fsdp` and `split_tp` of the best split.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 import torch
 
 from lmlab.jobs.outcome import Outcome
 from lmlab.measure.records import Record, value, without_value
 from lmlab.planning import batch, memory, rings
-from lmlab.planning.batch import Mesh, Network
+from lmlab.planning.batch import FeedForward, Mesh, Network, Pass, Scheme
 from lmlab.planning.memory import Blocks
 from lmlab.study.points import Point
 
@@ -32,6 +38,8 @@ ACTIVATION_SHARE = 0.5
 BLOCKS = ("d_model", "d_ff", "num_blocks")
 MESH = ("fsdp", "tp", "fsdp_axes", "tp_axes")
 FP8_BYTES = 1
+GATED = 3
+"""Matrices of SwiGLU: gate, up and down."""
 GB = 1e9
 
 
@@ -43,12 +51,14 @@ def measure(point: Point, device: torch.device) -> Outcome:
         flops_per_s=settings["device_flops_per_s"], bytes_per_s=settings["device_bytes_per_s"]
     )
     mesh = Mesh(**{key: settings[key] for key in MESH})
+    block = FeedForward(d_model=blocks.d_model, d_ff=blocks.d_ff)
     return Outcome(
         measurements=[
             *memory_records(blocks, settings),
             value("intensity", network.intensity, "FLOP/B"),
-            *mesh_records(network, mesh, blocks),
-            *lever_records(network, mesh, blocks.d_ff),
+            *mesh_records(network, mesh, block),
+            *lever_records(network, mesh, block),
+            *scheme_records(network, replace(block, matrices=GATED), settings["scheme_tokens"]),
             *(record for ranks in settings["ranks"] for record in ring_records(ranks)),
         ]
     )
@@ -64,6 +74,11 @@ def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
         *(value("state_memory", part, "B", part=name) for name, part in asdict(state).items()),
         value("state_memory", state.total, "B", part="total"),
         value("state_devices", memory.devices_for(state.total, gpu_bytes), ""),
+        *(
+            value("bytes_per_parameter", count, "B", recipe=recipe, part=part)
+            for recipe, parts in memory.BYTES_PER_PARAMETER.items()
+            for part, count in {**parts, "total": sum(parts.values())}.items()
+        ),
         value("activation_bytes_per_token", blocks.activation_bytes_per_token, "B"),
     ]
     for tokens in settings["tokens"]:
@@ -90,11 +105,11 @@ def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
     return records
 
 
-def mesh_records(network: Network, mesh: Mesh, blocks: Blocks) -> list[Record]:
+def mesh_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Record]:
     """The smallest batch at which the mesh is compute-bound."""
-    hidden = batch.min_tokens_overlapped(network, mesh, d_ff=blocks.d_ff)
-    exposed = batch.min_tokens_exposed(network, mesh, d_ff=blocks.d_ff)
-    most = batch.max_tensor_parallel(network, d_ff=blocks.d_ff, axes=mesh.tp_axes)
+    hidden = batch.min_tokens_overlapped(network, mesh, block)
+    exposed = batch.min_tokens_exposed(network, mesh, block)
+    most = batch.max_tensor_parallel(network, block, axes=mesh.tp_axes)
     records = [
         value("mesh_devices", mesh.devices, ""),
         value("most_tensor_parallel", most, ""),
@@ -102,8 +117,7 @@ def mesh_records(network: Network, mesh: Mesh, blocks: Blocks) -> list[Record]:
         _tokens("batch_tokens", exposed, messages="exposed"),
     ]
     if hidden is not None:
-        sizes = {"d_model": blocks.d_model, "d_ff": blocks.d_ff}
-        times = batch.block_times(network, mesh, tokens=hidden, **sizes)
+        times = batch.block_times(network, mesh, block, hidden)
         records += [
             value("block_time", seconds * 1e3, "ms", part=part)
             for part, seconds in asdict(times).items()
@@ -111,16 +125,16 @@ def mesh_records(network: Network, mesh: Mesh, blocks: Blocks) -> list[Record]:
     return records
 
 
-def lever_records(network: Network, mesh: Mesh, d_ff: int) -> list[Record]:
+def lever_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Record]:
     """The batch that the same number of devices needs after one change each."""
     axes = {"fsdp_axes": mesh.fsdp_axes, "tp_axes": mesh.tp_axes}
-    best = mesh.devices * batch.min_tokens_per_device(network, d_ff=d_ff, **axes)
-    fsdp = batch.best_fsdp(best, mesh.devices, d_ff=d_ff, **axes)
+    best = mesh.devices * batch.min_tokens_per_device(network, block, **axes)
+    fsdp = batch.best_fsdp(best, mesh.devices, block, **axes)
     wider = replace(mesh, fsdp=mesh.fsdp // 2, tp=mesh.tp * 2)
     stages = replace(mesh, fsdp=mesh.fsdp // 2)  # two stages of half the FSDP groups each
 
     def needed(changed: Mesh, **more: float) -> float | None:
-        return batch.min_tokens_overlapped(network, changed, d_ff=d_ff, **more)
+        return batch.min_tokens_overlapped(network, changed, block, **more)
 
     changes: list[tuple[str, float | None, float, float]] = [
         ("none", needed(mesh), mesh.fsdp, mesh.tp),
@@ -138,6 +152,30 @@ def lever_records(network: Network, mesh: Mesh, d_ff: int) -> list[Record]:
             value("lever_tp", tp_degree, "", change=change),
         )
     ]
+
+
+def scheme_records(network: Network, block: FeedForward, tokens: float) -> list[Record]:
+    """Both passes over one block under each scheme, and the best split of two of them."""
+    records = []
+    for scheme, direction in product(get_args(Scheme), get_args(Pass)):
+        labels = {"scheme": scheme, "direction": direction}
+        flops = block.flops(tokens, direction)
+        sent = batch.message_bytes(block, scheme, direction, tokens)
+        most = batch.max_devices(network, block, scheme, direction, tokens)
+        records += [
+            value("scheme_flops", flops, "FLOP", **labels),
+            value("scheme_bytes", sent, "B", **labels),
+            value("scheme_compute_time", 1e3 * flops / network.flops_per_s, "ms", **labels),
+            value("scheme_message_time", 1e3 * sent / network.bytes_per_s, "ms", **labels),
+        ]
+        if math.isfinite(most):
+            records.append(value("scheme_devices", most, "", **labels))
+    for name, overlapped in {"overlapped": True, "in turn": False}.items():
+        devices = batch.max_mesh_devices(network, block, tokens, overlapped=overlapped)
+        fsdp = batch.best_fsdp(tokens, devices, block)
+        split = {"devices": devices, "fsdp": fsdp, "tp": devices / fsdp}
+        records += [value(f"split_{key}", count, "", axes=name) for key, count in split.items()]
+    return records
 
 
 def _tokens(quantity: str, tokens: float | None, **labels: str) -> Record:

@@ -34,6 +34,35 @@ TABLES = {
         rows=["part"],
         columns={"GB": quantity("state_memory", "GB")},
     ),
+    "recipes": Table(
+        title="Bytes per parameter that training with AdamW keeps",
+        rows=["recipe"],
+        across="part",
+        where={"quantity": "bytes_per_parameter"},
+        columns={"{part}": quantity("bytes_per_parameter", "integer")},
+    ),
+    "schemes": Table(
+        title="One block of three matrices: what a pass computes and sends, and the most devices "
+        "whose messages are hidden",
+        rows=["scheme", "direction"],
+        headers={"direction": "pass"},
+        columns={
+            "TFLOP": quantity("scheme_flops", "TFLOP"),
+            "MB sent": quantity("scheme_bytes", "MB"),
+            "compute, one device (ms)": quantity("scheme_compute_time", "ms"),
+            "message (ms)": quantity("scheme_message_time", "ms"),
+            "most devices": quantity("scheme_devices", "integer"),
+        },
+    ),
+    "splits": Table(
+        title="Best split of FSDP and tensor parallelism, three matrices, one axis each",
+        rows=["axes"],
+        columns={
+            "most devices": quantity("split_devices", "integer"),
+            "FSDP": quantity("split_fsdp", "integer"),
+            "TP": quantity("split_tp", "integer"),
+        },
+    ),
     "batches": Table(
         title="Devices needed by tokens per device",
         rows=["tokens"],

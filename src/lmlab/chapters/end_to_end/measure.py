@@ -2,14 +2,15 @@
 
 The order is fixed. The model is built and nothing else is run, so the first warm-up step is the
 first thing the device does with it; then come the timed steps; then peak memory is read, which only
-the timed steps have set; and only then is one more step profiled, phase by phase, because a
-profiler slows down what it watches. Its device time (how long the GPU was busy) tells whether a
-phase took as long as its kernels or as long as the host needed to launch them.
+the timed steps have set; and only then are more steps profiled, because a profiler slows down what
+it watches. Their device time (how long the GPU was busy) tells whether a phase took as long as its
+kernels or as long as the host needed to launch them. A few points check device time against the
+replay of a CUDA graph.
 
 Records: `time` per phase by wall and device clock, `warmup_time` per phase (samples in order),
 `flops` per phase and kind (by the cost model, our model only), `peak_memory` (GPU only), `tokens`,
 `parameters`, `parameter_bytes`, `init_time` (building the model; in a cold process also the CUDA
-context).
+context), and those of `graph_replay` where the point asks for them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import psutil
 import torch
 from torch import nn
 
-from lmlab.jobs.outcome import TOTAL, Outcome, Unsupported
+from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import OWN_ATTENTION, Phases, Step, Workload, workload_of
 from lmlab.measure.clock import PhaseClock, StepTimes, measure_steps, synchronize
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.gpu_busy import busy_ms
+from lmlab.measure.device_time import device_times
+from lmlab.measure.graph_replay import graph_replay_records
 from lmlab.measure.precision import tf32_allowed, why_unsupported
 from lmlab.measure.records import Record, timed, value
-from lmlab.measure.statistics import Measurement
 from lmlab.model import cost, footprint
 from lmlab.study.points import Point
 
@@ -59,7 +60,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
             value("init_time", init_s * 1e3, "ms"),
             value("tf32", torch.get_float32_matmul_precision() != "highest", ""),
             value("threads", torch.get_num_threads(), ""),
-            *device_time_records(step, device),
+            *profiled_records(step, device, graph_replay=point.settings.get("graph_replay", False)),
         ]
     return Outcome(measurements=records)
 
@@ -89,6 +90,8 @@ def time_steps(step: Step, point: Point, device: torch.device) -> StepTimes:
         device=device,
         warmup=int(point.parameters["warmup"]),
         steps=point.settings["steps"],
+        max_steps=point.settings.get("max_steps"),
+        interval=point.settings.get("interval", 0.0),
         time_cap_s=point.settings["time_cap_s"],
     )
 
@@ -99,22 +102,14 @@ def prepare(step: Step, phases: Phases) -> None:
         step.zero_grad()
 
 
-def device_time_records(step: Step, device: torch.device) -> list[Record]:
-    """How long the GPU was busy in each phase of one more, profiled step; nothing on a CPU."""
-    if device.type != "cuda":
-        return []
+def profiled_records(step: Step, device: torch.device, *, graph_replay: bool) -> list[Record]:
+    """Device time of more, profiled steps, and of replayed graphs; nothing on a CPU."""
     phases = step.phases()
-    prepare(step, phases)
-    busy = {name: busy_ms(run, device) or 0.0 for name, run in phases}
-    return [
-        timed(
-            Measurement(
-                samples_ms=(time_ms,), clock="device", cache="warm", stopped="1 profiled step"
-            ),
-            phase=phase,
-        )
-        for phase, time_ms in [*busy.items(), (TOTAL, sum(busy.values()))]
-    ]
+    times = device_times(phases, device, prepare=lambda: prepare(step, phases))
+    records = [timed(found, phase=phase) for phase, found in times.items()]
+    if graph_replay:
+        records += graph_replay_records(phases, device, prepare=step.zero_grad)
+    return records
 
 
 def workload_records(workload: Workload, model: nn.Module) -> list[Record]:

@@ -1,62 +1,72 @@
-"""Memory: every size, context and precision, largest size first, and checkpointing.
+"""Memory: every size, context and precision, largest size first; then what else is asked.
 
-A point of the grid measures all modes, one after the other in one process; checkpointing is one
-point whose variants are the strategies, because times are comparable only inside one process.
+A point of the grid measures all modes, one after the other in one process. `long_context` is the
+same grid with one sequence, at contexts that a batch of several does not reach; what does not fit
+either is recorded as out of memory. `block` looks into one block. Checkpointing is a point per size
+and context whose variants are the strategies, because times are comparable only inside one process.
 
 Values come from the block `memory` of the study in config.yaml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
 from lmlab.study.config import Study
 from lmlab.study.points import Point
 
-
-def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """The grid first, then checkpointing."""
-    axes = (block[axis] for axis in ("sizes", "contexts", "precisions"))
-    grid = [_timeline(study, block, *values) for values in product(*axes)]
-    return [*grid, _checkpointing(study, block["checkpointing"])]
+Block = Mapping[str, Any]
 
 
-def _timeline(
-    study: Study, block: Mapping[str, Any], size: str, context: int, precision: str
-) -> Point:
-    settings = {
-        **study.size_settings(size),
+def points(study: Study, block: Block) -> list[Point]:
+    """The grid first, then long contexts, one block, and checkpointing."""
+    recorded = {
         "skip_if_too_large": study.common["skip_if_too_large"],
         "keep_snapshots": block["keep_snapshots"],
     }
-    return Point(
-        "memory", _parameters(study, "timeline", size, context, block["batch"], precision), settings
+    long, inner = (
+        {"precisions": block["precisions"], **block[key]} for key in ("long_context", "block")
     )
+    return [
+        *_grid(study, "timeline", block, recorded),
+        *_grid(study, "long_context", {**long, "batch": 1}, recorded),
+        *_grid(study, "block", inner, {"compile": inner["compile"]}),
+        *_checkpointing(study, block["checkpointing"]),
+    ]
 
 
-def _checkpointing(study: Study, block: Mapping[str, Any]) -> Point:
-    settings = {
-        **study.size_settings(block["size"]),
-        "strategies": ",".join(block["strategies"]),
-        "rounds": block["rounds"],
-        "steps": block["steps"],
-        "time_cap_s": study.common["time_cap_s"],
-    }
-    place = (block["size"], block["context"], block["batch"], block["precision"])
-    return Point("memory", _parameters(study, "checkpointing", *place), settings)
+def _grid(study: Study, topic: str, block: Block, settings: Block) -> Iterator[Point]:
+    """A point per size, context and precision."""
+    axes = (block[axis] for axis in ("sizes", "contexts", "precisions"))
+    for size, context, precision in product(*axes):
+        parameters = {
+            "topic": topic,
+            "size": size,
+            "context": context,
+            "batch": block["batch"],
+            **study.own_model(),
+            "attention": study.common["attention"],
+            "precision": precision,
+        }
+        yield Point("memory", parameters, {**study.size_settings(size), **settings})
 
 
-def _parameters(
-    study: Study, topic: str, size: str, context: int, batch: int, precision: str
-) -> dict[str, Any]:
-    return {
-        "topic": topic,
-        "size": size,
-        "context": context,
-        "batch": batch,
-        **study.own_model(),
-        "attention": study.common["attention"],
-        "precision": precision,
-    }
+def _checkpointing(study: Study, block: Block) -> Iterator[Point]:
+    """Only strategies whose segments divide a size's blocks."""
+    for point in _grid(study, "checkpointing", {**block, "precisions": [block["precision"]]}, {}):
+        layers = point.settings["num_layers"]
+        names = [name for name in block["strategies"] if layers % _segment(name) == 0]
+        settings = {
+            "strategies": ",".join(names),
+            "rounds": block["rounds"],
+            "steps": block["steps"],
+            "time_cap_s": study.common["time_cap_s"],
+        }
+        yield Point("memory", point.parameters, {**point.settings, **settings})
+
+
+def _segment(strategy: str) -> int:
+    """Blocks in a segment of `every-K`; the other strategies have none of their own."""
+    return int(strategy.removeprefix("every-")) if strategy.startswith("every-") else 1

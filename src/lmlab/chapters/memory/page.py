@@ -17,7 +17,9 @@ from lmlab.report.text import FORMATS, GIB
 TITLE = "Memory"
 
 TIMELINE, CHECKPOINTING = {"topic": "timeline"}, {"topic": "checkpointing"}
+LONG, BLOCK = {"topic": "long_context"}, {"topic": "block"}
 STEP = {**TIMELINE, "mode": "train_step"}
+ANY_STEP: Any = {"mode": "train_step", "topic": ["timeline", "long_context"]}
 MODES = {
     "forward": "forward without graph",
     "forward_graph": "forward with graph",
@@ -25,6 +27,7 @@ MODES = {
 }
 PHASES = ("forward", "backward", "optimizer")
 PRECISIONS = ("fp32", "bf16")
+VARIANTS = ("eager", "compiled")
 PARTS = {
     "parameters": "parameters",
     "optimizer_state": "optimizer state",
@@ -47,10 +50,11 @@ LAYERS = {
 }
 # Columns that exist even when no point was measured.
 SHAPE = ("size", "context", "precision", "attention", "d_model", "num_layers")
-COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind")
+COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind", "operation", "origin")
 BEST_PREDICTED = "best predicted"
 FRONT_SEGMENTS = 4
 COMPARED_SIZES = 3
+LARGEST_OPERATIONS = 5
 # Beyond this share of the gradients a peak is in the last segment of the backward pass.
 LATE_IN_BACKWARD = 0.5
 
@@ -61,7 +65,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = rows.sort_values(["d_model", "num_layers", "context"], kind="stable", ignore_index=True)
     rows = pd.concat([rows, _parts(rows), _peaks_with_phase(rows)], ignore_index=True)
     parts = {p: {"quantity": "part", "precision": p} for p in PRECISIONS}
-    point = ("size", "context", "mode", "part")
+    point = ("topic", "size", "context", "mode", "part")
     rows = combine(rows, "bf16_change", parts, lambda p: p.bf16 - p.fp32, unit="B", on=point)
     peaks = {p: {**where, "part": "peak"} for p, where in parts.items()}
     rows = combine(rows, "bf16_ratio", peaks, lambda p: p.bf16 / p.fp32, on=point)
@@ -73,6 +77,9 @@ def derive(rows: Rows, results: Results) -> Rows:
         rows = combine(rows, "prediction_error", both, _relative_error, on=("source", label))
     layers = {n: {"layer": f"peak_{n}", **STEP} for n in ("allocated", "reserved")}
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
+    saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
+    rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
+    rows = pd.concat([rows, _longest(rows)], ignore_index=True)
     rows = pd.concat([rows, _published(rows, results)], ignore_index=True)
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]])
 
@@ -102,11 +109,36 @@ def _parts(rows: Rows) -> Rows:
 
 def _peaks_with_phase(rows: Rows) -> Rows:
     """Peaks of training steps as text: GiB and phase; a step that did not fit keeps its status."""
-    phases = select(rows, quantity="peak_phase", **STEP).set_index("source")["value"].to_dict()
+    phases = select(rows, quantity="peak_phase", **ANY_STEP).set_index("source")["value"].to_dict()
     found = []
-    for row in _records(select(rows, quantity="peak_memory", **STEP)):
+    for row in _records(select(rows, quantity="peak_memory", **ANY_STEP)):
         text = f"{FORMATS['GiB'](row['value'] or 0)} {phases.get(row['source'])}"
-        found.append({**row, "quantity": "peak_with_phase", "value": text})
+        # One word stands in the cell itself; the chapter's own tables give the reason.
+        reason = "OOM" if row["status"] == "oom" else row["reason"]
+        found.append({**row, "quantity": "peak_with_phase", "value": text, "reason": reason})
+    return table_of(found)
+
+
+def _longest(rows: Rows) -> Rows:
+    """Where a training step does not fit: the longest context that does, its peak, and what the
+    next one would need by the cost model."""
+    found: list[dict[str, Any]] = []
+    steps = select(rows, quantity="peak_memory", **ANY_STEP)
+    needs = select(rows, quantity="predicted_peak", **ANY_STEP).set_index("source")["value"]
+    for _, group in steps.groupby(["size", "batch", "precision"], sort=False):
+        fits, fails = (_records(select(group, status=name)) for name in ("ok", "oom"))
+        if not fails:
+            continue
+        first = min(fails, key=lambda row: row["context"])
+        last = max(fits, key=lambda row: row["context"], default={"context": None, "value": None})
+        numbers = {
+            "longest_context": last["context"],
+            "longest_peak": last["value"],
+            "next_context": first["context"],
+            "next_peak": needs.get(first["source"]),
+        }
+        base = {**first, "status": "ok", "reason": None, "topic": "longest"}
+        found += [{**base, "quantity": name, "value": value} for name, value in numbers.items()]
     return table_of(found)
 
 
@@ -175,16 +207,31 @@ def slowdowns(rows: Rows) -> dict[tuple[str, str], Pair]:
 
 
 def timeline_rows(results: Results) -> Rows:
-    """Active bytes of a training step by category: the largest size at its shortest and longest
-    context. Events are spread evenly over each phase, so that phases line up."""
+    """A training step of the largest size, at its shortest and longest context."""
     steps = one_precision(select(results.rows, quantity="peak_memory", status="ok", **STEP))
     steps = select(steps, size=list(steps["size"])[-1:])
+    steps = select(steps, context=_ends(steps))
+    return _curves(results, steps, "{size}, context {context}, {precision}")
+
+
+def mode_rows(results: Results) -> Rows:
+    """A forward pass with its graph and a training step of the largest size, at the middle one of
+    its contexts."""
+    runs = one_precision(select(results.rows, quantity="peak_memory", status="ok", **TIMELINE))
+    runs = select(runs, size=list(runs["size"])[-1:], mode=["forward_graph", "train_step"])
+    contexts = [context for (context,) in distinct(runs, ["context"])]
+    middle = select(runs, context=contexts[len(contexts) // 2 :][:1])
+    return _curves(results, middle, "{size}, context {context}: {run}")
+
+
+def _curves(results: Results, runs: Rows, title: str) -> Rows:
+    """Active bytes by category; events are spread evenly over each phase, so that phases line up."""
     found = []
-    for row in _records(select(steps, context=_ends(steps))):
-        data = results.results[row["source"]].data["train_step"]
+    for row in _records(runs):
+        data = results.results[row["source"]].data[row["mode"]]
         positions = [_phase_position(event, data["phases"]) for event in data["event"]]
         for category, counts in data["bytes"].items():
-            labels = {"point": _name(row), "category": CURVES[category]}
+            labels = {"point": title.format(**row), "category": CURVES[category]}
             for position, count in zip(positions, counts, strict=True):
                 found.append({**labels, "position": position, "value": count})
     return pd.DataFrame(found)
@@ -213,6 +260,14 @@ def one_precision(rows: Rows) -> Rows:
     """Rows in fp32 where that was measured, else in another precision."""
     first = min(rows["precision"].unique(), key=lambda name: name != "fp32", default=None)
     return select(rows, precision=first)
+
+
+def operations(rows: Rows) -> Rows:
+    """The largest operations of each block, by what they save."""
+    rows = select(rows, quantity="saved_by_operation", **BLOCK)
+    rank = rows.groupby("source")["value"].rank(ascending=False, method="first")
+    rows = rows[rank <= LARGEST_OPERATIONS]
+    return rows.assign(point=[_name(row) for row in _records(rows)])
 
 
 def _by_mode(name: str, format: str) -> dict[str, Any]:
@@ -254,6 +309,50 @@ TABLES = {
         data=front_strategies,
         columns=STRATEGY_COLUMNS,
         **BY_POINT,
+    ),
+    "longest": Table(
+        title="Longest context whose training step fits, of those tried",
+        rows=["size", "batch", "precision"],
+        where={"topic": "longest"},
+        columns={
+            "context": quantity("longest_context", "integer"),
+            "peak (GiB)": memory("longest_peak"),
+            "next context": quantity("next_context", "integer"),
+            "would need (GiB)": memory("next_peak"),
+        },
+    ),
+    "long_context": Table(
+        title="One sequence: peak of a training step in GiB and its phase, by context length",
+        rows=["size", "precision"],
+        across="context",
+        where=LONG,
+        data=lambda rows: rows if len(select(rows, status="ok", **LONG)) else rows.head(0),
+        columns={"{context}": quantity("peak_with_phase", "text")},
+    ),
+    "operations": Table(
+        title="Largest operations by what they save for backward, one block of {point}",
+        facet="point",
+        rows=["operation", "origin", "count"],
+        data=operations,
+        columns={
+            "saved (MiB)": quantity("saved_by_operation", "MiB"),
+            "share": quantity("saved_by_operation", "percent", field="share"),
+        },
+    ),
+    "block": Table(
+        title="One block: what it saves for backward, eager and compiled, and its gradients (MiB)",
+        rows=["size", "context", "precision"],
+        where=BLOCK,
+        columns={
+            "saved": quantity("saved_for_backward", "MiB", variant="eager"),
+            "by the cost model": quantity("predicted_saved", "MiB"),
+            "saved, compiled": quantity("saved_for_backward", "MiB", variant="compiled"),
+            "compiled / eager": quantity("compiled_to_eager", "times"),
+            "peak": quantity("peak_memory", "MiB", variant="eager"),
+            "peak, compiled": quantity("peak_memory", "MiB", variant="compiled"),
+            "gradients": quantity("gradients", "MiB"),
+            "expected": quantity("expected_gradients", "MiB"),
+        },
     ),
     "peaks": Table(title="Peak memory (GiB)", columns=_by_mode("peak_memory", "GiB"), **BY_CONTEXT),
     "phases": Table(
@@ -318,9 +417,10 @@ TABLES = {
     ),
 }
 
-FIGURES = {
-    "timeline": Figure(
-        title="Memory during one training step",
+
+def _timeline(title: str, data: Any) -> Figure:
+    return Figure(
+        title=title,
         mark="area",
         facet="point",
         color="category",
@@ -330,8 +430,13 @@ FIGURES = {
             ticks={phase: number for number, phase in enumerate(PHASES)},
         ),
         y=value_axis("GiB", scale=1 / GIB),
-        data=timeline_rows,
-    ),
+        data=data,
+    )
+
+
+FIGURES = {
+    "timeline": _timeline("Memory during one training step", timeline_rows),
+    "modes": _timeline("Memory of a forward pass and of a training step", mode_rows),
     "composition": Figure(
         title="What exists at the peak of a training step",
         mark="stack",
@@ -380,6 +485,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "smaller": int((ratios["value"] < 1 - SMALLEST_DIFFERENCE).sum()),
         "greater": int((ratios["value"] > 1 + SMALLEST_DIFFERENCE).sum()),
         "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
+        "block": _one(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
         "stream": _highest(select(largest(rows), quantity="stream_allocations", **STEP)),
         "unused": _highest(select(rows, quantity="unused_share")),
         "errors": len(errors),

@@ -1,4 +1,4 @@
-"""Precision: three small experiments on what number formats keep and lose.
+"""Precision: four small experiments on what number formats keep and lose.
 
 Values come from the block `precision` of the study in config.yaml.
 """
@@ -13,8 +13,9 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """Accumulation, the data types that autocast chooses, and what LayerNorm is sensitive to."""
+    """Formats, accumulation, the types that autocast chooses, what LayerNorm is sensitive to."""
     seed = {"seed": study.common["seed"]}
+    formats = Point("precision", {"topic": "formats"}, {"term": block["term"]})
     accumulation = Point(
         "precision",
         {"topic": "accumulation"},
@@ -23,4 +24,4 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     autocast = [
         Point("precision", {"topic": "autocast", "dtype": dtype}, seed) for dtype in block["dtypes"]
     ]
-    return [accumulation, *autocast, Point("precision", {"topic": "layernorm"}, seed)]
+    return [accumulation, *autocast, formats, Point("precision", {"topic": "layernorm"}, seed)]

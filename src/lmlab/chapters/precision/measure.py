@@ -1,16 +1,21 @@
-"""Precision: three small experiments on what number formats keep and lose.
+"""Precision: four small experiments on what number formats keep and lose.
 
 A float has a fixed number of significant bits, so the spacing of floats grows with their size: near
-8, fp16 steps by 1/128. Three consequences, one per topic:
+8, fp16 steps by 1/128. What that means, one topic each:
 
+- `formats`: bits of exponent and mantissa, range and spacing of each format, and where a sum stops
+  growing because its terms are less than half the spacing. Records per dtype: `exponent_bits`,
+  `mantissa_bits`, `largest`, `smallest_normal`, `spacing` (at 1), `stalls_at` per term.
+  `data.stalled_sums` follows a sum of ones in each format.
 - `accumulation`: a growing sum swallows its terms. Records: `sum`, `exact` and `error` per loop;
   `data.fp16_trace` follows the fp16 sum (step, sum, spacing to the next float, what was added).
 - `autocast`: so matmuls may be 16 bit, but sums should not. Records: `dtype_of` per component of a
   toy model, as hooks see it.
 - `layernorm`: its variance sums squares, and squaring doubles the exponent. Records per dtype and
   scale: `variance_error` (relative, largest over tokens) with statistics summed in fp32, as PyTorch
-  does, and in the format itself; `variance` true and computed; `output_error` of `nn.LayerNorm`.
-  Overflow and underflow have the status `unsupported`, with `reason` naming which.
+  does, and in the format itself; `true_variance`; `output_error` of `nn.LayerNorm` and, with the
+  label `sums`, of a LayerNorm whose statistics are summed in the format itself. Overflow and
+  underflow have the status `unsupported`, with `reason` naming which.
 """
 
 from __future__ import annotations
@@ -34,19 +39,58 @@ FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # Powers of four: fp16's squares vanish at the lower end and overflow at the upper one.
 SCALES = tuple(4.0**power for power in range(-7, 7))
 TOKENS, FEATURES = 64, 768
+ONES = 4096
+EPSILON = 1e-5
+OWN = "own format"
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Run the experiment that the point's topic names."""
     settings, parameters = point.settings, point.parameters
     topic = parameters["topic"]
+    if topic == "formats":
+        return formats(settings["term"])
     if topic == "accumulation":
         return accumulation(settings["terms"], settings["term"])
     if topic == "autocast":
         return autocast(str(parameters["dtype"]), settings["seed"], device)
     if topic == "layernorm":
         return Outcome(measurements=layernorm(settings["seed"], device))
-    raise ValueError(f"topic = {topic!r}; allowed: accumulation, autocast, layernorm")
+    raise ValueError(f"topic = {topic!r}; allowed: formats, accumulation, autocast, layernorm")
+
+
+def formats(term: float) -> Outcome:
+    """Bits, range and spacing of every format, and the sums that stall in it."""
+    records = []
+    for name, dtype in FORMATS.items():
+        info = torch.finfo(dtype)
+        mantissa = round(-math.log2(info.eps))
+        records += [
+            value("exponent_bits", info.bits - 1 - mantissa, "", dtype=name),
+            value("mantissa_bits", mantissa, "", dtype=name),
+            value("largest", info.max, "", dtype=name),
+            value("smallest_normal", info.smallest_normal, "", dtype=name),
+            value("spacing", info.eps, "", dtype=name),
+        ]
+        for added in dict.fromkeys((1.0, term)):
+            labels = {"dtype": name, "term": added}
+            records.append(_finite_or("stalls_at", stalls_at(dtype, added), "overflow", labels))
+    steps = range(0, ONES, ONES // TRACE_ROWS)
+    sums = {
+        name: running_sums(dtype, torch.ones((), dtype=dtype), ONES)[steps].tolist()
+        for name, dtype in FORMATS.items()
+    }
+    trace = {"step": [step + 1 for step in steps], **sums}
+    return Outcome(measurements=records, data={"stalled_sums": trace})
+
+
+def stalls_at(dtype: torch.dtype, term: float) -> float:
+    """The power of two from which on adding the term changes nothing: the spacing is constant
+    between powers of two, so the first at which the addition is lost ends the sum."""
+    total, added = torch.ones((), dtype=dtype), torch.tensor(term, dtype=dtype)
+    while total + added != total:
+        total = total * 2
+    return total.item()
 
 
 def accumulation(terms: int, term: float) -> Outcome:
@@ -129,11 +173,11 @@ def layernorm(seed: int, device: torch.device) -> list[Record]:
     records = []
     for (name, dtype), scale in product(FORMATS.items(), SCALES):
         x, labels = unit * scale, {"dtype": name, "scale": scale}
-        for sums, variance_in in (("fp32", variance), ("own format", variance_summed_in_format)):
+        for sums, variance_in in (("fp32", variance), (OWN, variance_summed_in_format)):
             records += variance_records(x, dtype, device, variance_in, {**labels, "sums": sums})
-        records.append(
-            _finite_or("output_error", output_error(x, dtype, device), "not finite", labels)
-        )
+        for norm, more in ((layer_norm, {}), (layer_norm_summed_in_format, {"sums": OWN})):
+            error = output_error(norm, x, dtype, device)
+            records.append(_finite_or("output_error", error, "overflow", {**labels, **more}))
     return records
 
 
@@ -182,11 +226,22 @@ def _finite_or(name: str, number: float, reason: str, labels: Mapping[str, Any])
     return without_value(name, "unsupported", reason, **labels)
 
 
-def output_error(x: Tensor, dtype: torch.dtype, device: torch.device) -> float:
-    """Largest deviation of LayerNorm's output from its float64 one."""
-    expected = nn.functional.layer_norm(x, (FEATURES,))
-    found = nn.functional.layer_norm(x.to(device, dtype), (FEATURES,)).double().cpu()
-    return (found - expected).abs().max().item()
+def layer_norm(x: Tensor) -> Tensor:
+    """PyTorch's, which takes its statistics in fp32."""
+    return nn.functional.layer_norm(x, (FEATURES,), eps=EPSILON)
+
+
+def layer_norm_summed_in_format(x: Tensor) -> Tensor:
+    """LayerNorm as its formula reads, with mean and variance accumulated in x's own format."""
+    mean = (_sum_in_format(x) / x.shape[-1]).unsqueeze(-1)
+    return (x - mean) / torch.sqrt(variance_summed_in_format(x).unsqueeze(-1) + EPSILON)
+
+
+def output_error(
+    norm: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Largest deviation of a LayerNorm's output from its float64 one; its values are about one."""
+    return (norm(x.to(device, dtype)).double().cpu() - layer_norm(x)).abs().max().item()
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -26,24 +26,47 @@ def fp16_sum(results: Results) -> Rows:
     return results.rows.head(0)
 
 
+def stalled_sums(results: Results) -> Rows:
+    """Running sums of ones, by format."""
+    for result in results.of("precision"):
+        if sums := result.data.get("stalled_sums"):
+            rows = pd.DataFrame(sums).melt("step", var_name="dtype")
+            return rows.astype(object)
+    return results.rows.head(0)
+
+
+def _readable(rows: Rows, field: str) -> Rows:
+    """Numbers of a label as a person writes them: 0.25, not 0.25000000."""
+    known = rows[rows[field].notna()] if field in rows else rows.head(0)
+    return known.assign(**{field: known[field].map("{:g}".format)}) if len(known) else known
+
+
 def _readable_scales(rows: Rows) -> Rows:
-    scales = select(rows, topic="layernorm")
-    return scales.assign(scale=scales["scale"].map("{:g}".format)) if len(scales) else scales
+    return _readable(rows, "scale")
 
 
-def _sums(**where: Any) -> Table:
-    return Table(
-        title="Relative error of a variance by scale of the input, partial sums in {sums}",
-        facet="sums",
-        rows=["scale"],
-        across="dtype",
-        columns={"{dtype}": quantity("variance_error", "scientific")},
-        where={"topic": "layernorm", **where},
-        data=_readable_scales,
-    )
+def _own_sums(label: Any) -> bool:
+    return isinstance(label, str)
 
 
+FORMAT = {"topic": "formats"}
 TABLES = {
+    "formats": Table(
+        title="Number formats, and the sum at which adding the same term again changes nothing",
+        rows=["dtype"],
+        headers={"dtype": "format"},
+        where=FORMAT,
+        data=lambda rows: _readable(rows, "term"),
+        columns={
+            "exponent bits": quantity("exponent_bits", "integer"),
+            "mantissa bits": quantity("mantissa_bits", "integer"),
+            "largest": quantity("largest", "scientific"),
+            "smallest normal": quantity("smallest_normal", "scientific"),
+            "spacing at 1": quantity("spacing", "scientific"),
+            "adding 1 stalls at": quantity("stalls_at", "integer", term="1"),
+            "adding 0.01 stalls at": quantity("stalls_at", "integer", term="0.01"),
+        },
+    ),
     "sums": Table(
         title="0.01 added 1,000 times; the exact sum is 10",
         rows=["loop"],
@@ -60,18 +83,39 @@ TABLES = {
         where={"topic": "autocast"},
         columns={"autocast to {dtype}": quantity("dtype_of", "text")},
     ),
-    "variance": _sums(),
-    "layernorm": Table(
-        title="Largest error of nn.LayerNorm's output, which takes its statistics in fp32",
+    "variance": Table(
+        title="Relative error of a variance by scale of the input, partial sums in {sums}",
+        facet="sums",
         rows=["scale"],
         across="dtype",
-        columns={"{dtype}": quantity("output_error", "scientific")},
-        where={"topic": "layernorm", "sums": lambda sums: not isinstance(sums, str)},
+        columns={"{dtype}": quantity("variance_error", "scientific", sums=_own_sums)},
+        where={"topic": "layernorm"},
+        data=_readable_scales,
+    ),
+    "layernorm": Table(
+        title="Largest error of LayerNorm's output, with statistics in fp32 (nn.LayerNorm) and "
+        "accumulated in the format itself",
+        rows=["scale"],
+        across="dtype",
+        columns={
+            "{dtype}, fp32 sums": quantity("output_error", "scientific", sums=pd.isna),
+            "{dtype}, own sums": quantity("output_error", "scientific", sums=_own_sums),
+        },
+        where={"topic": "layernorm"},
         data=_readable_scales,
     ),
 }
 
 FIGURES = {
+    "stalled_sums": Figure(
+        title="Adding 1 again and again: a sum stalls where the spacing of its format reaches 2",
+        mark="line",
+        color="dtype",
+        x=Axis(field="step", title="additions"),
+        y=value_axis("sum"),
+        data=stalled_sums,
+        markers=False,
+    ),
     "fp16_sum": Figure(
         title="Error of a running fp16 sum of 0.01: the spacing of fp16 numbers grows with the sum",
         mark="line",
@@ -108,9 +152,19 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         }
         if len(errors)
         else {},
+        "output": _output_errors(select(rows, quantity="output_error")),
         "overflow": _formats(failed, "overflow"),
         "underflow": _formats(failed, "underflow"),
     }
+
+
+def _output_errors(errors: Rows) -> dict[str, tuple[float, float]]:
+    """By format: the median error with statistics in fp32 and in the format itself, once both are
+    measured."""
+    if errors.empty or not errors["sums"].map(_own_sums).any():
+        return {}
+    found = errors.groupby(["dtype", errors["sums"].map(_own_sums)])["value"].median().unstack()
+    return {str(dtype): (row[False], row[True]) for dtype, row in found.iterrows()}
 
 
 def _components(rows: Rows) -> list[str]:

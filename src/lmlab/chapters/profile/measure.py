@@ -5,10 +5,12 @@ run of each (forward without gradient, forward and backward, train step) is reco
 distinguished by ranges. PyTorch's profiler runs inside this process. Nsight Systems must have been
 started around it; then this process only opens the capture, and `nsys_result` adds the report.
 
-Records besides those of `trace_data`: `time` of the forward pass, `flops` and `traffic` per part of
-attention by the cost model (our model with naive attention only, and not under autocast, which
-mixes types), `tokens`, `parameters`, `autocast`, `tf32`, `threads`, and `profiler_note`, why nsys
-was not used.
+A mode that runs out of memory is a record with a reason, and the others are recorded without it.
+
+Records besides those of `trace_data`: `time` of the forward pass, `matmul_flops` per mode (our
+model only), `flops` and `traffic` per part of attention by the cost model (with naive attention
+only, and not under autocast, which mixes types), `tokens`, `parameters`, `autocast`, `tf32`,
+`threads`, and `profiler_note`, why nsys was not used.
 """
 
 from __future__ import annotations
@@ -21,24 +23,27 @@ import torch
 from torch import nn
 
 from lmlab.chapters.end_to_end.measure import prepare, refuse_if_too_large, time_steps
-from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, Reduced, mode_range, of_trace
+from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, Reduced, mode_range, of_trace
 from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.jobs.run import memory_reason
 from lmlab.jobs.workload import OWN_ATTENTION, Step, Workload, workload_of
 from lmlab.measure.clock import collector_paused, synchronize
+from lmlab.measure.device import is_out_of_memory
 from lmlab.measure.identity import find_machine
 from lmlab.measure.precision import tf32_allowed, why_unsupported
-from lmlab.measure.records import Record, timed, value
+from lmlab.measure.records import Record, timed, value, without_value
 from lmlab.measure.trace.annotate import annotated
 from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE
 from lmlab.measure.trace.ranges import named
 from lmlab.measure.trace.recording import capture, profile, under_nsys
+from lmlab.model import cost
 from lmlab.model.attention_cost import attention_parts
 from lmlab.study.points import Point
 
 TRACES = Path("traces")
 TORCH_TRACE = "trace.json.gz"
-# A train step covers the other mode with gradients; two of them load and allocate everything.
-TRAIN_WARMUP = 2
+# The first run loads and allocates everything, the second finds it there.
+WARMUP = 2
 
 Steps = dict[str, Step]
 
@@ -57,14 +62,14 @@ def measure(point: Point, device: torch.device) -> Outcome:
             for mode in PHASES_OF_MODE
         }
         times = time_steps(steps["forward"], _with_mode(point, "forward"), device)
-        for _ in range(TRAIN_WARMUP):
-            run_mode(steps["train_step"])
-            synchronize(device)
+        too_large = warm_up(steps, device)
         measured = [
             timed(times.phases["forward"], phase="forward"),
             *workload_records(workload, model),
+            *too_large.values(),
         ]
-        recorded, data = record(steps, model, workload, point, device)
+        fitting = {mode: step for mode, step in steps.items() if mode not in too_large}
+        recorded, data = record(fitting, model, workload, point, device)
     return Outcome(measurements=[*measured, *recorded], data=data)
 
 
@@ -78,6 +83,26 @@ def _why_not(workload: Workload, point: Point, device: torch.device) -> str | No
     if point.settings["profiler"] == "nsys" and not under_nsys():
         return "profiler = 'nsys', but nsys is not recording this process; use the workflow"
     return why_unsupported(workload.precision.name, device)
+
+
+def warm_up(steps: Steps, device: torch.device) -> dict[str, Record]:
+    """Run every mode; by mode, why it runs out of memory. The others are recorded without it."""
+    too_large = {}
+    for mode, step in steps.items():
+        try:
+            for _ in range(WARMUP):
+                run_mode(step)
+                synchronize(device)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = memory_reason(error, device)
+            too_large[mode] = without_value("span_time", "oom", reason, mode=mode, phase=TOTAL)
+        if mode in too_large:  # the error, whose traceback kept tensors alive, is gone by now
+            vars(step)["_loss"] = None
+            step.zero_grad()
+            torch.cuda.empty_cache()
+    return too_large
 
 
 def run_mode(step: Step) -> None:
@@ -126,11 +151,16 @@ def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
         "profiler_note": os.environ.get(NSYS_UNAVAILABLE) or None,
     }
     records = [value(name, fact, "") for name, fact in facts.items() if fact is not None]
+    if workload.is_ours:
+        for mode in PHASES_OF_MODE:
+            phases = cost.flops(workload.shape, mode=mode)  # type: ignore[arg-type]
+            matmuls = sum(phase["matmul"] for phase in phases.values())
+            records.append(value("matmul_flops", matmuls, "FLOP", mode=mode))
     counted = workload.is_ours and workload.attention == OWN_ATTENTION
     if not counted or workload.precision.autocast:
         return records
     costs = attention_parts(workload.shape, element_bytes=workload.precision.dtype.itemsize)
-    for part, cost in costs.items():
-        records.append(value("flops", cost.flops, "FLOP", part=part))
-        records.append(value("traffic", cost.bytes, "B", part=part))
+    for part, work in costs.items():
+        records.append(value("flops", work.flops, "FLOP", part=part))
+        records.append(value("traffic", work.bytes, "B", part=part))
     return records

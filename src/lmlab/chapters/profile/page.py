@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ FAMILIES = {
     "matmul_tensor_core": "matmul (tensor cores)",
     **{name: name for name in ("matmul", *OTHER_FAMILIES, "copy", "optimizer")},
 }
+PASSES = ("forward", "backward", "optimizer")
 PARTS = {
     "scores": "scores QKᵀ",
     "scale_and_mask": "scale and mask",
@@ -43,6 +45,10 @@ MEMORY_BOUND_FROM = 0.5
 OTHER_KERNELS = 5
 
 WALL = {"quantity": "time", "phase": "forward", "clock": "wall"}
+# What the name of a matmul kernel tells: library, tile of the output, layout of the operands.
+LIBRARY = re.compile(r"xmma|cutlass|nvjet|ampere|hopper|volta|turing|gemv|gemm", re.IGNORECASE)
+TILE = re.compile(r"(?<![\dx])(\d+x\d+)")
+LAYOUT = re.compile(r"_([nt]{2}|[NT]{3})(?:_|$)")
 
 
 def derive(rows: Rows, results: Results) -> Rows:
@@ -56,20 +62,58 @@ def derive(rows: Rows, results: Results) -> Rows:
     idle = {"late": _of("host_late_gap_time"), "span": _of("span_time", phase="total")}
     rows = combine(rows, "host_bound_share", idle, lambda p: p.late / p.span, on=RUN)
     # The end-to-end chapter times the same forward pass in a separate process.
-    other = {"chapter": "end_to_end", "mode": "forward", "start": "warm", "status": "ok", **WALL}
-    times = select(results.rows, **other).drop_duplicates(POINT).set_index(POINT)["value"]
-    rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _at(times, f))
+    forward = _end_to_end(results, mode="forward", phase="forward")
+    rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _at(forward, f))
+    passes = {name: _of("span_time", mode="train_step", phase=name) for name in PASSES}
+    rows = combine(rows, "backward_to_forward", passes, lambda p: p.backward / p.forward)
+    rows = _utilization(rows, results)
     copy_bandwidth = results.value(chapter="machine", quantity="copy_bandwidth")
-    return _told_apart(_attention(rows, copy_bandwidth))
+    rows = _attention(rows, copy_bandwidth)
+    names = zip(rows["kernel"], rows["family"], strict=True)
+    rows = rows.assign(shown=[kernel_name(kernel, family) for kernel, family in names])
+    if len(distinct(rows, ["batch"])) > 1:
+        rows = rows.assign(size=rows["size"] + rows["batch"].map(", batch {}".format))
+    return rows
 
 
-def _told_apart(rows: Rows) -> Rows:
-    """Batch and precision in the name of a size where the study profiles several."""
-    size = rows["size"].astype(str)
-    for key, form in (("batch", ", batch {}"), ("precision", ", {}")):
-        if len(distinct(rows, [key])) > 1:
-            size = size + rows[key].map(form.format)
-    return rows.assign(size=size)
+def _end_to_end(results: Results, **where: str) -> Any:
+    """Wall times of the same point in the end-to-end chapter."""
+    where |= {"chapter": "end_to_end", "quantity": "time", "clock": "wall", "start": "warm"}
+    rows = select(results.rows, status="ok", **where)
+    return rows.drop_duplicates(POINT).set_index(POINT)["value"]
+
+
+def _utilization(rows: Rows, results: Results) -> Rows:
+    """A training step's utilization as a product: how near its matmul kernels come to the peak,
+    which share of the device time they take, which share of the wall time the device is busy."""
+    step = {"mode": "train_step"}
+    peaks = select(results.rows, chapter="machine", quantity="stated_matmul_rate", status="ok")
+    peak = peaks.set_index("dtype")["value"] if len(peaks) else pd.Series(dtype=float)
+    matmuls = select(rows, quantity="family_total_time", family=list(MATMULS), **step)
+    matmul_ms = matmuls.groupby("source")["value"].sum()
+    flops = _of("matmul_flops", **step)
+    rows = derived(rows, "matmul_rate", flops, lambda f: f.value / f.source.map(matmul_ms) / 1e9)
+    rate = {**_of("matmul_rate"), "precision": list(peak.index)}
+    rows = derived(rows, "share_of_peak", rate, lambda f: f.value / f.precision.map(peak))
+    wall = _end_to_end(results, phase="total", **step)
+    total = _of("total_time", phase="total", **step)
+    rows = derived(rows, "device_share", total, lambda f: f.value / _at(wall, f))
+    factors = ("share_of_peak", "matmul_share", "device_share")
+    parts = {name: _of(name, **step) for name in factors}
+    return combine(rows, "utilization", parts, lambda p: p.prod(axis=1))
+
+
+def kernel_name(kernel: Any, family: Any) -> Any:
+    """A matmul kernel as library, tile and layout; other kernels keep their short name."""
+    library, tile, layout = (form.search(str(kernel)) for form in (LIBRARY, TILE, LAYOUT))
+    if family not in MATMULS or library is None or tile is None:
+        return kernel
+    return " ".join([library[0].lower(), tile[1], *(layout.groups() if layout else ())])
+
+
+def one_precision(rows: Rows) -> Rows:
+    """The study's first precision: what the front page shows."""
+    return select(rows, precision=list(rows["precision"].dropna())[:1])
 
 
 def _of(name: str, **labels: Any) -> dict[str, Any]:
@@ -126,10 +170,17 @@ def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
     return derived(rows, "share_of_copy", bandwidth, lambda f: f.value / copy_bandwidth)
 
 
+def recorded(rows: Rows) -> Rows:
+    """The precisions of which anything was recorded, with the points that are missing."""
+    found = distinct(select(rows, quantity="profiler_version"), ["precision"])
+    return select(rows, precision=[name for (name,) in found])
+
+
 def at_longest(rows: Rows) -> Rows:
-    """The rows of each size at the longest context that was recorded for it."""
-    longest = select(rows, quantity="profiler_version").groupby("size")["context"].max()
-    return rows[rows["context"] == rows["size"].map(longest)]
+    """The rows of each size and precision at the longest context that was recorded for it."""
+    run = ["size", "precision"]
+    longest = select(rows, quantity="profiler_version").groupby(run)["context"].max()
+    return rows[rows["context"].to_numpy() == _at(longest, rows)]
 
 
 def other_kernels(rows: Rows) -> Rows:
@@ -148,6 +199,7 @@ def outer_families(results: Results) -> Rows:
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
     if rows.empty:
         return rows
+    rows = one_precision(rows)
     sizes, contexts = list(rows["size"]), sorted(rows["context"])
     rows = select(rows, size=sizes[:1] + sizes[-1:], context=contexts[:1] + contexts[-1:])
     at = rows["size"] + "\n" + rows["context"].astype(str)
@@ -173,7 +225,8 @@ def layer_timeline(results: Results) -> Rows:
 
 
 def _name(result: Result) -> str:
-    return f"{result.parameters['size']}, context {result.parameters['context']}"
+    point = result.parameters
+    return f"{point['size']}, context {point['context']}, {point['precision']}"
 
 
 def step_timelines(results: Results) -> Rows:
@@ -200,32 +253,39 @@ ATTENTION = {
     "softmax / matmuls, FLOPs": quantity("flops_to_matmuls"),
     "scale and mask / softmax": quantity("mask_to_softmax", "times"),
 }
-TOP_KERNEL = {
-    "kernel": quantity("kernel_instances", "text", "kernel", rank=1),
-    "calls": quantity("kernel_instances", "integer", rank=1),
-    "share": quantity("kernel_share", "percent", rank=1),
-}
+
+
+def _top_kernel(mode: str, title: str = "{}") -> dict[str, Any]:
+    where: Any = {"rank": 1, "mode": mode}
+    return {
+        title.format("kernel"): quantity("kernel_instances", "text", "shown", **where),
+        title.format("calls"): quantity("kernel_instances", "integer", **where),
+        title.format("share"): quantity("kernel_share", "percent", **where),
+    }
+
+
 FAMILY_SHARES = {
     f"{family}, {MODES[mode]}": quantity("family_share", "percent", mode=mode, family=family)
     for mode, more in (("forward", ()), ("train_step", ("optimizer",)))
     for family in (*OTHER_FAMILIES, *more)
 }
+BY_CONTEXT: Any = {"rows": ["size", "context"], "facet": "precision", "data": recorded}
 TABLES = {
     "front_kernels": Table(
         title="Kernel with the most time in a forward pass at the longest context",
         rows=["size"],
-        data=lambda rows: select(at_longest(rows), mode="forward"),
-        columns=TOP_KERNEL,
+        data=lambda rows: at_longest(one_precision(rows)),
+        columns=_top_kernel("forward"),
     ),
     "front_attention": Table(
         title="Parts of attention in one forward pass at the longest context, all layers",
         rows=["size"],
-        data=at_longest,
+        data=lambda rows: at_longest(one_precision(rows)),
         columns=ATTENTION,
     ),
     "clock": Table(
-        title="A forward pass by the host's clock and by the profiler",
-        rows=["size", "context"],
+        title="A forward pass by the host's clock and by the profiler, {precision}",
+        **BY_CONTEXT,
         columns={
             "wall (ms)": time(phase="forward"),
             "first to last kernel (ms)": quantity("span_time", "ms", mode="forward", phase="total"),
@@ -236,14 +296,37 @@ TABLES = {
         },
     ),
     "top": Table(
-        title="Kernel with the most time: {mode}",
-        rows=["size", "context"],
-        facet="mode",
-        data=lambda rows: rows.assign(mode=rows["mode"].map(MODES)),
-        columns=TOP_KERNEL,
+        title="Kernel with the most time, {precision}",
+        columns={
+            **_top_kernel("forward"),
+            **_top_kernel("forward_backward", "{}, with backward"),
+        },
+        **BY_CONTEXT,
+    ),
+    "phases": Table(
+        title="Training step on the device's timeline: first to last kernel, {precision}",
+        where={"mode": "train_step"},
+        columns={
+            **{f"{name} (ms)": quantity("span_time", "ms", phase=name) for name in PASSES},
+            "backward / forward": quantity("backward_to_forward", "times"),
+        },
+        **BY_CONTEXT,
+    ),
+    "utilization": Table(
+        title="Utilization of a training step as a product of three shares, {precision}",
+        where={"mode": "train_step"},
+        columns={
+            "matmul kernels (TFLOP/s)": quantity("matmul_rate"),
+            "of the stated peak": quantity("share_of_peak", "percent"),
+            "x matmuls in device time": quantity("matmul_share", "percent"),
+            "x device in wall time": quantity("device_share", "percent"),
+            "= utilization": quantity("utilization", "percent"),
+        },
+        **BY_CONTEXT,
     ),
     "others": Table(
-        title="Largest non-matmul kernels of a forward pass, at the longest context",
+        title="Largest non-matmul kernels of a forward pass, at the longest context, {precision}",
+        facet="precision",
         rows=["size", "kernel"],
         data=other_kernels,
         columns={
@@ -252,13 +335,13 @@ TABLES = {
         },
     ),
     "families": Table(
-        title="Share of device time by kernel family",
-        rows=["size", "context"],
+        title="Share of device time by kernel family, {precision}",
+        **BY_CONTEXT,
         columns={**MATMUL_SHARES, **FAMILY_SHARES},
     ),
     "host": Table(
-        title="Host and device in one profiled training step",
-        rows=["size", "context"],
+        title="Host and device in one profiled training step, {precision}",
+        **BY_CONTEXT,
         where={"mode": "train_step"},
         columns={
             "device, first to last kernel (ms)": quantity("span_time", "ms", phase="total"),
@@ -272,13 +355,13 @@ TABLES = {
         },
     ),
     "attention": Table(
-        title="Parts of attention in one forward pass, all layers",
-        rows=["size", "context"],
+        title="Parts of attention in one forward pass, all layers, {precision}",
+        **BY_CONTEXT,
         columns=ATTENTION,
     ),
     "rates": Table(
-        title="Rates of attention's parts by the cost model's FLOPs and bytes",
-        rows=["size", "context"],
+        title="Rates of attention's parts by the cost model's FLOPs and bytes, {precision}",
+        **BY_CONTEXT,
         columns={
             "scores tensor (MiB)": quantity("scores_bytes", "MiB"),
             "QKᵀ (TFLOP/s)": quantity("rate", part="scores"),
@@ -317,7 +400,7 @@ FIGURES = {
         names=PARTS,
         x=Axis(field="context", title="context", categorical=True),
         y=value_axis("share of attention (%)", scale=100),
-        where={"quantity": "part_share"},
+        data=lambda results: one_precision(select(results.rows, quantity="part_share")),
     ),
     "layer": _timeline(
         "One layer of a forward pass: when its kernels run",
@@ -337,8 +420,9 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Values that the templates use; empty if nothing was recorded."""
-    rows = select(chapter.own.rows, status="ok")
+    """Values that the templates use, of the first precision; empty if nothing was recorded."""
+    everything = select(chapter.own.rows, status="ok")
+    rows = one_precision(everything)
     if select(rows, quantity="profiler_version").empty:
         return {}
 
@@ -355,11 +439,14 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "tools": sorted(set(select(rows, quantity="profiler_version")["value"])),
         "notes": sorted(set(select(rows, quantity="profiler_note")["value"])),
         "matmul": {mode: (shares.min(), shares.max()) for mode, shares in matmul.items()},
-        "backward_raises": int((matmul["forward_backward"] > matmul["forward"]).sum()),
-        "optimizer_lowers": int((matmul["train_step"] < matmul["forward_backward"]).sum()),
+        "with_backward": len(matmul["forward_backward"]),
+        "backward_raises": _count(matmul["forward_backward"], "gt", matmul["forward"]),
+        "optimizer_lowers": _count(matmul["train_step"], "lt", matmul["forward_backward"]),
         "optimizer": extremes(optimizer),
-        "same_top": int((top["forward"] == top["forward_backward"]).sum()),
-        "cores": _cores(rows),
+        "same_top": _count(top["forward_backward"], "eq", top["forward"]),
+        "precisions": [name for (name,) in distinct(everything, ["precision"])],
+        "cores": _cores(everything),
+        "utilization": extremes(select(everything, quantity="utilization")),
         "clock_agrees": int((abs(span["value"] - 1) <= AGREES_WITHIN).sum()),
         "softmax_time": extremes(select(rows, quantity="softmax_to_matmuls")),
         "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
@@ -369,6 +456,11 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "pointwise": extremes(select(rows, quantity="pointwise_share")),
         "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),
     }
+
+
+def _count(values: Any, comparison: str, others: Any) -> int:
+    """At how many points the comparison holds; the others may have more points."""
+    return int(getattr(values, comparison)(others.reindex(values.index)).sum())
 
 
 def _cores(rows: Rows) -> dict[str, dict[str, float]]:

@@ -16,8 +16,9 @@ that does work counts as a kernel. Records, with the label `mode` unless noted:
 - `profiler_version` (no mode)
 
 `data` has what is larger: per mode the kernel table and the host's longest waits, gaps and calls;
-`attention_parts` with their kernels; `slow_ranges`; `timeline` of the train step; `layer`, every
-kernel of one layer of its forward pass. Kernels are indices into `names`.
+`attention_parts` with their kernels; `slow_ranges`; `timeline` of the train step (of the largest
+mode that fitted); `layer`, every kernel of one layer of its forward pass. Kernels are indices into
+`names`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.measure.records import Label, Record, value
+from lmlab.measure.records import Label, Record, value, values
 from lmlab.measure.trace import nsys
 from lmlab.measure.trace.digest import Names, digest, section, slow_ranges
 from lmlab.measure.trace.families import MATMULS
@@ -69,20 +70,21 @@ def of_trace(trace: Trace) -> Reduced:
 
 
 def digests(trace: Trace) -> dict[str, Any]:
-    """Each run's digest, attention's parts and the timelines."""
+    """Digest of each run that fitted, attention's parts, and the timelines of the last run."""
     names = Names()
-    runs = {mode: section(trace, mode_range(mode)) for mode in PHASES_OF_MODE}
+    recorded = [mode for mode in PHASES_OF_MODE if mode_range(mode) in set(trace.ranges["name"])]
+    runs = {mode: section(trace, mode_range(mode)) for mode in recorded or PHASES_OF_MODE}
     for mode, run in runs.items():
         if run.kernels.empty:
             raise TraceError(f"trace: {trace.tool} recorded no kernels in {mode_range(mode)!r}")
-    step = runs["train_step"]
+    last = recorded[-1]
     return {
         "tool": trace.tool,
         "modes": {mode: digest(run, PHASES_OF_MODE[mode], names) for mode, run in runs.items()},
         "attention_parts": attention_parts(runs["forward"], names),
         "slow_ranges": slow_ranges(trace, [mode_range(mode) for mode in runs]),
-        "timeline": timeline(step, PHASES_OF_MODE["train_step"]),
-        "layer": one_layer(step, "forward", RANGES_IN_ATTENTION, names),
+        "timeline": timeline(runs[last], PHASES_OF_MODE[last]),
+        "layer": one_layer(runs[last], "forward", RANGES_IN_ATTENTION, names),
         "names": names.rows(),
     }
 
@@ -121,27 +123,16 @@ def reduced(found: Mapping[str, Any]) -> Reduced:
     for mode, run in found["modes"].items():
         host_ns = sum(phase["host_ns"] for phase in run["phases"])
         for phase in (*run["phases"], {**run, "phase": TOTAL, "host_ns": host_ns}):
-            records += _records(phase, mode=mode, phase=phase["phase"])
+            records += values(phase, mode=mode, phase=phase["phase"])
         for family, times in run["families"].items():
-            records += _records(times, "family_", mode=mode, family=family)
+            records += values(times, "family_", mode=mode, family=family)
         for times, labels in _top_kernels(run, found["names"]):
-            records += _records(times, "kernel_", mode=mode, **labels)
-        records += _records({**run["host"], "launch_ns": _launch_ns(run)}, mode=mode)
+            records += values(times, "kernel_", mode=mode, **labels)
+        records += values({**run["host"], "launch_ns": _launch_ns(run)}, mode=mode)
     for part in found["attention_parts"] or ():
-        records += _records(part, "part_", part=part["part"])
+        records += values(part, "part_", part=part["part"])
     modes = {mode: {key: run[key] for key in PAYLOAD} for mode, run in found["modes"].items()}
     return records, {key: found[key] for key in found if key != "tool"} | {"modes": modes}
-
-
-def _records(source: Mapping[str, Any], prefix: str = "", **labels: Label) -> list[Record]:
-    """A record per number: `busy_ns` becomes `busy_time` in milliseconds, the rest are counts."""
-    return [
-        {**value(f"{prefix}{key[:-3]}_time", number / 1e6, "ms", **labels), "clock": "device"}
-        if key.endswith("_ns")
-        else value(f"{prefix}{key}", number, "", **labels)
-        for key, number in source.items()
-        if isinstance(number, int | float)
-    ]
 
 
 def _top_kernels(

@@ -40,19 +40,19 @@ def summarize(
     requested = replayed.totals(lambda allocation: allocation.size)
     return {
         "events": end - start,
-        "history_was_cut": recording.history.dropped,
-        "replayed_bytes": totals[peak - BEFORE],
-        "replayed_requested_bytes": requested[peak - BEFORE],
+        "history_cut": recording.history.dropped,
+        "replayed_peak_bytes": totals[peak - BEFORE],
+        "requested_peak_bytes": requested[peak - BEFORE],
         "peak_event": peak - start,
         "peak_phase": _phase_at(peak, recording.phases),
-        "live_categories_bytes": _by_category(live),
-        "live_scores_bytes": activations_shaped(live, score_shape),
+        "live_categories": _by_category(live),
+        "live_scores": activations_shaped(live, score_shape),
         "live_pieces": len(live),
         "live_lines": by_line(live),
         "live_largest": largest(live),
         "phases": [_phase(span, totals, start) for span in recording.phases],
         "timeline": _timeline(labelled, replayed, start, end),
-        "stream": found_tensors(labelled, live, stream_bytes),
+        **found_tensors(labelled, live, stream_bytes),
     }
 
 
@@ -120,10 +120,9 @@ def found_tensors(
         if each.allocation.size == size and each.allocation.born != BEFORE
     )
     return {
-        "bytes": size,
-        "allocated": lines.total(),
-        "live_at_peak": sum(each.allocation.size == size for each in live),
-        "lines": dict(lines.most_common(5)),
+        "stream_allocations": lines.total(),
+        "stream_live": sum(each.allocation.size == size for each in live),
+        "stream_lines": dict(lines.most_common(5)),
     }
 
 

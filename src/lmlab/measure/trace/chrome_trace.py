@@ -37,18 +37,20 @@ def read(path: Path, *, on_cpu: bool, tool: str = "torch profiler") -> Trace:
     if not path.is_file():
         raise TraceError(f"trace: {path} does not exist")
     try:
-        events = _load(path)
-        ranges = _host_side(events, "user_annotation")
-        calls = _host_side(events, *(["cpu_op"] if on_cpu else _API_CATEGORIES))
-        work = _device_side(events)
+        return _trace(_load(path), on_cpu, tool)
     except (*_UNREADABLE, *_MALFORMED) as error:
         found = f"{type(error).__name__}: {error}".splitlines()[0]
         raise TraceError(f"trace: {path} is not a profiler's JSON trace: {found}") from None
+
+
+def _trace(events: list[Event], on_cpu: bool, tool: str) -> Trace:
+    ranges = _host_side(events, "user_annotation")
     ranges["end_ns"] = ranges["start_ns"] + ranges["duration_ns"]
+    calls = _host_side(events, *(["cpu_op"] if on_cpu else _API_CATEGORIES))
     if on_cpu:
         return _cpu_trace(calls, ranges, tool)
-    work["process"] = calls["process"].iloc[0] if len(calls) else 0
-    return assemble(work, calls, ranges, tool)
+    process = calls["process"].iloc[0] if len(calls) else 0
+    return assemble(_device_side(events).assign(process=process), calls, ranges, tool)
 
 
 def _load(path: Path) -> list[Event]:

@@ -125,6 +125,8 @@ def _families(work: pd.DataFrame) -> pd.Series:
 
 
 def _ordered(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    if (frame["duration_ns"] < 0).any():
+        raise TraceError("something ends before it starts")
     ordered = frame.sort_values("start_ns", kind="stable", ignore_index=True)[list(columns)]
     ordered["name"] = ordered["name"].cat.remove_unused_categories()
     return ordered

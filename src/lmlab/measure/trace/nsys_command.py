@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 UNDER_NSYS = "LMLAB_UNDER_NSYS"
@@ -43,8 +44,8 @@ class Nsys:
     release: tuple[int, int]
     """Year and number of the release: (2025, 3)."""
 
-    def profile_options(self) -> list[str]:
-        """Options of `nsys profile` that record only what a program marks."""
+    def profile_options(self, more: Iterable[str] = ()) -> list[str]:
+        """Options of `nsys profile` that record only what a program marks, and `more` of it."""
         renamed = self.release >= RENAMED
         return [
             "--trace=cuda,nvtx",
@@ -54,6 +55,7 @@ class Nsys:
             "--capture-range-end=stop" if renamed else "--stop-on-range-end=true",
             "--kill=none",
             "--force-overwrite=true",
+            *more,
         ]
 
     def export_options(self) -> list[str]:

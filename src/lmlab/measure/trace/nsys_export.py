@@ -7,7 +7,10 @@ reported by name, whatever the version.
 
 Rows are fetched in batches and stored as 64-bit integers: as Python objects, the rows of a 500 MB
 export would take gigabytes. Strings that are not valid UTF-8 (a kernel or range may be named
-anything) are read with replacement characters.
+anything, and exports from Windows have such metadata) are read with replacement characters.
+
+A file from elsewhere may hold anything, a view that recurses forever too: SQLite's work is limited
+in proportion to the file, to a hundred times what real exports take.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from lmlab.measure.trace.frames import TraceError, names
 Row = tuple[Any, ...]
 
 BATCH_ROWS = 50_000
+LONGEST_TEXT_BYTES = 2**24
+# Real exports take one step of SQLite's machine per eight bytes.
+STEPS_PER_BYTE, SPARE_STEPS, STEPS_PER_CHECK = 12, 10**7, 10**5
 
 
 class Export:
@@ -53,10 +59,10 @@ class Export:
             return
         try:
             cursor = self._database.execute(f"SELECT {columns} FROM {table} WHERE {where}")
-        except sqlite3.OperationalError as error:
+            while batch := cursor.fetchmany(BATCH_ROWS):
+                yield batch
+        except sqlite3.DatabaseError as error:
             raise TraceError(f"table {table} of schema {self.schema}: {error}") from None
-        while batch := cursor.fetchmany(BATCH_ROWS):
-            yield batch
 
     def integers(
         self,
@@ -95,6 +101,10 @@ def opened(path: Path) -> Iterator[Export]:
     # Immutable: no lock or journal in a directory that may be read-only or remote.
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     database.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT_BYTES)
+    checks = (SPARE_STEPS + STEPS_PER_BYTE * path.stat().st_size) // STEPS_PER_CHECK
+    remaining = iter(range(checks))
+    database.set_progress_handler(lambda: next(remaining, None) is None, STEPS_PER_CHECK)
     try:
         yield Export(database)
     except (sqlite3.DatabaseError, TraceError) as error:

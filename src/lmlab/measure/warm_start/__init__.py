@@ -11,10 +11,9 @@ The helper must stay forkable. It runs no torch operation: OpenMP's threads do n
 and the child's first parallel operation would wait for them forever. It never calls CUDA, not even
 to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails.
 
-The supervisor watches the job, the client and the helper. When any of them ends, however it ends,
-every process that the job has started is killed. Without a helper (LMLAB_WARM_START=0, `cold=True`,
-or any problem with it) the same supervisor starts the job as a fresh interpreter: slower, but
-otherwise the same.
+The supervisor watches the job and the client. When one of them ends, however it ends, every process
+that the job has started is killed. Without a helper (LMLAB_WARM_START=0, `cold=True`, or any
+problem with it) a fresh interpreter is the supervisor: slower, but otherwise the same.
 """
 
 from lmlab.measure.warm_start.client import run

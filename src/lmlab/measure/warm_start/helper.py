@@ -1,7 +1,11 @@
-"""The helper: libraries imported, nothing run, no GPU touched; it forks a supervisor per client.
+"""The helper and its supervisors: libraries imported, nothing run, no GPU touched.
 
-It waits for clients, for the end of supervisors and for SIGTERM, and ends by itself when idle. What
-a killed supervisor leaves behind is adopted by the helper and killed.
+The helper forks a supervisor for each client and ends by itself when idle. A supervisor adopts
+whatever its job orphans, so that all processes of the job are its descendants. When the job ends,
+or the client closes its connection (the kernel does that for a killed client), it kills them all.
+Then it sends the exit status; a client that gets the job's pid and no status knows that the job was
+lost. If the supervisor is killed, the kernel kills the job, and the helper adopts and kills the
+rest. If the helper is killed, its supervisors and jobs go on.
 """
 
 import contextlib
@@ -11,12 +15,10 @@ import select
 import signal
 import socket
 import sys
-import time
+import threading
 import traceback
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from lmlab.measure.warm_start.client import PATIENCE_S, Job
 from lmlab.measure.warm_start.job import run_in_fork
@@ -27,63 +29,78 @@ from lmlab.measure.warm_start.processes import (
     kill_family,
     live_processes,
 )
-from lmlab.measure.warm_start.supervisor import EVENTS, receive_events_as_signals, supervise
 
 
-def main(descriptor: str, path: str, idle_s: str) -> None:
-    """Become a daemon, import the libraries, serve, and leave nothing behind."""
-    if os.fork():
-        os._exit(0)
+def main(descriptor: str, path: str = "", idle_s: str = "") -> None:
+    """Serve the clients of an inherited socket; without a path, the one client at its other end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses would be lost
-    adopt_orphans()
-    with socket.socket(fileno=int(descriptor)) as listener:
-        listener.listen()  # again, so that clients see this process as their peer
+    with socket.socket(fileno=int(descriptor)) as inherited:
+        if not path:
+            supervise(inherited)
+            return
+        if os.fork():  # the helper is nobody's child
+            os._exit(0)
+        os.chdir(Path(path).parent)
+        adopt_orphans()
+        inherited.listen()  # again, so that clients see this process as their peer
         preload()
         sys.stdout.flush()  # or each fork would write it again
-        serve(listener, float(idle_s))
-        Path(path).unlink(missing_ok=True)  # first, so that new clients start another helper
-        kill_family(os.getpid())
+        serve(inherited, float(idle_s))
+        Path(path).unlink(missing_ok=True)
 
 
 def serve(listener: socket.socket, idle_s: float) -> None:
-    """Fork a supervisor for each client until SIGTERM, or until idle for so many seconds."""
-    listener.setblocking(False)
-    receive_events_as_signals(listener)
-    supervisors: set[int] = set()
-    deadline = time.monotonic() + idle_s
+    """Fork a supervisor for each client, until none has come and none is left for so long."""
+    signal.signal(signal.SIGCHLD, lambda *_: _clean_up())
+    listener.settimeout(idle_s)
     while True:
-        supervisors.update(_accept(listener))
-        if ended := set(_reap()):
-            supervisors -= ended
-            deadline = time.monotonic() + idle_s
-            for pid, (parent, _) in live_processes().items():
-                if parent == os.getpid() and pid not in supervisors:
-                    kill_family(pid)
-        remaining = idle_s if supervisors else deadline - time.monotonic()
-        if remaining <= 0:
-            return
-        event = signal.sigtimedwait(EVENTS, remaining)
-        if event is not None and event.si_signo == signal.SIGTERM:
-            return
-
-
-def _accept(listener: socket.socket) -> Iterator[int]:
-    """Fork a supervisor for each client that waits."""
-    helper = os.getpid()
-    with contextlib.suppress(OSError):  # no client left, or no process to be had
-        while True:
+        try:
             client, _ = listener.accept()
-            with client:
-                if (pid := os.fork()) == 0:
-                    _become_supervisor(listener, client, helper)
-                yield pid
+        except TimeoutError:
+            if not _children():
+                return
+            continue
+        with client, contextlib.suppress(OSError):  # no process to be had: the client notices
+            _fork(_supervise_apart, listener, client)
 
 
-def _become_supervisor(listener: socket.socket, client: socket.socket, helper: int) -> NoReturn:
-    """In the fork: read the client's request, carry it out, and end."""
+def _supervise_apart(listener: socket.socket, client: socket.socket) -> None:
+    listener.close()  # or clients of a helper that was killed would wait for an answer
+    supervise(client)
+
+
+def _clean_up() -> None:
+    """Reap supervisors, and kill orphans: unlike supervisors, they are in a job's session."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    for pid, session in _children().items():
+        if session != os.getsid(0):
+            kill_family(pid)
+
+
+def _children() -> dict[int, int]:
+    """Session ids of this process's children."""
+    alive, me = live_processes(), os.getpid()
+    return {pid: session for pid, (parent, session) in alive.items() if parent == me}
+
+
+def _fork(do: Callable[..., None], *arguments: object) -> int:
+    """The pid of a child that does this and nothing else; it fails if this returns."""
+    if pid := os.fork():
+        return pid
     try:
-        die_with_parent(helper)
-        listener.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        do(*arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def supervise(client: socket.socket) -> None:
+    """Run the job that the client asks for, unless the client is gone."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
         client.settimeout(PATIENCE_S)
         client.sendall(b"\n")
         _, streams, _, _ = socket.recv_fds(client, 1, 3)
@@ -92,18 +109,38 @@ def _become_supervisor(listener: socket.socket, client: socket.socket, helper: i
         client.settimeout(None)
         # A client that has closed its connection by now has run the job elsewhere.
         if request and not select.select([client], [], [], 0)[0]:
-            job = Job(*json.loads(request))
-            supervise(partial(run_in_fork, job), client, helper, job.ignored_signals, streams)
-    except (ConnectionError, TimeoutError):
-        pass  # the client is gone
-    except BaseException:
-        traceback.print_exc()
+            _run(Job(*json.loads(request)), streams, client)
+
+
+def _run(job: Job, streams: Sequence[int], client: socket.socket) -> None:
+    adopt_orphans()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = _fork(_become, job, streams, client, os.getpid())
+    for stream in streams:  # whoever reads them waits until every copy is closed
+        os.close(stream)
+    try:
+        client.sendall(f"{pid}\n".encode())
+        threading.Thread(target=_kill_without_client, args=(client,), daemon=True).start()
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     finally:
-        os._exit(0)
+        kill_family(os.getpid())
+    # Reaped last: until then the client may signal the job, and its pid must not be reused.
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    client.sendall(f"{status}\n".encode())
 
 
-def _reap() -> Iterator[int]:
-    """The children that have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while pid := os.waitpid(-1, os.WNOHANG)[0]:
-            yield pid
+def _kill_without_client(client: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError):
+        client.recv(1)  # a client sends nothing more, so this returns when it is gone
+    kill_family(os.getpid())
+
+
+def _become(job: Job, streams: Sequence[int], client: socket.socket, supervisor: int) -> None:
+    """A session of its own, the client's streams, and the job."""
+    os.setsid()
+    die_with_parent(supervisor)
+    client.close()
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    run_in_fork(job)

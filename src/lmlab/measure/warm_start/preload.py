@@ -26,10 +26,6 @@ COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
 DRIVER = Path("/dev/nvidiactl")
 
 
-class GpuOpenedError(RuntimeError):
-    """An import initialized CUDA, so that no fork of this process could use it."""
-
-
 def preload() -> None:
     """Import what jobs need; children share the memory."""
     for name in LIBRARIES:
@@ -39,7 +35,7 @@ def preload() -> None:
     if DRIVER.exists() and _in_fork(_compiler_can_be_preloaded):
         _import_compiler()
     if _gpu_is_open():
-        raise GpuOpenedError("importing the libraries opened the GPU; no fork could use it")
+        raise RuntimeError("importing the libraries opened the GPU; no fork could use it")
     gc.collect()
     gc.freeze()  # otherwise the collector writes to every object and unshares its page
 

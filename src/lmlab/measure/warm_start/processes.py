@@ -1,4 +1,4 @@
-"""Process trees: finding and killing everything that a job has started.
+"""Process trees: signalling, finding and killing everything that a job has started.
 
 A job is the leader of a session, and what it starts carries the job's pid as session id even after
 the processes in between have exited. A process that opens a new session is still found as a
@@ -13,22 +13,47 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Iterator
 
+GRACE_S = 2.0
+"""How long a job may take to end after a signal; one that waits in a driver never would."""
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # From <linux/prctl.h>; Python has no names for these.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+@contextlib.contextmanager
+def relay_signals(leader: int) -> Iterator[None]:
+    """Pass signals that would end this process on to a job, which must then end soon.
+
+    Ignored signals stay ignored. Only the main thread can receive any.
+    """
+    timers: list[threading.Timer] = []
+
+    def relay(number: int, _frame: object) -> None:
+        signal_group(leader, number)
+        timers.append(threading.Timer(GRACE_S, kill_family, [leader]))
+        timers[-1].start()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in _FORWARDED if is_main and signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, relay) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for timer in timers:
+            timer.cancel()
+
+
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when `parent` dies, even if that has already happened."""
-    signal_on_parent_death(signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def signal_on_parent_death(number: int) -> None:
-    """Have the kernel send this process a signal when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
@@ -55,23 +80,22 @@ def live_processes() -> dict[int, tuple[int, int]]:
     return found
 
 
-def family(root: int) -> set[int]:
-    """The live processes of session `root`, and the descendants of `root` and of those."""
+def kill_family(root: int) -> None:
+    """Kill session `root` and all descendants except this process, until no new one appears."""
+    done = {os.getpid()}
+    while members := _family(root) - done:
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        done |= members
+
+
+def _family(root: int) -> set[int]:
     processes = live_processes()
     members = {pid for pid, (_, session) in processes.items() if root in (pid, session)}
     while new := {pid for pid, (parent, _) in processes.items() if parent in members} - members:
         members |= new
     return members
-
-
-def kill_family(root: int) -> None:
-    """Kill all of `family(root)` except this process, until no new member appears."""
-    done = {os.getpid()}
-    while members := family(root) - done:
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        done |= members
 
 
 def signal_group(leader: int, number: int) -> None:

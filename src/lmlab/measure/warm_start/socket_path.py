@@ -18,6 +18,7 @@ import os
 import resource
 import socket
 import stat
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -27,11 +28,6 @@ _READ_AT_IMPORT = (
     *("MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH"),
     *("TORCH", "TRITON", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
-_READ_LATER = {"CUDA_VISIBLE_DEVICES"}
-
-
-class WarmStartUnavailable(OSError):
-    """No helper can be used here; the job can still run in a fresh process."""
 
 
 def socket_path() -> Path:
@@ -52,7 +48,7 @@ def private_directory() -> Path:
     found = directory.lstat()
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if found.st_uid != os.geteuid() or not is_private:
-        raise WarmStartUnavailable(
+        raise PermissionError(
             f"{directory} is {stat.filemode(found.st_mode)} of user {found.st_uid}; "
             f"allowed: drwx------ of user {os.geteuid()}"
         )
@@ -64,12 +60,16 @@ def connect(path: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(path))
-    except OSError as error:
+        return connection
+    except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
-        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-            return None
-        raise
-    return connection
+        return None
+
+
+def peer(connection: socket.socket) -> int:
+    """The pid of the process that listens at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def listen(path: Path) -> socket.socket:
@@ -81,17 +81,12 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def helper_environment() -> dict[str, str]:
-    """This process's environment, independent of the directory in which the helper is started."""
-    if not (python_path := os.environ.get("PYTHONPATH")):
-        return dict(os.environ)
-    absolute = os.pathsep.join(map(os.path.abspath, python_path.split(os.pathsep)))
-    return {**os.environ, "PYTHONPATH": absolute}
-
-
 def _environment() -> dict[str, str]:
-    variables = helper_environment().items()
-    return {k: v for k, v in variables if k.startswith(_READ_AT_IMPORT) and k not in _READ_LATER}
+    variables = {k: v for k, v in os.environ.items() if k.startswith(_READ_AT_IMPORT)}
+    folders = variables.get("PYTHONPATH", "").split(os.pathsep)
+    variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders)
+    variables.pop("CUDA_VISIBLE_DEVICES", None)  # read later
+    return variables
 
 
 def _code() -> list[object]:

@@ -1,8 +1,10 @@
-"""Attention in six topics, one module each, from the plain formula to our own kernels.
+"""Attention in eight topics, one module each, from the plain formula to our own kernels.
 
 - `naive`: what the plain formula costs in time and memory, eager and compiled.
+- `softmax`: the operations of the plain formula one by one, softmax fused and written out.
 - `model_compile`: what compiling the whole model gives.
-- `benchmark`: every variant at one shape; forward, backward and both.
+- `benchmark`: every variant at one shape; forward, backward and both, with memory and host time.
+- `shapes`: the same with the heads, head dimension and contexts of the study's models.
 - `tiles`: our kernels with different tile sizes.
 - `leaderboard`: the one shape that others publish.
 - `model`: a training step with one attention and with another.
@@ -24,7 +26,16 @@ if TYPE_CHECKING:
     from lmlab.jobs.outcome import Outcome
     from lmlab.study.points import Point
 
-TOPICS = ("naive", "model_compile", "benchmark", "tiles", "leaderboard", "model")
+TOPICS = (
+    "naive",
+    "softmax",
+    "model_compile",
+    "benchmark",
+    "shapes",
+    "tiles",
+    "leaderboard",
+    "model",
+)
 
 
 def measure(point: Point, device: torch.device) -> Outcome:

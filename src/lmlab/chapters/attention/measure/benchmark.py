@@ -1,14 +1,16 @@
 """Every variant at one shape: forward, backward and both, by CUDA events, in one process.
 
-Each variant runs once and is checked against a reference; a wrong one gets no time. Then, pass by
-pass, the variants take turns until their times have settled (`lmlab.measure.kernel_rounds`).
+Each variant runs once and is checked against a reference; a wrong one gets no time. Its memory and
+the time that the host needs to launch it follow. Then, pass by pass, the variants take turns until
+their times have settled (`lmlab.measure.kernel_rounds`).
 
 `tiled` loops over its tiles in Python, with thousands of launches per pass at long sequences. One
 pass over a short sequence predicts the time of a long one (by the ratio of lengths squared), and a
 variant that would exceed its cap is not started.
 
 Records: `time` per variant and phase, `first_call_time` (compilation included), `error` per tensor,
-`estimated_time` of a variant that loops in Python, `flops` per phase, `threads`.
+`memory` per stage and `host_time` per phase (GPU only), `estimated_time` of a variant that loops in
+Python, `flops` per phase, `threads`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 from lmlab.attention import registry
 from lmlab.chapters.attention.measure import rounds
 from lmlab.chapters.attention.measure.compiling import call_ms, compiler_for
+from lmlab.chapters.attention.measure.memory import note_host_time, note_memory
 from lmlab.chapters.attention.measure.problem import Attend, Problem, Shape, shape_of
 from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -61,6 +64,10 @@ def measure(point: Point, device: torch.device) -> Outcome:
     ):
         problem = Problem(shape, device, settings["seed"])
         attends = rounds.try_all(variants, problem, load, device)
+        for name in variants.running:
+            with variants.attempt(name):
+                note_memory(variants, name, attends[name], problem, device)
+                note_host_time(variants, name, attends[name], problem, device)
         rounds.time_passes(
             variants, attends, problem.passes(), device, rounds.sampling_budget(settings)
         )

@@ -1,41 +1,28 @@
 """The whole model through torch.compile against the eager model: one graph, forward and backward.
 
-The compiled model has the same parameters, so both variants share everything and alternate step by
-step, by wall clock. The first compiled step contains the compilation, with cold caches, and is
-recorded apart. The forward pass is that of training, which saves what backward needs (inference
-would be another graph and another compilation). The optimizer is not compiled.
+The compiled model has the same parameters, so both variants share everything. The first compiled
+step contains the compilation, with cold caches, and is recorded apart. The forward pass is that of
+training, which saves what backward needs (inference would be another graph and another
+compilation). The optimizer is not compiled.
 
-Records: `time` per variant and phase (forward, forward_backward, train_step: sums over the phases
-of a step), `first_step_time`, `loss`, `peak_memory` (GPU only), `attention_replaced` (how often the
-compiler substituted fused attention), `tokens`, `threads`.
+Records: see `shared_model`; `attention_replaced` (how often the compiler substituted fused
+attention).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-
 import torch
 
-from lmlab.chapters.attention.measure.compiling import attention_replaced, call_ms, compiler
-from lmlab.chapters.attention.measure.rounds import alternate, thread_record
-from lmlab.chapters.attention.measure.shared_model import SharedStep, Switch, check_loss
-from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupported
+from lmlab.chapters.attention.measure.compiling import attention_replaced, compiler
+from lmlab.chapters.attention.measure.shared_model import SharedStep, Switch, compare
+from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
-from lmlab.jobs.workload import Workload, workload_of
-from lmlab.measure.clock import PhaseClock
+from lmlab.jobs.workload import workload_of
 from lmlab.measure.precision import tf32_allowed, why_unsupported
 from lmlab.measure.records import value
-from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
 
 EAGER, COMPILED = "eager", "compiled"
-SUMS = {
-    "forward": ("forward",),
-    "forward_backward": ("forward", "backward"),
-    "train_step": ("zero_grad", "forward", "backward", "optimizer"),
-}
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
@@ -48,47 +35,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
         model = workload.build(device)
         compiled = torch.compile(model, fullgraph=True, dynamic=False)
         step = SharedStep(workload, Switch(model, {EAGER: model, COMPILED: compiled}), device)
-        for name in (EAGER, COMPILED):
-            with variants.attempt(name):
-                try_out(name, step, variants, workload, device)
-            if name not in variants.running:
-                step.rebuild()
-        if running := variants.running:
-            times = alternate(partial(one_round, step, running), point.settings, device)
-            for name in running:
-                for phase, parts in SUMS.items():
-                    total = summed([times[f"{name}.{part}"] for part in parts])
-                    variants.time(name, total, phase=phase)
-    return variants.outcome(value("tokens", workload.shape.tokens, ""), thread_record())
-
-
-def try_out(
-    name: str, step: SharedStep, variants: Variants, workload: Workload, device: torch.device
-) -> None:
-    """Record first step, loss and peak memory; raise if the loss is not the eager one."""
-    if name == COMPILED:
-        head_dim = workload.shape.d_model // workload.shape.num_heads
-        refuse_unsupported("compiled", device, workload.precision.dtype, head_dim)
-    variants.note(name, "first_step_time", call_ms(lambda: step.run(name), device), "ms")
-    # That step changed the weights, so both losses are taken after it.
-    loss = step.loss(name)
-    variants.note(name, "loss", loss, "")
-    if EAGER in variants.running:
-        check_loss(loss, step.loss(EAGER), workload.precision.name)
-    if name == COMPILED:
-        variants.note(name, "attention_replaced", attention_replaced(), "")
-    variants.note(name, "peak_memory", step.peak_bytes(name), "B")
-
-
-def one_round(step: SharedStep, names: Sequence[str], clock: PhaseClock) -> None:
-    """One training step of each variant, phase by phase."""
-    for name in names:
-        for phase, run in step.phases(name):
-            with clock.phase(f"{name}.{phase}"):
-                run()
-
-
-def summed(parts: Sequence[Measurement]) -> Measurement:
-    """The sum of some phases, step by step."""
-    samples = zip(*(part.samples_ms for part in parts), strict=True)
-    return replace(parts[0], samples_ms=tuple(map(sum, samples)))
+        needs = {COMPILED: "compiled"}
+        outcome = compare(step, variants, point.settings, needs=needs, compiles=True)
+        replaced = value("attention_replaced", attention_replaced(), "", variant=COMPILED)
+    if COMPILED not in variants.running:
+        return outcome
+    return Outcome(measurements=[*outcome.measurements, replaced])

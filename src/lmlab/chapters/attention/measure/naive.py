@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from lmlab.attention import registry
-from lmlab.chapters.attention.measure.compiling import COMPILES, attention_replaced, compiler_for
+from lmlab.chapters.attention.compiles import COMPILES
+from lmlab.chapters.attention.measure.compiling import attention_replaced, compiler_for
+from lmlab.chapters.attention.measure.memory import note_memory
 from lmlab.chapters.attention.measure.problem import Attend, Problem, shape_of
 from lmlab.chapters.attention.measure.rounds import alternate, flop_records, thread_record, try_all
 from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import TOTAL, Outcome
 from lmlab.measure.clock import PhaseClock
-from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import timed
 from lmlab.study.points import Point
@@ -48,6 +49,10 @@ def measure(point: Point, device: torch.device) -> Outcome:
         for name in variants.running:
             with variants.attempt(name):
                 note_memory(variants, name, attends[name], problem, device)
+                if name in COMPILES:
+                    variants.note(name, "attention_replaced", attention_replaced(), "")
+                else:  # hooks on saved tensors would trigger another compilation
+                    variants.note(name, "saved_memory", saved_bytes(attends[name], problem), "B")
         if running := {name: attends[name] for name in variants.running}:
             times = alternate(partial(one_round, running, problem), settings, device)
             variants.records.append(timed(times.pop(TOTAL), "round_time", phase=TOTAL))
@@ -55,36 +60,6 @@ def measure(point: Point, device: torch.device) -> Outcome:
                 name, phase = key.rsplit(".", 1)
                 variants.time(name, measurement, phase=phase)
     return variants.outcome(*flop_records(problem), thread_record())
-
-
-def note_memory(
-    variants: Variants, name: str, attend: Attend, problem: Problem, device: torch.device
-) -> None:
-    """Record what a variant holds in memory, and what it saves or replaces."""
-    if device.type == "cuda":
-        for stage, held in memory(attend, problem, device).items():
-            variants.note(name, "memory", held, "B", stage=stage)
-    if name in COMPILES:
-        variants.note(name, "attention_replaced", attention_replaced(), "")
-    else:  # hooks on saved tensors would trigger another compilation
-        variants.note(name, "saved_memory", saved_bytes(attend, problem), "B")
-
-
-def memory(attend: Attend, problem: Problem, device: torch.device) -> dict[str, int]:
-    """Peak of forward, what forward leaves, and the peak of both; of this problem's tensors."""
-    torch.cuda.synchronize(device)
-    others = int(torch.cuda.memory_allocated(device)) - _bytes(*problem.inputs, problem.grad_o)
-    reset_peak_memory(device)
-    output = attend(*problem.inputs)
-    forward = peak_memory_bytes(device) or 0
-    held = int(torch.cuda.memory_allocated(device))
-    problem.gradients(output)
-    found = {
-        "forward_peak": forward,
-        "before_backward": held,
-        "peak": peak_memory_bytes(device) or 0,
-    }
-    return {stage: count - others for stage, count in found.items()}
 
 
 def saved_bytes(attend: Attend, problem: Problem) -> int:
@@ -102,10 +77,6 @@ def saved_bytes(attend: Attend, problem: Problem) -> int:
         output = attend(*problem.inputs)
     del output
     return sum(saved.values())
-
-
-def _bytes(*tensors: Tensor) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def one_round(attends: Mapping[str, Attend], problem: Problem, clock: PhaseClock) -> None:

@@ -59,14 +59,20 @@ class Shape:
 
 
 def shape_of(asked: Mapping[str, Any]) -> Shape:
-    """The shape that a point's parameters and settings ask for."""
+    """The shape that a point asks for: its own, or that of attention in a model of its size."""
+    of_model = {}
+    if "num_heads" in asked:
+        heads = asked["num_heads"]
+        head_dim = asked["d_model"] // heads
+        of_model = {"heads": heads, "head_dim": head_dim, "sequence": asked["context"]}
+    found = {**of_model, **asked}
     return Shape(
-        batch=asked["batch"],
-        heads=asked.get("heads"),
-        sequence=asked["sequence"],
-        head_dim=asked["head_dim"],
-        precision=asked["precision"],
-        is_causal=asked["causal"],
+        batch=found["batch"],
+        heads=found.get("heads"),
+        sequence=found["sequence"],
+        head_dim=found["head_dim"],
+        precision=found["precision"],
+        is_causal=found["causal"],
     )
 
 

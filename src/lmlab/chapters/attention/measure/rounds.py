@@ -117,9 +117,10 @@ def alternate(
     ).phases
 
 
-def flop_records(problem: Problem) -> list[Record]:
+def flop_records(problem: Problem, **labels: Label) -> list[Record]:
     """The arithmetic of each pass."""
-    return [value("flops", count, "FLOP", phase=p) for p, count in problem.shape.flops().items()]
+    flops = problem.shape.flops()
+    return [value("flops", count, "FLOP", phase=phase, **labels) for phase, count in flops.items()]
 
 
 def thread_record() -> Record:

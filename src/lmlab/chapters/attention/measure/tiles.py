@@ -5,17 +5,19 @@ program holds a tile of block_m queries and loops over tiles of block_n keys. Ba
 dV, it holds block_n keys and loops over tiles of block_m queries (the loop for dQ swaps the two
 numbers). Larger tiles read less memory for each product, until registers spill or shared memory
 runs out. Every tile size is a variant: checked, timed in turns with the others, or recorded with
-the reason why the GPU rejects it. `chosen` is the row of `kernels/tile_sizes.py`.
+the reason why Triton or the GPU rejects it. `chosen` is the row of `kernels/tile_sizes.py`. A
+kernel is compiled for its tiles and head dimension, not for a length, so one job measures all
+sequences.
 
-Records, all with the labels variant (BLOCK_MxBLOCK_N or chosen), block_m, block_n, num_warps,
-num_stages and specialized (warps that load or compute): `time`, `error` per tensor,
-`shared_memory`, `registers` and `spills` as compiled, `estimated_shared_memory` (by tile size). Of
-the point: `flops` per phase, `shared_memory_limit`.
+Records, all with the labels sequence, variant (BLOCK_MxBLOCK_N or chosen), block_m, block_n,
+num_warps, num_stages and specialized (warps that load or compute): `time`, `error` per tensor,
+`shared_memory`, `registers` and `spills` as compiled, `estimated_shared_memory` (by tile size).
+Further `flops` per sequence and phase, and `shared_memory_limit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -37,7 +39,7 @@ from lmlab.kernels.configs import Direction, Tiles, choose, orient, shared_bytes
 from lmlab.kernels.problem import Problem as KernelProblem
 from lmlab.kernels.problem import device_info
 from lmlab.measure.clock import collector_paused
-from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Label, value
 from lmlab.study.points import Point
 
@@ -48,12 +50,22 @@ WARPS = {16: 4, 32: 4, 64: 4, 128: 8, 256: 8}
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Compare the tile sizes of one direction at one shape."""
+    """Compare the tile sizes of one direction and head dimension, sequence by sequence."""
     asked = {**point.settings, **point.parameters}
-    shape, direction = shape_of(asked), cast(Direction, asked["direction"])
     if asked["attention"] != OURS:
         raise Unsupported(f"attention = {asked['attention']!r} has no tiles; allowed: {OURS}")
-    refuse_unsupported(asked["attention"], device, shape.dtype, shape.head_dim)
+    dtype = precision_named(asked["precision"]).dtype
+    refuse_unsupported(asked["attention"], device, dtype, asked["head_dim"])
+    records = [value("shared_memory_limit", device_info(device).shared_limit, "B")]
+    compared = [compare({**asked, "sequence": each}, device) for each in asked["sequences"]]
+    if not any(variants.running for variants in compared):
+        return compared[0].outcome()
+    return Outcome(measurements=[*records, *(r for each in compared for r in each.records)])
+
+
+def compare(asked: Mapping[str, Any], device: torch.device) -> Variants:
+    """Check and time every tile size at one sequence."""
+    shape, direction = shape_of(asked), cast(Direction, asked["direction"])
     with tf32_allowed(shape.tf32), collector_paused():
         problem = Problem(shape, device, asked["seed"])
         kernel = Kernel(problem, direction, device)
@@ -62,7 +74,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
             for block_m, block_n in asked["tiles"]
         }
         tiles[CHOSEN] = kernel.chosen()
-        variants = Variants({name: labels(t) for name, t in tiles.items()}, device)
+        length = {"sequence": shape.sequence}
+        variants = Variants({name: {**labels(t), **length} for name, t in tiles.items()}, device)
+        variants.records += flop_records(problem, **length)
         for name, each in tiles.items():
             with variants.attempt(name):
                 for quantity, number in kernel.resources(each):
@@ -71,8 +85,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
                 check_errors(variants, name, kernel.errors(each), shape.dtype)
         calls = {name: partial(kernel.prepare, tiles[name]) for name in variants.running}
         sample_in_turns(variants, calls, device, sampling_budget(asked))
-    limit = value("shared_memory_limit", device_info(device).shared_limit, "B")
-    return variants.outcome(*flop_records(problem), limit)
+    return variants
 
 
 def tiles_of(block_m: int, block_n: int, direction: Direction, stages: int) -> Tiles:

@@ -1,4 +1,4 @@
-"""Where the memory goes: the modes of one model, or ways to checkpoint its activations.
+"""Where the memory goes: the modes of one model, one of its blocks, or ways to checkpoint it.
 
 `timeline` records three modes one after the other in one process, the allocator emptied and its
 counters reset in between: `forward` without a graph, `forward_graph` (the graph that backward needs
@@ -6,9 +6,9 @@ is kept and nothing follows: what published peaks of a forward pass mean) and `t
 runs once unrecorded first, so that libraries have their workspaces and the optimizer its state. A
 mode that runs out of memory is a record with a reason; the other modes keep their numbers.
 
-`checkpointing` times strategies against each other in one process (see that module).
+`long_context` is the same with one sequence. `block` and `checkpointing` have modules of their own.
 
-Records of `timeline`, per `mode`:
+Records of `timeline` and `long_context`, per `mode`:
 
 - `peak_memory`: the allocator's own counter on a GPU, the replayed history on a CPU; `peak_phase`,
   `replayed_peak`, `requested_peak` (without the allocator's rounding), `unrecorded_peak` (of the
@@ -29,13 +29,19 @@ from __future__ import annotations
 
 import torch
 
+from lmlab.chapters.memory.measure.block import measure_block
 from lmlab.chapters.memory.measure.checkpointing import measure_strategies
 from lmlab.chapters.memory.measure.timeline import measure_modes
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.precision import why_unsupported
 from lmlab.study.points import Point
 
-TOPICS = {"timeline": measure_modes, "checkpointing": measure_strategies}
+TOPICS = {
+    "timeline": measure_modes,
+    "long_context": measure_modes,
+    "block": measure_block,
+    "checkpointing": measure_strategies,
+}
 
 
 def measure(point: Point, device: torch.device) -> Outcome:

@@ -32,11 +32,11 @@ from lmlab.chapters.memory.measure.records import (
     predicted_records,
 )
 from lmlab.chapters.memory.measure.timeline import (
-    GIB,
     drop_graph,
     empty_allocator,
     is_predictable,
     known_tensors,
+    needs_more,
     stream_bytes,
     workload_for,
 )
@@ -186,9 +186,8 @@ def _catching_oom(variant: Variant, step: Step, device: torch.device) -> Iterato
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        peak = peak_memory_bytes(device)
-        live = "" if peak is None else f" with up to {peak / GIB:.2f} GiB live"
-        variant.status, variant.reason = "oom", f"did not fit{live}"
+        variant.status = "oom"
+        variant.reason = needs_more(None, peak_memory_bytes(device), "the step")
     if variant.status == "oom":  # the error, whose traceback kept tensors alive, is gone by now
         drop_graph(step)
 

@@ -9,21 +9,9 @@ from typing import Any
 import torch
 
 from lmlab.jobs.outcome import Outcome
-from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.records import Record, by_label, value, values, without_value
 from lmlab.model.peak import Stage
 from lmlab.study.results import Status
-
-# Quantities of a recording by their names in `measure.memory.summary`, with units.
-OF_SUMMARY = {
-    "replayed_bytes": ("replayed_peak", "B"),
-    "replayed_requested_bytes": ("requested_peak", "B"),
-    "peak_phase": ("peak_phase", ""),
-    "events": ("events", ""),
-    "peak_event": ("peak_event", ""),
-    "live_pieces": ("live_pieces", ""),
-    "history_was_cut": ("history_cut", ""),
-}
-OF_STREAM = {"allocated": "stream_allocations", "live_at_peak": "stream_live"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +24,7 @@ class ModeResult:
     reason: str | None = None
     summary: Mapping[str, Any] | None = None
     counters: Mapping[str, int | None] = field(default_factory=dict)
-    """`allocator_peak`, `unrecorded_peak`, and `asked`: size of the failed allocation."""
+    """`allocator_peak`, `unrecorded_peak`, and `asked`: size of the failed allocation, in bytes."""
     accounting: Mapping[str, Any] = field(default_factory=dict)
     snapshot: str | None = None
 
@@ -56,64 +44,62 @@ def outcome_of(
 def environment_records() -> list[Record]:
     """Switches and threads that the measurement ran with."""
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    return [value("tf32", tf32, ""), value("threads", torch.get_num_threads(), "")]
+    return values({"tf32": tf32, "threads": torch.get_num_threads()})
 
 
 def mode_records(found: ModeResult) -> list[Record]:
     """Everything about one mode; one that failed has no peak but a reason."""
     mode, summary = found.mode, found.summary
-    counters = {name: count for name, count in found.counters.items() if count is not None}
-    records = predicted_records(found.predicted, mode=mode)
+    records = [
+        *predicted_records(found.predicted, mode=mode),
+        *values({f"{name}_bytes": count for name, count in found.counters.items()}, mode=mode),
+        *accounting_records(found.accounting, stage="after", mode=mode),
+    ]
+    if found.snapshot:
+        records.append(value("snapshot", found.snapshot, "", mode=mode))
     if found.status != "ok":
         records.append(without_value("peak_memory", found.status, str(found.reason), mode=mode))
-    elif summary is not None:
-        highest = counters.get("allocator_peak", summary["replayed_bytes"])
+    if summary is None:
+        return records
+    if found.status == "ok":
+        highest = found.counters.get("allocator_peak") or summary["replayed_peak_bytes"]
         records.append(value("peak_memory", highest, "B", mode=mode))
-    records += [value(name, count, "B", mode=mode) for name, count in counters.items()]
-    records += [value("snapshot", found.snapshot, "", mode=mode)] if found.snapshot else []
-    records += accounting_records(found.accounting, stage="after", mode=mode)
-    if summary is not None:
-        records += _recording_records(summary, mode)
-        records += _live_records(summary, mode, "peak" if found.status == "ok" else "failure")
-    return records
-
-
-def _recording_records(summary: Mapping[str, Any], mode: str) -> list[Record]:
-    stream = summary["stream"]
-    records = [value(n, summary[key], unit, mode=mode) for key, (n, unit) in OF_SUMMARY.items()]
-    records += [value(name, stream[key], "", mode=mode) for key, name in OF_STREAM.items()]
-    records += [
-        value("stream_allocations_by_line", count, "", mode=mode, origin=line)
-        for line, count in stream["lines"].items()
-    ]
-    return records + [
-        value(f"phase_{key}", phase[f"{key}_bytes"], "B", mode=mode, phase=phase["name"])
-        for phase in summary["phases"]
-        for key in ("peak", "end")
+    stage = "peak" if found.status == "ok" else "failure"
+    return [
+        *records,
+        *values(summary, mode=mode),
+        value("peak_phase", summary["peak_phase"], "", mode=mode),
+        *by_label("stream_allocations_by_line", "origin", summary["stream_lines"], "", mode=mode),
+        *(r for p in summary["phases"] for r in _phase_records(p, mode)),
+        *_live_records(summary, mode=mode, stage=stage),
     ]
 
 
-def _live_records(summary: Mapping[str, Any], mode: str, stage: str) -> list[Record]:
-    where = {"mode": mode, "stage": stage}
-    categories, weights = summary["live_categories_bytes"], summary["live_scores_bytes"]
-    records = [value("live", n, "B", category=name, **where) for name, n in categories.items()]
-    records += [
-        value("attention_weights", n, "B", dtype=dtype, **where) for dtype, n in weights.items()
+def _phase_records(phase: Mapping[str, Any], mode: str) -> list[Record]:
+    sizes = {key: phase[key] for key in ("peak_bytes", "end_bytes")}
+    return values(sizes, "phase_", mode=mode, phase=phase["name"])
+
+
+def _live_records(summary: Mapping[str, Any], **where: str) -> list[Record]:
+    return [
+        *by_label("live", "category", summary["live_categories"], **where),
+        *by_label("attention_weights", "dtype", summary["live_scores"], **where),
+        *(
+            value("live_by_line", row["bytes"], "B", **_origin(row), **where)
+            for row in summary["live_lines"]
+        ),
+        *(
+            value("allocation", row["each_bytes"], "B", **_origin(row), **where)
+            for row in summary["live_largest"]
+        ),
     ]
-    records += [
-        value("live_by_line", row["bytes"], "B", **_origin(row), **where)
-        for row in summary["live_lines"]
-    ]
-    for row in summary["live_largest"]:
-        labels = {"what": row["what"], "total_bytes": row["bytes"], **_origin(row), **where}
-        records.append(value("allocation", row["each_bytes"], "B", **labels))
-    return records
 
 
 def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
     """Which line made it; autograd's own thread runs no line of the program."""
     line = "no line" if row["file"] is None else f"{row['file']}:{row['line']} {row['function']}"
-    return {**{key: row[key] for key in ("category", "phase", "count")}, "origin": line}
+    labels = {key: row[key] for key in ("category", "phase", "count")} | {"origin": line}
+    return labels | ({"what": row["what"], "total_bytes": row["bytes"]} if "what" in row else {})
 
 
 def predicted_records(moment: Stage | None, **labels: str | int) -> list[Record]:
@@ -121,22 +107,18 @@ def predicted_records(moment: Stage | None, **labels: str | int) -> list[Record]
     if moment is None:
         return []
     where = {"phase": moment.phase, "stage": moment.name, **labels}
-    parts = asdict(moment.parts).items()
     return [
         value("predicted_peak", moment.parts.total, "B", **where),
-        *(value("predicted_live", count, "B", category=name, **labels) for name, count in parts),
+        *by_label("predicted_live", "category", asdict(moment.parts), "B", **labels),
     ]
 
 
 def accounting_records(accounting: Mapping[str, Any], **labels: str) -> list[Record]:
     """The device's memory by layer; what is not bytes keeps its own name."""
     known = {name: found for name, found in accounting.items() if found is not None}
-    return [
-        value("device_memory", found, "B", layer=name.removesuffix("_bytes"), **labels)
-        if name.endswith("_bytes")
-        else value(name, found, "", **labels)
-        for name, found in known.items()
-    ]
+    layers = {k.removesuffix("_bytes"): n for k, n in known.items() if k.endswith("_bytes")}
+    others = {name: n for name, n in known.items() if not name.endswith("_bytes")}
+    return [*by_label("device_memory", "layer", layers, **labels), *values(others, **labels)]
 
 
 def timelines(modes: Sequence[ModeResult]) -> dict[str, Any]:

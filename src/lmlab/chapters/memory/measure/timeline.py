@@ -232,9 +232,13 @@ def _asked(recording: Recording) -> int | None:
 def _reason(recording: Recording, summary: Mapping[str, Any], asked: int | None) -> str | None:
     if recording.out_of_memory is None:
         return None
-    live = sum(summary["live_categories_bytes"].values())
-    failure = f"asked for {asked / GIB:.2f} GiB" if asked else "failed outside the allocator"
-    return f"{failure} in {recording.phases[-1].name} with {live / GIB:.2f} GiB live"
+    return needs_more(asked, sum(summary["live_categories"].values()), recording.phases[-1].name)
+
+
+def needs_more(asked: int | None, used: int | None, what: str) -> str:
+    """Why memory ran out: the request that failed, and what tensors held then."""
+    more = f"{asked / GIB:.1f} GiB more" if asked else "more memory"
+    return f"{what} needs {more}" + (f" with {used / GIB:.1f} GiB in use" if used else "")
 
 
 def save_snapshot(recording: Recording, point: Point, mode: str) -> str | None:

@@ -1,0 +1,171 @@
+"""One block by itself: what it saves for backward, operation by operation, and its gradients.
+
+The block is the only one of a model with one layer, so that the largest sizes fit at long contexts,
+and its input is a random residual stream. Hooks see every tensor that autograd saves; a storage
+counts once, however many operations save it, and parameters and buffers do not count. In eager mode
+the observer knows which operation made each storage.
+
+Records: `saved_for_backward` and, on a GPU, `peak_memory` (of forward and backward, above what
+existed before) per `variant`, eager or compiled; `saved_by_operation` per `operation` and `origin`
+with its `count` and `share`, eager only; `predicted_saved` by the cost model; `gradients` of the
+block and `expected_gradients`, four bytes for each of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from lmlab.chapters.memory.measure.records import environment_records
+from lmlab.chapters.memory.measure.timeline import (
+    FP32_BYTES,
+    empty_allocator,
+    is_predictable,
+    workload_for,
+)
+from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.jobs.workload import Workload
+from lmlab.measure.clock import collector_paused, synchronize
+from lmlab.measure.device import peak_memory_bytes
+from lmlab.measure.memory.observer import Observer, address_of
+from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.records import Record, value, without_value
+from lmlab.model.activations import saved_block, widths_of
+from lmlab.model.cost import parameter_count
+from lmlab.study.points import Point
+
+INPUT = "input of the block"
+BACKEND = "inductor"
+
+Block = Callable[[], Tensor]
+"""The block's forward pass."""
+
+
+def measure_block(point: Point, device: torch.device) -> Outcome:
+    """What one block of the point's model saves, eager and, where the point asks, compiled."""
+    asked = workload_for(point)
+    workload = replace(asked, shape=replace(asked.shape, num_layers=1))
+    with tf32_allowed(workload.precision.tf32), collector_paused():
+        model = workload.build(device)
+        blocks = getattr(model, "layers", None)
+        if not isinstance(blocks, nn.ModuleList):
+            raise Unsupported(f"{type(model).__name__} has no list of blocks `layers`")
+        parameters = {address_of(p): name for name, p in blocks[0].named_parameters()}
+        kept = {*parameters, *(address_of(buffer) for buffer in model.buffers())}
+        shape = workload.shape
+        x = torch.randn(shape.batch, shape.context, shape.d_model, device=device)
+
+        def forward_of(block: Callable[[Tensor], Tensor]) -> Block:
+            def forward() -> Tensor:
+                with workload.precision_context(device):
+                    return block(x.requires_grad_())
+
+            return forward
+
+        eager, observer = forward_of(blocks[0]), Observer(parameters)
+        saved = saved_bytes(eager, kept, observer)
+        records = [
+            *by_operation(saved, observer),
+            *_variant_records("eager", eager, saved, device),
+            value("gradients", sum(_gradients(blocks[0])), "B"),
+            *_expected_records(workload, device),
+            *environment_records(),
+        ]
+        if point.settings["compile"]:
+            compiled = forward_of(torch.compile(blocks[0], backend=BACKEND))
+            records += _compiled_records(compiled, kept, device)
+    return Outcome(measurements=records)
+
+
+def saved_bytes(forward: Block, kept: set[int], observer: Any = None) -> dict[int, int]:
+    """Bytes by address of the storages that a forward pass saves, without those `kept` anyway."""
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if address_of(tensor) not in kept:
+            saved[address_of(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor.detach()
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor), observer or nullcontext():
+        forward()
+    return saved
+
+
+def by_operation(saved: dict[int, int], observer: Observer) -> Iterator[Record]:
+    """What was saved by the operation that made it, largest first."""
+    made = {storage.address: storage for storage in observer.storages}  # the last at an address
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for address, size in saved.items():
+        storage = made.get(address)
+        label, origin = INPUT, "no line"
+        if storage is not None:
+            copies = f"{storage.type} copies of weights"
+            label = storage.label() if storage.copy_of is None else copies
+            origin = str(storage.source or origin)
+        groups[label, origin].append(size)
+    whole = sum(saved.values())
+    for (label, origin), sizes in sorted(groups.items(), key=lambda item: -sum(item[1])):
+        yield value(
+            "saved_by_operation",
+            sum(sizes),
+            "B",
+            operation=label,
+            origin=origin,
+            count=len(sizes),
+            share=sum(sizes) / whole,
+        )
+
+
+def _variant_records(
+    name: str, forward: Block, saved: dict[int, int], device: torch.device
+) -> list[Record]:
+    """Saved bytes, and the peak of forward and backward where the device counts it."""
+    empty_allocator(device)
+    before = peak_memory_bytes(device)
+    output = forward()
+    output.backward(torch.ones_like(output))
+    synchronize(device)
+    records = [value("saved_for_backward", sum(saved.values()), "B", variant=name)]
+    if before is not None:
+        above = int(peak_memory_bytes(device) or 0) - before
+        records.append(value("peak_memory", above, "B", variant=name))
+    return records
+
+
+def _compiled_records(forward: Block, kept: set[int], device: torch.device) -> list[Record]:
+    """The same of the compiled block; a compiler that does not work is a reason."""
+    try:
+        return _variant_records("compiled", forward, saved_bytes(forward, kept), device)
+    except Exception as error:  # a missing compiler can fail in any way
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return [without_value("saved_for_backward", "failed", reason, variant="compiled")]
+
+
+def _gradients(block: nn.Module) -> Iterator[int]:
+    """Bytes of each parameter's gradient."""
+    for parameter in block.parameters():
+        if parameter.grad is not None:
+            yield parameter.grad.untyped_storage().nbytes()
+
+
+def _expected_records(workload: Workload, device: torch.device) -> list[Record]:
+    """By the cost model, for the model that it describes."""
+    if not is_predictable(workload):
+        return []
+    count = parameter_count(workload.shape)
+    in_block = count.attention + count.feed_forward + 2 * workload.shape.d_model
+    precision: Any = workload.precision.name
+    where: Any = device.type
+    widths = widths_of(precision, where)
+    weights = widths.weight_copy * (count.attention + count.feed_forward)
+    return [
+        value("predicted_saved", saved_block(workload.shape, widths) + weights, "B"),
+        value("expected_gradients", FP32_BYTES * in_block, "B"),
+    ]

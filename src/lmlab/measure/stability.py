@@ -1,0 +1,93 @@
+"""Whether repeated samples of one quantity are steady, and how well they fix its median.
+
+A median with its quartiles describes samples that scatter around one value. Samples that creep (a
+GPU that warms up, a host that slows down) or fall into two groups (a thread that moved to another
+core) have no single value, so they are recognized and quoted as a range:
+
+- *drifting*: the rank correlation of the samples with their order (Spearman) is significant at
+  1 %, and the last third lies more than 3 % from the first, median against median;
+- *bimodal*: cut at the widest gap that leaves a quarter of the samples on either side, the medians
+  of the two groups differ by more than 5 % of the whole and by more than twice the spread (the
+  middle 80 %) within either. Fewer than 16 samples show gaps by chance and are not judged.
+
+The interval of the median is that of order statistics: it assumes no distribution, only that
+samples are independent. Neither torch nor numpy is imported here.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+Stability = Literal["steady", "drifting", "bimodal"]
+
+FEWEST_FOR_DRIFT, FEWEST_FOR_MODES = 10, 16
+SMALLEST_DRIFT, SMALLEST_DISTANCE = 0.03, 0.05
+# Two-sided 1 % point of the normal distribution.
+SIGNIFICANT = 2.576
+
+
+def stability(samples: Sequence[float]) -> Stability:
+    """What kind of samples they are, in the order in which they were taken."""
+    change = drift(samples)
+    if change is not None and abs(change) > SMALLEST_DRIFT and _follows_order(samples):
+        return "drifting"
+    return "bimodal" if _has_two_groups(sorted(samples)) else "steady"
+
+
+def drift(samples: Sequence[float]) -> float | None:
+    """Relative change from the first third of the samples to the last; None for few samples."""
+    third = len(samples) // 3
+    if len(samples) < FEWEST_FOR_DRIFT or min(samples) <= 0:
+        return None
+    return statistics.median(samples[-third:]) / statistics.median(samples[:third]) - 1
+
+
+def median_error(samples: Sequence[float]) -> float:
+    """Half the width of the median's 95 % interval, relative to it; infinite if fewer than six
+    samples give none."""
+    ordered, n = sorted(samples), len(samples)
+    outside, tail = 0, 1
+    while 40 * tail <= 2**n:  # both tails together at most 5 %
+        outside += 1
+        tail += math.comb(n, outside)
+    if not outside:
+        return math.inf
+    return (ordered[-outside] - ordered[outside - 1]) / 2 / statistics.median(ordered)
+
+
+def _follows_order(samples: Sequence[float]) -> bool:
+    if min(samples) == max(samples):
+        return False
+    correlation = statistics.correlation(range(len(samples)), _ranks(samples))
+    return abs(correlation) * math.sqrt(len(samples) - 1) > SIGNIFICANT
+
+
+def _ranks(samples: Sequence[float]) -> list[float]:
+    """Ranks from 0; equal samples share the mean of theirs."""
+    ordered = sorted(samples)
+    first = {value: rank for rank, value in reversed(list(enumerate(ordered)))}
+    last = {value: rank for rank, value in enumerate(ordered)}
+    return [(first[sample] + last[sample]) / 2 for sample in samples]
+
+
+def _has_two_groups(ordered: Sequence[float]) -> bool:
+    n = len(ordered)
+    if n < FEWEST_FOR_MODES:
+        return False
+    quarter = math.ceil(n / 4)
+    cut = max(range(quarter, n - quarter + 1), key=lambda i: ordered[i] - ordered[i - 1])
+    low, high = ordered[:cut], ordered[cut:]
+    distance = statistics.median(high) - statistics.median(low)
+    spread = max(quantile(group, 0.9) - quantile(group, 0.1) for group in (low, high))
+    return distance > max(SMALLEST_DISTANCE * statistics.median(ordered), 2 * spread)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """A quantile of sorted samples, interpolated linearly, as numpy does."""
+    position = (len(ordered) - 1) * share
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
