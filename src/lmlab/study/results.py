@@ -153,7 +153,7 @@ def _kind(value: object) -> type:
     return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
-def _check_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _check_records(records: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     """A quantity with a unit is a number, and labels tell records apart."""
     seen = set()
     for record in records:
