@@ -123,14 +123,15 @@ def installed_torch() -> str:
     return version("torch")
 
 
-def report_fingerprint(chapters: Iterable[str]) -> str:
-    """A hash of the code that turns the results of some chapters into pages."""
+def report_fingerprint(chapters: Iterable[str], *more: str) -> str:
+    """A hash of the code that turns the results of some chapters into pages; `more` names further
+    modules of it."""
     source = ROOT / "src"
     pages = [source / "lmlab" / "chapters" / chapter / "page.py" for chapter in chapters]
     files = [*(source / "lmlab" / "report").rglob("*.py"), *filter(Path.exists, pages)]
     modules = [".".join(file.relative_to(source).with_suffix("").parts) for file in files]
     roots = [module.removesuffix(".__init__") for module in modules]
-    return code_fingerprint(roots, [str(source)])
+    return code_fingerprint([*roots, *more], [str(source)])
 
 
 def missing_parts(pages: Iterable[str]) -> list[Path]:
