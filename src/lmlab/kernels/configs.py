@@ -36,6 +36,17 @@ SMALLEST_TILE = 16
 """A tensor-core product needs 16 rows."""
 
 
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a launch must know about a device."""
+
+    architecture: str
+    num_sms: int
+    shared_limit: int
+    """Shared memory that one program may use, in bytes."""
+    l2_bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
     """Tile shape and options of one launch."""
@@ -164,8 +175,9 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     return total + 2048  # barriers, and alignment of each tile
 
 
-def choose(case: Case, shared_limit: int) -> list[Tiles]:
+def choose(case: Case, device: DeviceInfo) -> list[Tiles]:
     """Tiles for a case that fit by estimate, the best first, each smaller than the one before."""
+    shared_limit = device.shared_limit
     candidates = _shrink(case.direction, look_up(case))
     fitting = [tiles for tiles in candidates if shared_bytes(case, tiles) <= shared_limit]
     if not fitting:
