@@ -31,8 +31,17 @@ MASKS = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal
 Gradients = tuple[Tensor, ...]
 
 
-def forward_tiles(block_m: int = 128, block_n: int = 32, stages: int = 2) -> Tiles:
-    return Tiles(block_m=block_m, block_n=block_n, warps=8, stages=stages, warp_specialized=True)
+def forward_tiles(
+    block_m: int = 128, block_n: int = 32, stages: int = 2, persistent: bool = True
+) -> Tiles:
+    return Tiles(
+        block_m=block_m,
+        block_n=block_n,
+        warps=8,
+        stages=stages,
+        warp_specialized=True,
+        persistent=persistent,
+    )
 
 
 def backward_tiles(block_m: int = 64, stages: int = 2, fused: bool = False) -> Tiles:
@@ -233,7 +242,7 @@ def test_the_portable_kernel_runs_where_these_cannot(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("kernel", "function"),
-    [(FORWARD, "producer"), (FUSED_D128, "producer"), (FUSED_D128, "accumulate_dq")],
+    [(FORWARD, "kv_producer"), (FUSED_D128, "producer"), (FUSED_D128, "accumulate_dq")],
 )
 def test_the_emulator_detects_a_missing_wait(
     kernel: str, function: str, kernels: dict[str, Emulated], monkeypatch: pytest.MonkeyPatch

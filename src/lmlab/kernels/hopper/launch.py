@@ -6,6 +6,7 @@ They need TMA, 16-bit types, no split-KV and, in the backward, as many key heads
 from __future__ import annotations
 
 from functools import cache
+from math import gcd
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from lmlab.kernels.call import Call
-from lmlab.kernels.configs import Tiles
+from lmlab.kernels.configs import Tiles, q_slots
 from lmlab.kernels.hopper.bwd_dkdv import flash_bwd_dkdv_kernel
 from lmlab.kernels.hopper.bwd_dq import flash_bwd_dq_kernel
 from lmlab.kernels.hopper.bwd_fused import flash_bwd_fused_kernel
@@ -54,19 +55,42 @@ def _runs_on_hopper(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
 def add_forward(
     call: Call, problem: Problem, operands: Operands, scale: float, tiles: Tiles, plan: Plan
 ) -> None:
-    """One launch of q, k, v to o, lse; programs are persistent."""
+    """One launch of q, k, v to o, lse."""
     q, k, v, o, lse = operands
     block_d = plan.constants["BLOCK_D"]
-    programs = min(plan.programs, device_info(problem.device).num_sms)
+    programs, l2_heads = _persistent(problem, tiles, plan)
     arguments = (
         _tile(q, WG_ROWS, block_d), _tile(k, tiles.block_n, block_d),
         _tile(v, tiles.block_n, block_d), _tile(o, WG_ROWS, block_d), lse, scale * LOG2E,
-        problem.batch_heads, problem.heads, problem.group_size, plan.l2_heads,
+        problem.batch_heads, problem.heads, problem.group_size, l2_heads,
         ceil_div(plan.programs, programs), problem.queries, problem.keys,
     )  # fmt: skip
     sizes = {"CONSUMERS": tiles.block_m // WG_ROWS, "BLOCK_N": tiles.block_n}
+    sizes |= {"PINGPONG": tiles.paired, "SLOTS": q_slots(tiles, block_d)}
     constants = sizes | _constants(tiles, plan)
     call.steps.append(Step(flash_fwd_hopper_kernel, (programs,), arguments, constants, True))
+
+
+def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
+    """Programs, and heads scheduled together.
+
+    Persistent programs share the work evenly if the tiles of the heads scheduled together make an
+    even number of turns.
+    """
+    num_sms = device_info(problem.device).num_sms
+    if not tiles.persistent or plan.programs <= num_sms:
+        return plan.programs, plan.l2_heads
+    query_tiles = ceil_div(problem.queries, tiles.block_m)
+    unit = 2 * num_sms // gcd(2 * num_sms, query_tiles)
+    fitting = [
+        heads
+        for heads in (problem.batch_heads, *range(unit, problem.batch_heads, unit))
+        if heads <= 2 * plan.l2_heads
+    ]
+    if not fitting:
+        return plan.programs, plan.l2_heads
+    # A small rest would take the time of its longest tile.
+    return num_sms, min(fitting, key=lambda heads: (-problem.batch_heads % heads, -heads))
 
 
 def add_backward(

@@ -29,13 +29,19 @@ def store_rows(
 
 
 @gluon.jit
-def store_by_tma(tile, target, staging, batch, head, start, BLOCK_D: gl.constexpr):
-    """Store 64 rows of a result by TMA, which clips them to the tensor.
+def begin_tma_store(tile, target, staging, batch, head, start, BLOCK_D: gl.constexpr):
+    """Begin to store 64 rows of a result by TMA, which clips them to the tensor.
 
-    `staging` is shared memory that only this warpgroup still uses; it is free again at the end. A
-    warpgroup that stores from registers writes 16 bytes to a row at a time, half a sector.
+    `staging` is shared memory that only this warpgroup still uses. A warpgroup that stores from
+    registers writes 16 bytes to a row at a time, half a sector.
     """
     staging.reshape([WG_ROWS, BLOCK_D]).store(tile.to(target.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(target, [batch, head, start, 0], staging)
+
+
+@gluon.jit
+def store_by_tma(tile, target, staging, batch, head, start, BLOCK_D: gl.constexpr):
+    """Store 64 rows of a result; `staging` is free again at the end."""
+    begin_tma_store(tile, target, staging, batch, head, start, BLOCK_D)
     tma.store_wait(0)
