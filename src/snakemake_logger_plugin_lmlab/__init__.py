@@ -35,6 +35,8 @@ REPLACED = {
     LogEvent.RESOURCES_INFO,
 }
 EMPTY = {"", "None", "Select jobs to execute..."}
+INTERRUPT = "Terminating processes on user request"
+INTERRUPTED = "interrupted; results so far are kept, and the same command measures the rest"
 
 
 class LogHandler(LogHandlerBase):
@@ -50,9 +52,12 @@ class LogHandler(LogHandlerBase):
         """Start with nothing measured; the first message brings the number of jobs."""
         self.progress = Progress()
         self.in_full = self.common_settings.dryrun or self.common_settings.verbose
+        self.interrupted = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one message, or a line of progress in its place."""
+        """Print one message, or a line of progress in its place; after an interrupt nothing."""
+        if self.interrupted:
+            return  # that jobs failed, with their whole command and log
         event, fields = getattr(record, "event", None), vars(record)
         if event == LogEvent.RUN_INFO:
             self.progress.expected = fields["stats"]["total"]
@@ -60,6 +65,8 @@ class LogHandler(LogHandlerBase):
             return
         replaced = event in REPLACED and not self.in_full
         text = self._progress(event, fields) if replaced else self.format(record)
+        if INTERRUPT in text and not self.in_full:
+            text, self.interrupted = INTERRUPTED, True
         if text not in EMPTY:
             print(text, file=sys.stderr, flush=True)
 
