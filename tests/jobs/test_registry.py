@@ -11,7 +11,7 @@ import yaml
 
 from lmlab.import_path import ImportPathError
 from lmlab.jobs.catalog import all_points, chapters
-from lmlab.jobs.registry import code_modules, fingerprint, load
+from lmlab.jobs.registry import code_modules, fingerprint, fingerprint_of, load
 from lmlab.study.config import load as load_study
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import UnknownModule
@@ -102,16 +102,13 @@ def test_an_edit_makes_stale_what_runs_it(
     assert {name for name in POINTS if before[name] != after[name]} == stale
 
 
-def test_every_chapter_of_the_study_has_a_module_that_measures_it() -> None:
-    for chapter in chapters():
-        assert callable(load(chapter))
-
-
-def test_every_point_of_every_study_has_a_fingerprint() -> None:
+def test_the_code_of_every_point_of_every_study_exists() -> None:
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    for name in config["studies"]:
-        for point in all_points(load_study({**config, "study": name}, "cpu")):
-            assert len(fingerprint(point)) == 16
+    studies = [load_study({**config, "study": name}, "cpu") for name in config["studies"]]
+    points = [point for study in studies for point in all_points(study)]
+    assert {point.chapter for point in points} == set(chapters())
+    for modules in {tuple(code_modules(point)) for point in points}:
+        assert len(fingerprint_of(modules)) == 16
 
 
 def test_a_point_starts_from_its_chapter_its_variant_and_its_model() -> None:
