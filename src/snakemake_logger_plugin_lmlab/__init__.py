@@ -2,12 +2,13 @@
 
 Snakemake imports every logger plugin while it builds its command line. That makes this the place to
 repair `snakemake --cores 1 --resources gpu=1 report/writeup.md`, in which Snakemake's parser takes
-the target for a resource (see `command_line`).
+the target for a resource (see `command_line`), and to do without a writable home (`cache_folder`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakemake_logger_plugin_lmlab.command_line import repair
+from snakemake_logger_plugin_lmlab.cache_folder import ensure_writable
+from snakemake_logger_plugin_lmlab.command_line import is_snakemake, repair
 from snakemake_logger_plugin_lmlab.progress import Progress
 
 __all__ = ["LogHandler"]
 
 repair(sys.argv)
+if is_snakemake(sys.argv):
+    ensure_writable(os.environ)
 
 # Snakemake prints ten lines per job; a study has hundreds of jobs.
 REPLACED = {
