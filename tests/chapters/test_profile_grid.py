@@ -1,7 +1,8 @@
-"""The profile chapter's grid: one point per size and context; the profiler is a setting."""
+"""The profile chapter's grid: one point per size, context and precision; tools are settings."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,39 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 
 CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+BLOCK = CONFIG["studies"]["full"]["profile"]
 
 
 def points(model: str = CONFIG["model"], **block: Any) -> list[Point]:
     """The full study's points with other keys in its profile block."""
     full = CONFIG["studies"]["full"]
-    studies = {**CONFIG["studies"], "full": {**full, "profile": {**full["profile"], **block}}}
+    studies = {**CONFIG["studies"], "full": {**full, "profile": {**BLOCK, **block}}}
     config = {**CONFIG, "study": "full", "studies": studies, "model": model}
     return points_of(load(config, "cuda"), "profile")
 
 
-def test_every_size_is_profiled_at_every_context() -> None:
-    asked = [(point.parameters["size"], point.parameters["context"]) for point in points()]
-    sizes = ("small", "medium", "large", "xl", "2.7b")
-    assert asked == [(size, context) for size in sizes for context in (128, 256, 512, 1024)]
+def test_every_size_is_profiled_at_every_context_and_precision() -> None:
+    axes = {"size": "sizes", "context": "contexts", "batch": "batches", "precision": "precisions"}
+    asked = [tuple(point.parameters[axis] for axis in axes) for point in points()]
+    assert asked == list(product(*(BLOCK[key] for key in axes.values())))
+    own = points(model="mine:Net")[0].parameters
+    assert own["own_model"] == "mine.Net"
+    assert list(own)[-1] == "attention", "no path is a folder of another point's"
 
 
-def test_another_profiler_replaces_a_result_instead_of_adding_one() -> None:
-    paths = {points(profiler=name)[0].path(Path("r"), "m") for name in ("auto", "nsys", "torch")}
-    assert len(paths) == 1
+@pytest.mark.parametrize("changes", [{"profiler": "torch"}, {"nsys_options": ["--stats=true"]}])
+def test_another_tool_replaces_a_result_instead_of_adding_one(changes: dict[str, Any]) -> None:
+    first, other = (found[0].path(Path("r"), "m") for found in (points(), points(**changes)))
+    assert first == other
 
 
-def test_an_unknown_profiler_is_one_line() -> None:
-    with pytest.raises(ConfigError, match='profiler = "nvprof"; allowed: auto, nsys, torch'):
-        points(profiler="nvprof")
-
-
-def test_the_users_own_model_has_results_of_its_own() -> None:
-    first, *_ = points(model="mine:Net")
-    assert first.parameters["own_model"] == "mine.Net"
-    assert list(first.parameters)[-1] == "attention", "no path is a folder of another point's"
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"profiler": "nvprof"},
+        *({"nsys_options": [o]} for o in ("stats", "--output=x", "--a=$(id)", "--kill=sigkill")),
+    ],
+)
+def test_a_wrong_tool_or_option_is_one_line(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^[^\n]*profile\.{next(iter(wrong))}[^\n]* allowed: "):
+        points(**wrong)
