@@ -9,7 +9,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.trace.families import FAMILIES, RULES, family, is_optimizer, rule_of
@@ -62,6 +62,7 @@ def test_a_truncated_name_keeps_the_number_at_its_end() -> None:
     assert shorten(f"{long}10") != shorten(f"{long}17")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_short_name_exceeds_the_limit(name: str) -> None:
     assert len(shorten(name)) <= MAX_LENGTH

@@ -35,6 +35,8 @@ def test_all_kernels_of_a_train_step_are_read_with_their_launches() -> None:
     kernels = train_step()
     assert (len(kernels), kernels["duration_ns"].sum()) == (3655, 148_043_935)
     assert not kernels["launch_ns"].isna().any()
+    optimizer = kernels["family"] == "optimizer"
+    assert optimizer.tolist() == ["optimizer step" in path for path in kernels["ranges"]]
     other = kernels.loc[kernels["family"] == "other", "short_name"]
     assert set(other) == {"DeviceRadixSortSingleTileKernel"}
 
@@ -58,20 +60,6 @@ def test_phases_own_the_kernels_launched_in_them(
         assert (first["name"], first["total_ns"], first["instances"]) == top
 
 
-def test_the_optimizer_family_is_exactly_the_optimizers_range() -> None:
-    kernels = export("small_train_step_A100").kernels
-    in_range = summary.within(kernels, "optimizer step")
-    assert set(in_range["family"]) == {"optimizer"}
-    assert set(kernels.index[kernels["family"] == "optimizer"]) == set(in_range.index)
-
-
-def test_the_host_waits_after_the_optimizer() -> None:
-    waits = gpu_time.waits(export("small_train_step_A100"))
-    assert waits[["name", "after"]].to_numpy().tolist() == [
-        ["cudaDeviceSynchronize", "optimizer step"]
-    ]
-
-
 def one_decimal(value: float) -> str:
     """As nsys prints it: halves are rounded away from zero."""
     return str(Decimal(repr(float(value))).quantize(Decimal("0.1"), rounding=ROUND_HALF_UP))
@@ -89,12 +77,6 @@ def test_the_kernel_summary_is_nsyss_own_row_by_row() -> None:
     table["name"] = [name if len(name) <= 100 else name[:99] + "…" for name in table["name"]]
     assert table.astype(str).to_numpy().tolist() == golden
     assert len(table) == 23
-
-
-def test_an_export_without_ranges_has_kernels_in_none() -> None:
-    trace = export("forward_2.7b_A100")
-    assert trace.ranges.empty
-    assert set(trace.kernels["ranges"]) == {()}
 
 
 def test_nested_ranges_come_outermost_first() -> None:

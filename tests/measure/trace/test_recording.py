@@ -58,37 +58,25 @@ def test_every_operator_is_in_its_phase_with_the_expected_family(cpu_trace: Trac
     assert counts["forward", "matmul"] == 2 * 9 + 1
     assert counts["backward", "matmul"] == 2 * counts["forward", "matmul"]
     assert counts["forward", "softmax"] == counts["backward", "softmax"] == 2
-    assert {family for phase, family in counts if phase == "optimizer"} == {"optimizer"}
-    assert {phase for phase, family in counts if family == "optimizer"} == {"optimizer"}
+    assert [phase for phase, family in counts if family == "optimizer"] == ["optimizer"]
+    softmax = kernels[kernels["name"] == "aten::_softmax"]
+    assert softmax["ranges"].tolist() == [
+        ("forward", f"layers.{layer}", "attention", "softmax") for layer in (0, 1)
+    ]
+    in_parts = {part: set(summary.within(kernels, part)["name"]) for part in ("scores", "softmax")}
+    assert "aten::bmm" in in_parts["scores"] - in_parts["softmax"]
 
 
-def test_cpu_operators_have_no_launch_delay_and_no_waits(cpu_trace: Trace) -> None:
+def test_self_times_of_cpu_operators_never_exceed_the_phase(cpu_trace: Trace) -> None:
     kernels = cpu_trace.kernels
     assert (set(kernels["kind"]), set(kernels["device"])) == ({"op"}, {CPU})
     assert (kernels["delay_ns"] == 0).all()
-    assert set(cpu_trace.host["kind"]) == {"op"}
     assert gpu_time.waits(cpu_trace).empty
-    assert cpu_trace.tool == f"torch profiler {torch.__version__}"
-
-
-def test_self_times_never_exceed_the_phase(cpu_trace: Trace) -> None:
     for phase in PHASES:
         range_ns = cpu_trace.ranges.query("name == @phase")["duration_ns"].sum()
         frames = (cpu_trace.kernels, cpu_trace.host)
         self_ns = sum(summary.within(frame, phase)["duration_ns"].sum() for frame in frames)
         assert 0 < self_ns <= range_ns
-
-
-def test_layers_and_parts_of_attention_are_marked_in_the_forward_pass(cpu_trace: Trace) -> None:
-    forward = summary.within(cpu_trace.kernels, "forward")
-    softmax = forward.query("name == 'aten::_softmax'")
-    assert softmax["ranges"].tolist() == [
-        ("forward", f"layers.{layer}", "attention", "softmax") for layer in (0, 1)
-    ]
-    parts = {name: set(summary.within(forward, name)["name"]) for name in ("scores", "softmax")}
-    assert "aten::bmm" in parts["scores"]
-    assert {"aten::mul", "aten::masked_fill_"} <= parts["softmax"]
-    assert "aten::bmm" not in parts["softmax"]
 
 
 def test_a_trace_can_be_kept_for_a_browser(tmp_path: Path) -> None:
