@@ -51,7 +51,6 @@ def builder(tmp_path: Path) -> ExportBuilder:
 def test_a_section_holds_one_run(trace: Trace) -> None:
     forward = section(trace, "mode forward")
     assert forward.kernels["duration_ns"].sum() == FORWARD_US * US
-    assert {"mode forward", "forward", "layers.1", "output"} < set(forward.ranges["name"])
     assert (forward.host["kind"] == "synchronize").sum() == 1
     assert sum(len(section(trace, f"mode {m}").kernels) for m in MODES) == len(trace.kernels)
     assert digest(section(trace, "no such mode"), PHASES, Names())["total_ns"] == 0
