@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmlab.chapters.profile.nsys_result import complete
-from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, mode_range, of_export
+from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, complete, mode_range, of_export
 from lmlab.measure.records import Record, value
 from lmlab.measure.trace.digest import TABLE_ROWS
 from lmlab.measure.trace.frames import TraceError

@@ -72,3 +72,14 @@ def test_an_nsys_that_was_asked_for_and_does_not_work_ends_in_one_line(fresh: Pr
     [line] = [line for line in done.stderr.splitlines() if line.startswith("config: ")]
     assert "--version exits with 1" in line
     assert line.endswith("allowed here: auto, torch")
+
+
+def test_nsys_around_torchrun_leaves_a_report_and_no_result(fresh: Project) -> None:
+    fresh.configure(profile={"profiler": "nsys", "nsys_options": ["--cuda-memory-usage=true"]})
+    dry = fresh.run(f"snakemake -n {NANO}", PATH=path_with(fresh)).stdout
+    (result,) = {w for w in dry.split() if w.startswith(f"results/{MACHINE}/data_parallel/")}
+    trace = result.replace("results/", "traces/").removesuffix(".json") + ".nsys"
+    fresh.run(f"snakemake {trace} {NANO}", PATH=path_with(fresh))
+    assert read(fresh.folder / trace / "result.json").status == "ok"
+    assert (fresh.folder / trace / "report.nsys-rep").exists()
+    assert not (fresh.folder / result).exists()

@@ -225,7 +225,7 @@ def mode_rows(results: Results) -> Rows:
 
 
 def _curves(results: Results, runs: Rows, title: str) -> Rows:
-    """Active bytes by category; events are spread evenly over each phase, so that phases line up."""
+    """Active bytes by category, events spread evenly over each phase so that phases line up."""
     found = []
     for row in _records(runs):
         data = results.results[row["source"]].data[row["mode"]]

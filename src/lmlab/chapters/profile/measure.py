@@ -3,7 +3,7 @@
 The forward pass is timed by the wall clock without a profiler; then all modes are warmed up and one
 run of each (forward without gradient, forward and backward, train step) is recorded in one capture,
 distinguished by ranges. PyTorch's profiler runs inside this process. Nsight Systems must have been
-started around it; then this process only opens the capture, and `nsys_result` adds the report.
+started around it; then this process only opens the capture, and `trace_data` adds the report.
 
 A mode that runs out of memory is a record with a reason, and the others are recorded without it.
 
