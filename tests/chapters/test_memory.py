@@ -93,6 +93,8 @@ def test_tensors_whose_size_is_known_are_found(outcome: Outcome) -> None:
 def test_the_prediction_counts_the_tensors_after_each_phase(outcome: Outcome) -> None:
     predicted = by(outcome, "category", "predicted_live", mode="forward_graph")
     kept = sum(predicted[category] for category in TENSORS)
+    live = by(outcome, "category", "live", mode="forward_graph", stage="peak")
+    assert live["weight_copies"] == predicted["weight_copies"]
     parameters = 4 * value_of(outcome, "parameters")
     ends = by(outcome, "phase", "phase_end", mode="train_step")
     expected = {

@@ -73,7 +73,7 @@ def test_the_forward_pass_is_timed_before_it_is_profiled(monkeypatch: pytest.Mon
     assert values(outcome, "profiler_note") == {(): "nsys is not on the PATH"}
 
 
-def test_attention_has_parts_with_times_and_costs(outcome: Outcome) -> None:
+def test_attentions_parts_and_all_matmuls_have_costs(outcome: Outcome) -> None:
     times = values(outcome, "part_total_time", "part")
     assert set(times) == {("scores",), ("scale_and_mask",), ("softmax",), ("output",)}
     assert all(time > 0 for time in times.values())
@@ -81,9 +81,6 @@ def test_attention_has_parts_with_times_and_costs(outcome: Outcome) -> None:
     assert values(outcome, "flops", "part")[("softmax",)] == 5 * 2 * (2 * 2 * 8 * 8)
     assert set(values(outcome, "traffic", "part")) == set(times)
     assert values(outcome, "profiler_version") == {(): f"torch profiler {torch.__version__}"}
-
-
-def test_a_steps_matmuls_are_three_times_those_of_forward(outcome: Outcome) -> None:
     flops = values(outcome, "matmul_flops", "mode")
     assert flops["train_step",] == flops["forward_backward",] == 3 * flops["forward",]
 

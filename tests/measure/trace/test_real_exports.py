@@ -42,22 +42,17 @@ def test_all_kernels_of_a_train_step_are_read_with_their_launches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "kernels", "total_ns", "top"),
+    ("phase", "kernels", "total_ns"),
     [
-        ("forward pass", 632, 43_591_993, ("ampere_sgemm_128x32_tn", 13_653_179, 24)),
-        ("backward pass", 1238, 91_969_099, ("ampere_sgemm_64x32_sliced1x4_nt", 21_023_800, 72)),
-        ("optimizer step", 1776, 11_828_728, None),
+        ("forward pass", 632, 43_591_993),
+        ("backward pass", 1238, 91_969_099),
+        ("optimizer step", 1776, 11_828_728),
     ],
 )
-def test_phases_own_the_kernels_launched_in_them(
-    phase: str, kernels: int, total_ns: int, top: tuple[str, int, int] | None
-) -> None:
+def test_phases_own_the_kernels_launched_in_them(phase: str, kernels: int, total_ns: int) -> None:
     rows = summary.within(train_step(), phase)
     assert (len(rows), rows["duration_ns"].sum()) == (kernels, total_ns)
     assert gpu_time.busy_ns(rows) == total_ns, "one stream: nothing overlaps"
-    if top is not None:
-        first = summary.kernel_summary(rows).iloc[0]
-        assert (first["name"], first["total_ns"], first["instances"]) == top
 
 
 def one_decimal(value: float) -> str:
