@@ -37,9 +37,7 @@ def test_any_shape(tokens: int, words: int, depth: int) -> None:
     hidden, weight, targets = problem(tokens, words, depth)
     found = with_gradients(fused_linear_cross_entropy(hidden, weight, targets), hidden, weight)
     plain = F.cross_entropy(F.linear(hidden, weight), targets)
-    torch.testing.assert_close(
-        found, with_gradients(plain, hidden, weight), atol=2e-6, rtol=2e-5
-    )
+    torch.testing.assert_close(found, with_gradients(plain, hidden, weight), atol=2e-6, rtol=2e-5)
 
 
 def test_chunks_of_the_vocabulary_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

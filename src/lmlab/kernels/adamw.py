@@ -136,11 +136,10 @@ class FusedAdamW(Optimizer):
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None, "parameters without a gradient are left out"
         if not state:
-            wide = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
-            state["exp_avg"] = torch.zeros_like(parameter, **wide)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, **wide)
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
             if parameter.dtype != torch.float32:
-                state["master"] = parameter.detach().to(**wide)
+                state["master"] = parameter.detach().float()
         if gradient.dtype != parameter.dtype or not gradient.is_contiguous():
             parameter.grad = gradient = gradient.to(parameter.dtype).contiguous()
         master = state.get("master", parameter)
