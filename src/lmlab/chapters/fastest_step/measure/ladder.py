@@ -78,12 +78,12 @@ class Ladder:
         self._reference: tuple[float, list[Tensor]] | None = None
         self._full: list[int] = []
         """Batches, in copies of the first, that did not fit."""
-        self._failures: list[tuple[Any, str]] = []
 
     def outcome(self) -> Outcome:
         """All records; if no rung ran, the status of the first."""
-        if self._below is None and self._failures:
-            return without_numbers(*self._failures[0])
+        failed = next((record for record in self.records if record["status"] != "ok"), None)
+        if self._below is None and failed is not None:
+            return without_numbers(failed["status"], failed["reason"])
         return Outcome(measurements=self.records)
 
     def climb(self, name: str) -> None:
@@ -112,9 +112,11 @@ class Ladder:
                 if rebuilt:
                     steps[name].close()
         if rung.name in steps:
-            self._time(rung.name, steps, rebuilt)
+            rebuilt = self._time(rung.name, steps, rebuilt)
             for name, step in steps.items():
                 self._note_energy(variants, name, step)
+                if rebuilt:
+                    step.close()
         self.records += variants.records
         kept = steps.pop(rung.name, None)
         for step in steps.values():
@@ -123,8 +125,6 @@ class Ladder:
             if self._below is not None:
                 self._below.close()
             self.rung, self._below = rung, kept
-        else:
-            self._failures += [(r["status"], r["reason"]) for r in variants.records if r["reason"]]
 
     def _variants(self, rungs: Mapping[str, Rung]) -> Variants:
         batch = self._trainer.shape.batch
@@ -211,8 +211,8 @@ class Ladder:
                 f"allowed: {allowed[0]:.0e} and {allowed[1]:.0e}"
             )
 
-    def _time(self, own: str, steps: Mapping[str, RungStep], rebuilt: bool) -> None:
-        """Rounds of the rung, the one below and its other attentions."""
+    def _time(self, own: str, steps: Mapping[str, RungStep], rebuilt: bool) -> bool:
+        """Rounds of the rung, the one below and its other attentions; whether it was rebuilt."""
         running = dict(steps) if self._below is None else {BELOW: self._below, **steps}
         times = None if rebuilt else self._rounds(running)
         rebuilt = times is None
@@ -227,6 +227,7 @@ class Ladder:
             self.records.append(
                 timed(replace(measured, samples_ms=per_token), "token_time", **labels)
             )
+        return rebuilt
 
     def _rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement] | None:
         """Rounds of steps that are all in memory; None if they do not fit next to each other."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -43,6 +44,17 @@ def run_block(block: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
+@cache
+def compiled_block(shape: ModelShape, *rung: object) -> Callable[..., Tensor]:
+    """The compiled block for one shape and what else its code depends on.
+
+    A copy of the function for each: with one, a second shape would be a recompilation.
+    """
+    own = FunctionType(run_block.__code__.replace(), run_block.__globals__)
+    compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False)
+    return compiled
+
+
 class Trainer:
     """Weights, moments and tokens that rungs share."""
 
@@ -61,7 +73,6 @@ class Trainer:
         generator = torch.Generator().manual_seed(seed)
         size = (shape.batch, shape.context + 1)
         self._tokens = torch.randint(shape.vocab_size, size, generator=generator).to(device)
-        self._compiled: dict[Any, Callable[..., Tensor]] = {}
 
     def model(self, rung: Rung) -> TransformerLM:
         """The model in the rung's types; the bf16 copy is made when first asked for."""
@@ -89,17 +100,6 @@ class Trainer:
             state = {"step": 1, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
             optimizer.state[parameter] = state | ({"master": master} if rung.narrow else {})
         return optimizer
-
-    def compiled(self, rung: Rung) -> Callable[..., Tensor]:
-        """The compiled block of a rung; rungs with the same shapes and types share it.
-
-        A copy of the function for each: with one, a second shape would be a recompilation.
-        """
-        key = (rung.attention, rung.copies, rung.narrow, rung.precision)
-        if key not in self._compiled:
-            own = FunctionType(run_block.__code__.replace(), run_block.__globals__)
-            self._compiled[key] = torch.compile(own, fullgraph=True, dynamic=False)
-        return self._compiled[key]
 
     def shared_bytes(self, rung: Rung) -> int:
         """Bytes of the shared tensors that the rung needs and that exist already."""
@@ -197,7 +197,11 @@ class RungStep:
         rung, model = self.rung, self._model
         attention = registry.load(rung.attention)
         blocks: list[Any] = list(model.layers)
-        compiled = self._trainer.compiled(rung) if rung.compiled else None
+        compiled = None
+        if rung.compiled:
+            shape = replace(self._trainer.shape, num_layers=1)  # blocks share one compilation
+            kind = rung.attention, rung.copies, rung.narrow, rung.precision
+            compiled = compiled_block(shape, *kind)
         for block in blocks:
             block.attn.attention = attention
             block._compiled_call_impl = partial(compiled, block) if compiled else None

@@ -29,8 +29,8 @@ SHIFT = 0.01
 def source() -> str:
     """The kernel, with a loop per branch."""
     cases = "\n".join(
-        f'case {branch}: _Pragma("unroll 1") for (int k = 0; k < {ITERATIONS}; ++k)'
-        f" v = v * {factor(branch)!r}f + {SHIFT!r}f; break;"
+        f"case {branch}:\n#pragma unroll 1\nfor (int k = 0; k < {ITERATIONS}; ++k)"
+        f" v = v * {factor(branch)!r}f + {SHIFT!r}f;\nbreak;"
         for branch in range(WARP)
     )
     return f"""
