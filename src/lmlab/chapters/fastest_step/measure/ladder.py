@@ -176,9 +176,9 @@ class Ladder:
         others = allocated_bytes(self._device) - self._trainer.shared_bytes(rung)
         step = RungStep(self._trainer, rung)
         first_ms = call_ms(step.run, self._device)
+        reset_peak_memory(self._device)  # not after a capture: replays allocate nothing
         if rung.graph:
             first_ms += call_ms(step.capture, self._device)
-        reset_peak_memory(self._device)
         later_ms = call_ms(step.run, self._device)
         peak = peak_memory_bytes(self._device)
         variants.note(name, "compile_time", max(first_ms - later_ms, 0.0), "ms")
