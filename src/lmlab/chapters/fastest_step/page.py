@@ -164,7 +164,7 @@ TABLES = {
         title="Layers tried at the leaderboard's shape",
         rows=["layers"],
         where={"topic": "leaderboard", "variant": "deepest"},
-        columns={"step (ms)": quantity("step_time", "ms"), "peak (GiB)": memory()},
+        columns={"step (ms)": quantity("time", "ms"), "peak (GiB)": memory()},
     ),
 }
 FIGURES = {

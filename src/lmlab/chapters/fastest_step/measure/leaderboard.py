@@ -6,7 +6,7 @@ and activations are checkpointed, without which this sequence fits nowhere. Then
 shallow models, which grow linearly with depth, say how deep a third may be; if that does not fit,
 one layer fewer is tried until it does. Every try is recorded.
 
-Records as of `ladder` for the rungs; per number of layers (label `layers`) `step_time`,
+Records as of `ladder` for the rungs; per number of layers (label `layers`) `time`,
 `peak_memory`, or the reason why it did not fit; `layer_time`, the time that each further layer
 takes; `layers` and `throughput` of the deepest.
 """
@@ -105,7 +105,7 @@ def attempt(
         reset_peak_memory(device)
         time_ms = min(call_ms(step.run, device) for _ in range(2))
         found = time_ms, int(peak_memory_bytes(device) or 0)
-        variants.note("deepest", "step_time", time_ms, "ms")
+        variants.note("deepest", "time", time_ms, "ms")
         variants.note("deepest", "peak_memory", found[1], "B")
         del step
     free_memory(device)
