@@ -114,6 +114,16 @@ def test_the_handler_prints_points_and_passes_on_the_rest(
     ]
 
 
+def test_a_failed_job_is_one_line_with_its_reason(
+    emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = job("many lines\nresults/x.json: No space left on device\n\n", None, indent=False)
+    emit("RuleException:\nCalledProcessError in file x, line 3:\nCommand ...")
+    emit("ten lines", event=LogEvent.JOB_ERROR, jobid=1, rule_name="machine", **failed)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "machine failed: results/x.json: No space left on device (see point.log)"
+
+
 def test_an_interrupt_is_one_line_and_the_last(
     emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
