@@ -93,10 +93,11 @@ class LogHandler(LogHandlerBase):
 
 def failure(name: str, job: dict[str, Any]) -> str:
     """One line on a job that failed: the last one of its log, which ends with the reason."""
-    log = next((Path(log) for log in job["log"] if Path(log).is_file()), None)
-    lines = log.read_text(errors="replace").split("\n") if log else []
-    reason = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
-    return f"{name} failed{reason}" + (f" (see {log})" if log else "")
+    logs = [Path(log) for log in (*job["log"], *(job.get("aux_logs") or ()))]
+    for log in filter(Path.is_file, logs):
+        if lines := log.read_text(errors="replace").strip().splitlines():
+            return f"{name} failed: {lines[-1].strip()} (see {log})"
+    return f"{name} failed"
 
 
 def broke(job: dict[str, Any]) -> bool:
