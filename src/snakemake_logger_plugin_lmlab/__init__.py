@@ -31,6 +31,7 @@ REPLACED = {
     LogEvent.JOB_INFO,
     LogEvent.JOB_STARTED,
     LogEvent.JOB_FINISHED,
+    LogEvent.JOB_ERROR,
     LogEvent.GROUP_INFO,
     LogEvent.GROUP_ERROR,
     LogEvent.PROGRESS,
@@ -39,6 +40,7 @@ REPLACED = {
     LogEvent.RESOURCES_INFO,
 }
 EMPTY = {"", "None", "Select jobs to execute..."}
+SHELL_FAILED = "RuleException:\nCalledProcessError"
 INTERRUPT = "Terminating processes on user request"
 INTERRUPTED = "interrupted; results so far are kept, and the same command measures the rest"
 
@@ -65,12 +67,13 @@ class LogHandler(LogHandlerBase):
         event, fields = getattr(record, "event", None), vars(record)
         if event == LogEvent.RUN_INFO:
             self.progress.expected = fields["stats"]["total"]
-        if event == LogEvent.JOB_ERROR and not self.in_full and not broke(fields):
-            return
         replaced = event in REPLACED and not self.in_full
         text = self._progress(event, fields) if replaced else self.format(record)
         if INTERRUPT in text and not self.in_full:
             text, self.interrupted = INTERRUPTED, True
+        # That a shell failed, with its whole command; the line of the job says why.
+        if text.startswith(SHELL_FAILED) and not self.in_full:
+            return
         if text not in EMPTY:
             print(text, file=sys.stderr, flush=True)
 
@@ -80,10 +83,21 @@ class LogHandler(LogHandlerBase):
             self.progress.start(*job)
         elif event == LogEvent.JOB_FINISHED:
             return self.progress.finish(fields["job_id"])
+        elif event == LogEvent.JOB_ERROR and broke(fields):
+            return failure(self.progress.name_of(fields["jobid"]) or fields["rule_name"], fields)
         elif event == LogEvent.GROUP_ERROR:
             count, logs = len(fields["job_error_info"]), ", ".join(map(str, fields["aux_logs"]))
             return f"An allocation of {count} point{'s' * (count > 1)} failed, see {logs}"
         return ""
+
+
+def failure(name: str, job: dict[str, Any]) -> str:
+    """One line on a job that failed: the last one of its log, which ends with the reason."""
+    logs = [Path(log) for log in (*job["log"], *(job.get("aux_logs") or ()))]
+    for log in filter(Path.is_file, logs):
+        if lines := log.read_text(errors="replace").strip().splitlines():
+            return f"{name} failed: {lines[-1].strip()} (see {log})"
+    return f"{name} failed"
 
 
 def broke(job: dict[str, Any]) -> bool:

@@ -28,6 +28,10 @@ class Progress:
         point = (wildcards or {}).get("point", "").replace("/", " ").replace("~", "=")
         self.running[job] = (f"{rule} {point}".strip(), outputs)
 
+    def name_of(self, job: int) -> str:
+        """The rule and the point of a job that is running."""
+        return self.running[job][0] if job in self.running else ""
+
     def finish(self, job: int) -> str:
         """A line on a job that has ended: what it was, what it gave, what is left."""
         if job not in self.running or self.began is None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +120,16 @@ def test_the_handler_prints_points_and_passes_on_the_rest(
     ]
 
 
+def test_a_failed_job_is_one_line_with_its_reason(
+    emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = job("many lines\nresults/x.json: No space left on device\n\n", None, indent=False)
+    emit("RuleException:\nCalledProcessError in file x, line 3:\nCommand ...")
+    emit("ten lines", event=LogEvent.JOB_ERROR, jobid=1, rule_name="machine", **failed)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "machine failed: results/x.json: No space left on device (see point.log)"
+
+
 def test_an_interrupt_is_one_line_and_the_last(
     emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,3 +137,37 @@ def test_an_interrupt_is_one_line_and_the_last(
     emit("Error in rule", event=LogEvent.JOB_ERROR, indent=False)
     emit("At least one job did not complete successfully.")
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+SNAKEFILE = """
+rule point:
+    output: "point.json"
+    log: "point.log"
+    shell: "( {} ) > {{log}} 2>&1"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [("touch started; sleep 3600", "interrupted; "), ("echo too large; false", "point failed: ")],
+    ids=["interrupted", "failed"],
+)
+def test_snakemake_itself_says_no_more(command: str, line: str) -> None:
+    Path("Snakefile").write_text(SNAKEFILE.format(command))
+    snakemake = subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "1", "--logger", "lmlab"],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        text=True,
+    )
+    while not Path("started").exists() and snakemake.poll() is None:
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(snakemake.pid, signal.SIGINT)  # as a terminal does
+    _, stderr = snakemake.communicate()
+    assert snakemake.returncode != 0
+    assert any(text.startswith(line) for text in stderr.splitlines()), stderr
+    assert "Error in rule" not in stderr
+    assert "Command" not in stderr

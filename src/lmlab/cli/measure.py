@@ -18,7 +18,7 @@ from typing import Any
 from lmlab.cli.configuration import read_config, split
 from lmlab.cli.keys import KeyValueError, read_value, schemas_for, unknown_key
 from lmlab.jobs.catalog import points_of
-from lmlab.jobs.job import SIGNAL_BASE
+from lmlab.jobs.job import SIGNAL_BASE, run_job
 from lmlab.jobs.launch import ranks_per_node, run_ranks, torchrun_command
 from lmlab.jobs.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
@@ -45,11 +45,7 @@ def command(arguments: argparse.Namespace) -> int:
     study = load(read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_args(study, arguments.chapter, arguments.settings)
     check_code(point)
-    result = (
-        with_ranks(point, machine, study)
-        if has_ranks(point)
-        else measure_in_process(point, machine)
-    )
+    result = measured(point, machine, study)
     try:
         print(table(point, result))
         print(result.to_json())
@@ -78,21 +74,16 @@ def write(result: Result, out: Path) -> None:
         raise KeyValueError(f"--out {out}: {error.strerror}") from error
 
 
-def measure_in_process(point: Point, machine: Machine) -> Result:
-    """The result of a point that this process measures itself."""
-    from lmlab.jobs.run import (
-        measure_point,
-    )  # slow: imports torch
-
-    return measure_point(point, machine)
-
-
-def with_ranks(point: Point, machine: Machine, study: Study) -> Result:
-    """The result of a point that needs several processes."""
-    ranks_per_node(point)
+def measured(point: Point, machine: Machine, study: Study) -> Result:
+    """The result of a point, measured as the workflow does it."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "point.json")
-        status = run_ranks(point, machine.id, out, torchrun_command(point, out, study.ranks))
+        if has_ranks(point):
+            ranks_per_node(point)
+            command = torchrun_command(point, out, study.ranks)
+            status = run_ranks(point, machine.id, out, command)
+        else:
+            status = run_job(point, machine.id, out, cold=False)
         if status == SIGNAL_BASE + signal.SIGINT:
             raise KeyboardInterrupt
         if status:

@@ -133,20 +133,20 @@ def run_torchrun(
 ) -> TorchrunExit:
     """Run a command and all it starts to the end, or until the point's deadline."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=partial(die_with_parent, os.getpid()),  # safe: no thread is running yet
-        env={**os.environ, **rank_environment(point, errors)},
-    )
-    copier = threading.Thread(
-        target=_copy_lines, args=(process.stderr, tail, received), daemon=True
-    )
     status: int | None = None
-    with relay_signals(process.pid), contextlib.suppress(subprocess.TimeoutExpired):
+    with relay_signals() as aim, contextlib.suppress(subprocess.TimeoutExpired):
+        process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),  # safe: no thread is running yet
+            env={**os.environ, **rank_environment(point, errors)},
+        )
+        aim(process.pid)
+        stderr = (process.stderr, tail, received)
+        copier = threading.Thread(target=_copy_lines, args=stderr, daemon=True)
         try:
             copier.start()
             status = process.wait(timeout=deadline_s(point))

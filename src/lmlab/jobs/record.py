@@ -11,6 +11,7 @@ As a program this writes a result without numbers, for whoever waited for proces
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -69,7 +70,8 @@ def write(result: Result, out: Path) -> int:
         reason = without_numbers("failed", str(error)).reason
         result = replace(result, status="failed", reason=reason, measurements=(), data={})
         result.write(out)
-    print(result.headline())
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it
+        print(result.headline(), flush=True)
     return 0
 
 

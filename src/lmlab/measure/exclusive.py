@@ -72,7 +72,10 @@ def _wait_for_holder(address: str, name: str) -> None:
             return
         credentials = waiting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, user, _ = struct.unpack("3i", credentials)
-        message = f"waiting for the measurement of process {pid}, user {user}, on {name} to finish"
-        print(message, file=sys.stderr, flush=True)
+        print(
+            f"waiting for another measurement on {name} to finish (process {pid} of user {user})",
+            file=sys.stderr,
+            flush=True,
+        )
         waiting.settimeout(None)
         waiting.recv(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from lmlab.measure.warm_start import helper, run
+from lmlab.measure.warm_start.processes import relay_signals
 from lmlab.measure.warm_start.socket_path import connect, listen, private_directory
 from tests.measure.warm_start.conftest import Lab, finish, is_gone, wait_until
 
@@ -186,6 +188,16 @@ def test_switched_off_no_helper_is_started(lab: Lab) -> None:
     lab.write("job", TRIVIAL)
     assert lab.run("job", mode="plain") == (4, "", "")
     assert list(lab.runtime.iterdir()) == []
+
+
+def test_a_signal_before_the_job_is_known_is_held_for_it() -> None:
+    with relay_signals() as aim:
+        signal.raise_signal(signal.SIGTERM)
+        job = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        aim(job.pid)
+        assert job.wait() == -signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt), relay_signals():
+        signal.raise_signal(signal.SIGINT)  # there is no job
 
 
 def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,15 +126,17 @@ def _run_at(connection: socket.socket, job: Job) -> int | None:
     pid = status = ""
     connection.settimeout(PATIENCE_S)
     with contextlib.suppress(ConnectionError), connection.makefile() as lines:
-        # Streams sent to a helper that still imports would stay open after this process has ended.
+        # Streams sent to a helper that still imports would stay open after this process has ended;
+        # and until it answers, a signal ends this process.
         if not lines.readline():
             return None
-        socket.send_fds(connection, [b"\n"], [0, 1, 2])
-        # ASCII, so that bytes that are not UTF-8 survive as escaped surrogates.
-        connection.sendall(json.dumps(job).encode() + b"\n")
-        if pid := lines.readline():  # until then a signal ends this process, which ends the job
-            connection.settimeout(None)
-            with relay_signals(int(pid)):
+        with relay_signals() as aim:
+            socket.send_fds(connection, [b"\n"], [0, 1, 2])
+            # ASCII, so that bytes that are not UTF-8 survive as escaped surrogates.
+            connection.sendall(json.dumps(job).encode() + b"\n")
+            if pid := lines.readline():
+                aim(int(pid))
+                connection.settimeout(None)
                 status = lines.readline()
     if pid and not status:
         kill_family(int(pid))

@@ -14,7 +14,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 GRACE_S = 2.0
 """How long a job may take to end after a signal; one that waits in a driver never would."""
@@ -25,28 +25,42 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextlib.contextmanager
-def relay_signals(leader: int) -> Iterator[None]:
+def relay_signals() -> Iterator[Callable[[int], None]]:
     """Pass signals that would end this process on to a job, which must then end soon.
 
-    Ignored signals stay ignored. Only the main thread can receive any.
+    The block is given a function that names the job; signals before that are held for it. Ignored
+    signals stay ignored. Only the main thread can receive any.
     """
+    held: list[int] = []
+    leaders: list[int] = []
     timers: list[threading.Timer] = []
 
     def relay(number: int, _frame: object) -> None:
-        signal_group(leader, number)
-        timers.append(threading.Timer(GRACE_S, kill_family, [leader]))
-        timers[-1].start()
+        held.append(number)
+        forward()
+
+    def forward() -> None:
+        while held and leaders:
+            signal_group(leaders[0], held.pop(0))
+            timers.append(threading.Timer(GRACE_S, kill_family, leaders))
+            timers[-1].start()
+
+    def aim(leader: int) -> None:
+        leaders.append(leader)
+        forward()
 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [n for n in _FORWARDED if is_main and signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, relay) for number in numbers}
     try:
-        yield
+        yield aim
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
         for timer in timers:
             timer.cancel()
+        for unsent in held:  # there was no job
+            signal.raise_signal(unsent)
 
 
 def die_with_parent(parent: int) -> None:
