@@ -439,6 +439,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "steps": {
             p: extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
         },
+        "largest_bf16": _in_bf16(steps),
         "contexts": [context for (context,) in distinct(steps, ["context"])],
         "unsteady": len(select(steps, stability=list(UNSTEADY))),
         "layers_wall": _range(select(layers, clock="wall")),
@@ -465,6 +466,16 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         },
         "repeat": agreement(chapter.results, chapter.name),
     }
+
+
+def _in_bf16(steps: Rows) -> dict[str, Any] | None:
+    """The bf16 step at the point of the longest fp32 step."""
+    fp32 = extremes(select(steps, precision="fp32"))
+    if fp32 is None:
+        return None
+    same = {key: fp32["high"][key] for key in ("size", "context")}
+    found: list[Any] = select(steps, precision="bf16", **same).to_dict("records")
+    return found[0] if found else None
 
 
 def _shortest(rows: Rows) -> Any:
