@@ -13,11 +13,15 @@ from torch import Tensor, nn
 
 from lmlab.chapters.end_to_end import measure as end_to_end
 from lmlab.jobs import workload
+from lmlab.jobs.catalog import points_of
 from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.workload import Step, workload_of
 from lmlab.measure.device_time import PROFILED_STEPS
 from lmlab.model import cost
 from lmlab.model.shape import ModelShape
+from lmlab.study.config import load
+from lmlab.study.config_file import read
+from lmlab.study.files import ROOT
 from tests.chapters.pages import found, value_of
 from tests.jobs.points import end_to_end_point
 
@@ -26,6 +30,7 @@ PHASES = {
     "forward_backward": ["forward", "backward"],
     "train_step": ["zero_grad", "forward", "backward", "optimizer"],
 }
+CONFIG = ROOT / "config.yaml"
 MODES = pytest.mark.parametrize("mode", PHASES)
 SHAPE = ModelShape(
     vocab_size=17, context=8, batch=2, d_model=16, d_ff=24, num_layers=2, num_heads=2
@@ -84,6 +89,28 @@ def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     yield package
     for name in [name for name in sys.modules if name.startswith("own_package")]:
         del sys.modules[name]
+
+
+def test_the_grid_has_its_points_once_and_checks_some_of_them() -> None:
+    config = read(CONFIG)
+    block = config["studies"]["nano"]["end_to_end"]
+    check = {"size": "cpu-small", "context": 8, "precision": "bf16", "batch": 2}
+    block |= {"modes": ["forward_backward"], "graph_checks": [check], "steps": 3, "max_steps": 9}
+    block |= {"more": [{"contexts": [8, 16]}, {"batches": [1], "precisions": ["fp32"]}]}
+    found = points_of(load({**config, "study": "nano"}, "cuda"), "end_to_end")
+    warm = [point for point in found if point.parameters["start"] == "warm"]
+    axes = [tuple(point.parameters[key] for key in check) for point in warm]
+    assert axes == [
+        *(("cpu-small", 16, precision, 2) for precision in ("fp32", "bf16")),
+        *(("cpu-small", 8, precision, 2) for precision in ("fp32", "bf16")),
+        ("cpu-small", 16, "fp32", 1),
+    ]
+    assert [point.settings["graph_replay"] for point in warm] == [False, False, False, True, False]
+    assert {point.settings["max_steps"] for point in warm} == {9}
+    assert all("max_steps" not in point.settings for point in found if point not in warm)
+    block["max_steps"] = 2
+    with pytest.raises(ValueError, match=r"end_to_end.max_steps = 2; allowed: at least steps = 3"):
+        points_of(load({**config, "study": "nano"}, "cuda"), "end_to_end")
 
 
 @MODES

@@ -194,3 +194,11 @@ def test_the_working_folder_is_importable_while_measuring(
 
     _, out = measure(chapter)
     assert read(out).data == {"answer": 42}
+
+
+def test_another_set_of_this_machines_results_can_be_measured(
+    measure: Callable[..., tuple[int, Path]],
+) -> None:
+    here = find_machine().id
+    status, out = measure(lambda point, device: Outcome(), f"{here}@repeat")
+    assert (status, read(out).machine["id"]) == (0, here)

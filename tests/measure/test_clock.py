@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lmlab.measure import clock as module
 from lmlab.measure.clock import PhaseClock, collector_paused, measure_kernel, measure_steps
+from lmlab.measure.stop_rule import StopRule
 from tests.measure.fake_time import FakeTime
 
 CPU = torch.device("cpu")
@@ -150,24 +154,61 @@ def test_a_collector_that_was_off_or_frozen_before_stays_so() -> None:
         gc.enable()
 
 
-KERNELS = {
-    "settled": ([20], {"min_time_s": 0.02}, 10, "relative deviation 0.00% after 10 samples"),
-    "slow": ([200], {"time_cap_s": 0.9}, 3, "time cap of 0.9 s after 3 samples"),
-    "restless": ([0.1, 0.5], {"max_samples": 25}, 25, "sample cap of 25"),
+def test_a_kernel_on_a_cpu_is_timed_by_the_host_until_its_rule_is_met(time: FakeTime) -> None:
+    durations = cycle([0.1, 0.5])
+    found = measure_kernel(
+        lambda: time.pass_ms(next(durations)), device=CPU, time_cap_s=600, max_samples=25
+    )
+    assert (found.clock, found.cache, found.stopped) == ("wall", "warm", "sample cap of 25")
+    assert (found.summary.n, set(found.samples_ms)) == (25, {0.1, 0.5})
+    slow = measure_kernel(lambda: time.pass_ms(200), device=CPU, time_cap_s=0.9)
+    assert slow.stopped == "time cap of 0.9 s after 3 samples"
+
+
+RULE = {
+    "min_samples": 10,
+    "min_time_s": 0.1,
+    "target_relative_deviation": 0.005,
+    "time_cap_s": 5.0,
+    "max_samples": 1000,
 }
 
 
-@pytest.mark.parametrize("case", KERNELS)
-def test_a_kernel_on_a_cpu_is_timed_by_the_host_until_a_rule_is_met(
-    case: str, time: FakeTime
+def fed(samples_ms: list[float], **changes: Any) -> StopRule:
+    rule = StopRule(**{**RULE, **changes})
+    for sample in samples_ms:
+        rule.add(sample)
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("samples_ms", "elapsed_s", "reason"),
+    [
+        pytest.param([20.0] * 9, 0.2, None, id="settled, too few samples"),
+        pytest.param([20.0] * 10, 0.2, "relative deviation 0.00% after 10 samples", id="settled"),
+        pytest.param([1.0] * 99, 4.0, None, id="settled, too little time"),
+        pytest.param([20.0, 30.0] * 20, 4.9, None, id="noisy"),
+        pytest.param([20.0, 30.0] * 20, 5.0, "time cap of 5 s after 40 samples", id="time cap"),
+        pytest.param([], 99.0, None, id="always one sample"),
+        pytest.param([0.01, 0.02] * 500, 0.1, "sample cap of 1000", id="sample cap"),
+    ],
+)
+def test_when_and_why_sampling_of_a_kernel_stops(
+    samples_ms: list[float], elapsed_s: float, reason: str | None
 ) -> None:
-    milliseconds, settings, n, stopped = KERNELS[case]
-    durations = cycle(milliseconds)
-    asked: dict[str, Any] = {"time_cap_s": 600, **settings}
-    found = measure_kernel(lambda: time.pass_ms(next(durations)), device=CPU, **asked)
-    assert (found.clock, found.cache) == ("wall", "warm")
-    assert (found.summary.n, found.stopped) == (n, stopped)
-    assert set(found.samples_ms) == set(map(float, milliseconds))
+    assert fed(samples_ms).reason(elapsed_s) == reason
+
+
+@given(st.lists(st.floats(1e-3, 1e4), min_size=2, max_size=50))
+def test_the_running_deviation_is_the_sample_deviation_over_the_mean(samples: list[float]) -> None:
+    expected = statistics.stdev(samples) / statistics.fmean(samples)
+    assert fed(samples).relative_deviation == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [{"min_samples": 0}, {"max_samples": 9}, {"time_cap_s": 0.0}])
+def test_an_impossible_rule_is_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
+        fed([], **wrong)
 
 
 @pytest.mark.gpu

@@ -30,6 +30,11 @@ def _end_to_end(**changes: Any) -> Callable[[Config], None]:
 WRONG = {
     "unknown study": (lambda c: c.update(study="huge"), 'study = "huge"', "auto, full, tiny, nano"),
     "unknown size": (_end_to_end(sizes=["huge"]), "end_to_end.sizes names 'huge'", "small, medium"),
+    "unknown size of a part": (
+        _end_to_end(more=[{"sizes": ["huge"]}]),
+        "end_to_end.more.sizes names 'huge'",
+        "small, medium",
+    ),
     "unknown key": (_end_to_end(contextz=[4]), "end_to_end.contextz is not a key", "contexts"),
     "negative warm-up": (_end_to_end(warmup=-1), "end_to_end.warmup = -1", "at least 0"),
     "a list where a number belongs": (
@@ -161,14 +166,6 @@ def test_a_chapter_that_is_switched_off_has_no_points(config: Config) -> None:
     study = load(config, "cpu")
     assert points_of(study, "precision") == []
     assert points_of(study, "end_to_end") != []
-
-
-def test_sizes_are_ordered_by_their_weights_and_not_by_their_names(config: Config) -> None:
-    config["sizes"] = dict(sorted(config["sizes"].items()))
-    names = load(config, "cuda").sizes_smallest_first()
-    assert [name for name in names if not name.startswith("cpu-")] == [
-        "small", "medium", "large", "xl", "2.7b", "10b",
-    ]  # fmt: skip
 
 
 def test_every_study_has_every_chapter(config: Config) -> None:

@@ -38,6 +38,7 @@ MARKS = {
     "‡": "inconsistent: far more than the sum of its parts timed apart",
     "§": "measured with uncommitted code",
 }
+UNCOMMITTED_MARK = "§"
 FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡"}
 MAX_REASONS = 4
 
@@ -143,6 +144,10 @@ class Table:
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
         header = [escape(name) for name in [*names, *indexes]]
         caption = self._caption(used, facet)
+        if all(UNCOMMITTED_MARK in cell.marks() for cell in used if cell.measured):
+            # A mark on every cell says no more than the caption alone.
+            lines = [[text.replace(UNCOMMITTED_MARK, "") for text in line] for line in lines]
+            caption = caption.replace(f"{UNCOMMITTED_MARK} measured", "All measured")
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
     def _indexes(self, rows: Rows) -> dict[str, _Index]:
@@ -163,7 +168,7 @@ class Table:
 
     def _caption(self, cells: Sequence[Cell], facet: Mapping[str, Any]) -> str:
         parts = [escape(self.title.format(**facet)), *([self.note] if self.note else [])]
-        found = [cell.row for cell in cells if cell.row is not None and cell.row["status"] == "ok"]
+        found = [cell.row for cell in cells if cell.row is not None and cell.measured]
         clocks = dict.fromkeys(row["clock"] for row in found if row["clock"] in CLOCKS)
         counts = sorted({int(row["n"]) for row in found if not pd.isna(row["n"]) and row["n"]})
         if clocks:
@@ -201,11 +206,15 @@ class Cell:
         """Whether the reason is short enough to be the cell: "overflow"."""
         return self.row is not None and len(str(self.row["reason"]).split()) == 1
 
+    @property
+    def measured(self) -> bool:
+        return self.row is not None and self.row["status"] == "ok"
+
     def marks(self) -> list[str]:
-        if self.row is None or self.row["status"] != "ok":
+        if self.row is None or not self.measured:
             return []
         flags = self.row["flags"] if isinstance(self.row["flags"], tuple) else ()
-        marks = ["§"] * (UNCOMMITTED in flags)
+        marks = [UNCOMMITTED_MARK] * (UNCOMMITTED in flags)
         if self.row.get("clock") in CLOCKS:
             spread = ["↕"] if unsteady(self.row) else ["~"] * (self.row["noisy"] is True)
             marks = [*spread, *(FLAG_MARKS[flag] for flag in flags if flag in FLAG_MARKS), *marks]

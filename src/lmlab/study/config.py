@@ -40,11 +40,6 @@ class Size:
     num_layers: int
     num_heads: int
 
-    @property
-    def weights(self) -> int:
-        """Weights of its blocks, by which sizes are ordered."""
-        return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
-
 
 @dataclass(frozen=True)
 class Study:
@@ -64,10 +59,6 @@ class Study:
     def own_model(self) -> dict[str, str]:
         """A parameter that keeps the results of a user's own model apart from ours."""
         return {} if self.model == OUR_MODEL else {"own_model": self.model.replace(":", ".")}
-
-    def sizes_smallest_first(self) -> list[str]:
-        """All sizes of the configuration, the one with fewest weights first."""
-        return sorted(self.sizes, key=lambda name: self.sizes[name].weights)
 
     def size_settings(self, size: str) -> dict[str, Any]:
         """A size's hyper-parameters with the settings that every model point shares."""

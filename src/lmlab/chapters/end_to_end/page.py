@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -13,7 +15,7 @@ from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
-from lmlab.report.repeat import GPU_BOUND_FROM, agreement
+from lmlab.report.repeat import GPU_BOUND_FROM, WITHIN, agreement
 from lmlab.report.table import Table, quantity, time
 from lmlab.report.text import UNSTEADY
 
@@ -69,21 +71,19 @@ def _with_bottleneck(rows: Rows) -> Rows:
     return rows.assign(bottleneck=names)
 
 
+GRAPH_CHECKS: dict[str, Callable[[Rows], Any]] = {
+    "replay_to_device": lambda p: p.graph_replay_time / p.device,
+    "replay_busy_to_device": lambda p: p.graph_busy_time / p.device,
+    "pause_per_kernel": lambda p: (p.graph_replay_time - p.graph_busy_time) / p.kernels * 1e3,
+}
+
+
 def _graph_checks(rows: Rows) -> Rows:
-    """Device time against the replay of a CUDA graph: replay over device time, busy time of a
-    replay over device time, and microseconds of pause per kernel of a replay."""
-    for phase in ("forward", "backward"):
-        parts = {
-            "replay": {"quantity": "graph_replay_time", "phase": phase},
-            "busy": {"quantity": "graph_busy_time", "phase": phase},
-            "kernels": {"quantity": "kernels", "phase": phase},
-            "device": times("device", phase),
-        }
-        rows = combine(rows, "replay_to_device", parts, lambda p: p.replay / p.device)
-        rows = combine(rows, "replay_busy_to_device", parts, lambda p: p.busy / p.device)
-        rows = combine(
-            rows, "pause_per_kernel", parts, lambda p: (p.replay - p.busy) / p.kernels * 1e3
-        )
+    """Device time against the replay of a CUDA graph; pauses in microseconds."""
+    for phase, (name, check) in product(("forward", "backward"), GRAPH_CHECKS.items()):
+        recorded = ("graph_replay_time", "graph_busy_time", "kernels")
+        parts = {key: {"quantity": key, "phase": phase} for key in recorded}
+        rows = combine(rows, name, {**parts, "device": times("device", phase)}, check)
     return rows
 
 
@@ -162,28 +162,18 @@ def warm_up(rows: Rows) -> Rows:
     return pd.DataFrame(found, columns=[*rows.columns], dtype=object)
 
 
-def repeatability(rows: Rows) -> Rows:
-    """The same work in two processes: forward and backward in two modes, largest over smallest."""
-    found = select(
-        rows,
-        quantity="time",
-        status="ok",
-        **WARM,
-        phase=["forward", "backward"],
-        mode=["forward_backward", "train_step"],
-    )
-    groups: dict[tuple[Any, ...], list[Any]] = {}
-    for row in found.to_dict("records"):
-        groups.setdefault(tuple(row[key] for key in (*POINT, "phase", "clock")), []).append(row)
-    pairs = []
-    for group in groups.values():
-        if len(group) == 2:
-            low, high = sorted(row["value"] for row in group)
-            pairs.append({**group[0], "quantity": "disagreement", "value": high / low - 1})
-    return pd.DataFrame(pairs, columns=[*rows.columns], dtype=object)
-
-
+# The same work in two processes: forward and backward in two modes.
 REPLICATES = {**WARM, "phase": ["forward", "backward"], "mode": ["forward_backward", "train_step"]}
+
+
+def disagreement(rows: Rows) -> dict[str, list[float]]:
+    """By clock: how far replicates of the same phase lie apart, relative to the smaller."""
+    found = select(rows, quantity="time", status="ok", **REPLICATES)
+    pairs: dict[str, list[float]] = {clock: [] for clock in CLOCKS}
+    for (*_, clock), group in found.groupby([*POINT, "phase", "clock"], sort=False)["value"]:
+        if len(group) == 2:
+            pairs[str(clock)].append(max(group) / min(group) - 1)
+    return pairs
 
 
 def precision_comparison(precision: str, clock: str, **where: Any) -> Compare:
@@ -440,6 +430,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "steps": {
             p: extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
         },
+        "largest_bf16": _in_bf16(steps),
+        "batch": main["batch"].iloc[0] if len(main) else None,
         "contexts": [context for (context,) in distinct(steps, ["context"])],
         "unsteady": len(select(steps, stability=list(UNSTEADY))),
         "layers_wall": _range(select(layers, clock="wall")),
@@ -461,11 +453,19 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "settles_at": sorted(set(select(trained, quantity="settles_at")["value"])),
         "cold_mean": _ends(select(trained, quantity="cold_mean")),
         "unsettled": len(distinct(trained, ["size"])) - len(select(trained, quantity="settles_at")),
-        "disagreement": {
-            clock: _quantiles(select(repeatability(rows), clock=clock)["value"]) for clock in CLOCKS
-        },
+        "disagreement": {c: _quantiles(found) for c, found in disagreement(rows).items()},
         "repeat": agreement(chapter.results, chapter.name),
     }
+
+
+def _in_bf16(steps: Rows) -> dict[str, Any] | None:
+    """The bf16 step at the point of the longest fp32 step."""
+    fp32 = extremes(select(steps, precision="fp32"))
+    if fp32 is None:
+        return None
+    same = {key: fp32["high"][key] for key in ("size", "context")}
+    found: list[Any] = select(steps, precision="bf16", **same).to_dict("records")
+    return found[0] if found else None
 
 
 def _shortest(rows: Rows) -> Any:
@@ -488,13 +488,12 @@ def _points(rows: Rows) -> list[dict[str, Any]]:
     return [dict(zip(POINT, point, strict=True)) for point in distinct(rows, POINT)]
 
 
-def _quantiles(values: Any) -> dict[str, float] | None:
-    numbers = pd.to_numeric(values)
-    if numbers.empty:
+def _quantiles(differences: list[float]) -> dict[str, float] | None:
+    if not differences:
         return None
     return {
-        "count": len(numbers),
-        "median": numbers.median(),
-        "worst": numbers.max(),
-        "within": float((numbers <= 0.03).mean()),
+        "count": len(differences),
+        "median": statistics.median(differences),
+        "worst": max(differences),
+        "within": statistics.mean(difference <= WITHIN for difference in differences),
     }
