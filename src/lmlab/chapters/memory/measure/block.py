@@ -14,9 +14,9 @@ block and `expected_gradients`, four bytes for each of its parameters.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,47 +44,65 @@ from lmlab.study.points import Point
 INPUT = "input of the block"
 BACKEND = "inductor"
 
-Block = Callable[[], Tensor]
-"""The block's forward pass."""
+
+@dataclass(frozen=True)
+class Forward:
+    """A block's forward pass on a random residual stream, eager or compiled."""
+
+    block: Callable[[Tensor], Tensor]
+    parameters: Sequence[Tensor]
+    x: Tensor
+    workload: Workload
+
+    def __call__(self) -> Tensor:
+        with self.workload.precision_context(self.x.device):
+            return self.block(self.x)
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for tensor in (self.x, *self.parameters):
+            tensor.grad = None
+
+    def gradients(self) -> int:
+        """Bytes of the parameters' gradients after one backward pass that finds none."""
+        self.clear()
+        output = self()
+        output.backward(torch.ones_like(output))
+        found = (parameter.grad for parameter in self.parameters)
+        return sum(grad.untyped_storage().nbytes() for grad in found if grad is not None)
 
 
 def measure_block(point: Point, device: torch.device) -> Outcome:
     """What one block of the point's model saves, eager and, where the point asks, compiled."""
     asked = workload_for(point)
     workload = replace(asked, shape=replace(asked.shape, num_layers=1))
+    shape = workload.shape
     with tf32_allowed(workload.precision.tf32), collector_paused():
         model = workload.build(device)
         blocks = getattr(model, "layers", None)
         if not isinstance(blocks, nn.ModuleList):
             raise Unsupported(f"{type(model).__name__} has no list of blocks `layers`")
-        parameters = {address_of(p): name for name, p in blocks[0].named_parameters()}
-        kept = {*parameters, *(address_of(buffer) for buffer in model.buffers())}
-        shape = workload.shape
+        names = {address_of(p): name for name, p in blocks[0].named_parameters()}
+        kept = {*names, *(address_of(buffer) for buffer in model.buffers())}
         x = torch.randn(shape.batch, shape.context, shape.d_model, device=device)
-
-        def forward_of(block: Callable[[Tensor], Tensor]) -> Block:
-            def forward() -> Tensor:
-                with workload.precision_context(device):
-                    return block(x.requires_grad_())
-
-            return forward
-
-        eager, observer = forward_of(blocks[0]), Observer(parameters)
+        parameters = list(blocks[0].parameters())
+        eager = Forward(blocks[0], parameters, x.requires_grad_(), workload)
+        observer = Observer(names)
         saved = saved_bytes(eager, kept, observer)
         records = [
             *by_operation(saved, observer),
             *_variant_records("eager", eager, saved, device),
-            value("gradients", sum(_gradients(blocks[0])), "B"),
+            value("gradients", eager.gradients(), "B"),
             *_expected_records(workload, device),
             *environment_records(),
         ]
         if point.settings["compile"]:
-            compiled = forward_of(torch.compile(blocks[0], backend=BACKEND))
+            compiled = replace(eager, block=torch.compile(blocks[0], backend=BACKEND))
             records += _compiled_records(compiled, kept, device)
     return Outcome(measurements=records)
 
 
-def saved_bytes(forward: Block, kept: set[int], observer: Any = None) -> dict[int, int]:
+def saved_bytes(forward: Forward, kept: set[int], observer: Any = None) -> dict[int, int]:
     """Bytes by address of the storages that a forward pass saves, without those `kept` anyway."""
     saved: dict[int, int] = {}
 
@@ -124,35 +142,29 @@ def by_operation(saved: dict[int, int], observer: Observer) -> Iterator[Record]:
 
 
 def _variant_records(
-    name: str, forward: Block, saved: dict[int, int], device: torch.device
+    name: str, forward: Forward, saved: Mapping[int, int], device: torch.device
 ) -> list[Record]:
     """Saved bytes, and the peak of forward and backward where the device counts it."""
+    records = [value("saved_for_backward", sum(saved.values()), "B", variant=name)]
+    forward.gradients()  # the first run of a kernel may allocate workspaces that stay
+    forward.clear()
     empty_allocator(device)
     before = peak_memory_bytes(device)
-    output = forward()
-    output.backward(torch.ones_like(output))
+    if before is None:
+        return records
+    forward.gradients()
     synchronize(device)
-    records = [value("saved_for_backward", sum(saved.values()), "B", variant=name)]
-    if before is not None:
-        above = int(peak_memory_bytes(device) or 0) - before
-        records.append(value("peak_memory", above, "B", variant=name))
-    return records
+    above = int(peak_memory_bytes(device) or 0) - before
+    return [*records, value("peak_memory", above, "B", variant=name)]
 
 
-def _compiled_records(forward: Block, kept: set[int], device: torch.device) -> list[Record]:
+def _compiled_records(forward: Forward, kept: set[int], device: torch.device) -> list[Record]:
     """The same of the compiled block; a compiler that does not work is a reason."""
     try:
         return _variant_records("compiled", forward, saved_bytes(forward, kept), device)
     except Exception as error:  # a missing compiler can fail in any way
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return [without_value("saved_for_backward", "failed", reason, variant="compiled")]
-
-
-def _gradients(block: nn.Module) -> Iterator[int]:
-    """Bytes of each parameter's gradient."""
-    for parameter in block.parameters():
-        if parameter.grad is not None:
-            yield parameter.grad.untyped_storage().nbytes()
 
 
 def _expected_records(workload: Workload, device: torch.device) -> list[Record]:
