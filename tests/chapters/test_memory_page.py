@@ -264,7 +264,8 @@ CASES: dict[str, list[Result]] = {
 def test_every_answer_renders(case: str, tmp_path: Path) -> None:
     missing = [MISSING_ROW] if case == "a missing point" else []
     front, pages = rendered(tmp_path, results_of(CASES[case], *missing), "memory")
-    assert {"where-is-the-memory-peak", "what-does-checkpointing-buy"} < set(answers_in(front))
+    questions = ("where-is-the-memory-peak", "what-does-checkpointing-buy")
+    assert {f"writeup.md#{one}" for one in questions} < set(answers_in(front, "writeup.md"))
     measured = any(each.data for each in CASES[case])
     assert (tmp_path / "out" / "figures" / "memory" / "timeline.png").exists() == measured
     assert ("| operation |" in pages["memory"]) == case.endswith("one block")
