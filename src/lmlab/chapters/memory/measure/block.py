@@ -5,10 +5,10 @@ and its input is a random residual stream. Hooks see every tensor that autograd 
 counts once, however many operations save it, and parameters and buffers do not count. In eager mode
 the observer knows which operation made each storage.
 
-Records: `saved_for_backward` and, on a GPU, `peak_memory` (of forward and backward, above what
-existed before) per `variant`, eager or compiled; `saved_by_operation` per `operation` and `origin`
-with its `count` and `share`, eager only; `predicted_saved` by the cost model; `gradients` of the
-block and `expected_gradients`, four bytes for each of its parameters.
+Records: `saved_for_backward`, `gradients` and, on a GPU, `peak_memory` (of forward and backward,
+above what existed before) per `variant`, eager or compiled; `saved_by_operation` per `operation`
+and `origin` with its `count` and `share`, eager only; by the cost model `predicted_saved` and
+`expected_gradients`, four bytes for each parameter of the block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lmlab.measure.clock import collector_paused, synchronize
 from lmlab.measure.device import peak_memory_bytes
 from lmlab.measure.memory.observer import Observer, address_of
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.records import Record, value, values, without_value
 from lmlab.model.activations import saved_block, widths_of
 from lmlab.model.cost import parameter_count
 from lmlab.study.points import Point
@@ -58,18 +58,14 @@ class Forward:
         with self.workload.precision_context(self.x.device):
             return self.block(self.x)
 
-    def clear(self) -> None:
-        """Drop all gradients."""
-        for tensor in (self.x, *self.parameters):
-            tensor.grad = None
-
-    def gradients(self) -> int:
-        """Bytes of the parameters' gradients after one backward pass that finds none."""
-        self.clear()
+    def backward(self) -> int:
+        """Forward and backward; bytes of the parameters' gradients, which are then dropped."""
         output = self()
         output.backward(torch.ones_like(output))
-        found = (parameter.grad for parameter in self.parameters)
-        return sum(grad.untyped_storage().nbytes() for grad in found if grad is not None)
+        found = [p.grad.untyped_storage().nbytes() for p in self.parameters if p.grad is not None]
+        for tensor in (self.x, *self.parameters):
+            tensor.grad = None
+        return sum(found)
 
 
 def measure_block(point: Point, device: torch.device) -> Outcome:
@@ -84,15 +80,13 @@ def measure_block(point: Point, device: torch.device) -> Outcome:
             raise Unsupported(f"{type(model).__name__} has no list of blocks `layers`")
         names = {address_of(p): name for name, p in blocks[0].named_parameters()}
         kept = {*names, *(address_of(buffer) for buffer in model.buffers())}
-        x = torch.randn(shape.batch, shape.context, shape.d_model, device=device)
-        parameters = list(blocks[0].parameters())
-        eager = Forward(blocks[0], parameters, x.requires_grad_(), workload)
+        x = torch.randn(shape.batch, shape.context, shape.d_model, device=device).requires_grad_()
+        eager = Forward(blocks[0], list(blocks[0].parameters()), x, workload)
         observer = Observer(names)
         saved = saved_bytes(eager, kept, observer)
         records = [
             *by_operation(saved, observer),
             *_variant_records("eager", eager, saved, device),
-            value("gradients", eager.gradients(), "B"),
             *_expected_records(workload, device),
             *environment_records(),
         ]
@@ -144,18 +138,16 @@ def by_operation(saved: dict[int, int], observer: Observer) -> Iterator[Record]:
 def _variant_records(
     name: str, forward: Forward, saved: Mapping[int, int], device: torch.device
 ) -> list[Record]:
-    """Saved bytes, and the peak of forward and backward where the device counts it."""
-    records = [value("saved_for_backward", sum(saved.values()), "B", variant=name)]
-    forward.gradients()  # the first run of a kernel may allocate workspaces that stay
-    forward.clear()
+    """Saved bytes, gradients, and the peak of both passes where the device counts it."""
+    numbers = {"saved_for_backward_bytes": sum(saved.values())}
+    numbers["gradients_bytes"] = forward.backward()  # workspaces of kernels exist from now on
     empty_allocator(device)
     before = peak_memory_bytes(device)
-    if before is None:
-        return records
-    forward.gradients()
-    synchronize(device)
-    above = int(peak_memory_bytes(device) or 0) - before
-    return [*records, value("peak_memory", above, "B", variant=name)]
+    if before is not None:
+        forward.backward()
+        synchronize(device)
+        numbers["peak_memory_bytes"] = int(peak_memory_bytes(device) or 0) - before
+    return values(numbers, variant=name)
 
 
 def _compiled_records(forward: Forward, kept: set[int], device: torch.device) -> list[Record]:
