@@ -165,7 +165,7 @@ def test_busy_until_counts_every_covered_tick_once(intervals: list[tuple[int, in
     assert busy_until(starts, starts + lengths, moments).tolist() == expected
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(0, 1)),
