@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lmlab.measure.memory.categories import CATEGORIES
 from lmlab.measure.memory.observer import NewStorage, Observer
 from lmlab.measure.memory.recorder import KnownTensor, Recording, Span
 from lmlab.measure.memory.snapshot import history_of
 from lmlab.measure.memory.sources import Source
-from lmlab.measure.memory.summary import summarize
+from lmlab.measure.memory.summary import outline, summarize
 from tests.measure.memory.snapshots import alloc, block, frame, free, out_of_memory, snapshot
 
 KIB = 1024
@@ -108,3 +110,22 @@ def test_after_running_out_of_memory_the_failure_is_described() -> None:
     # Two marks in the snapshot without an event are workspace, like the 32 KiB.
     assert failed["live_categories"]["workspace"] == 32 * KIB + 2 * 512
     assert failed["replayed_peak_bytes"] > sum(failed["live_categories"].values())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=500), st.integers(4, 60))
+def test_the_peak_the_minimum_and_the_ends_are_kept(totals: list[int], max_vertices: int) -> None:
+    kept = outline(totals, max_vertices)
+    assert len(kept) <= max_vertices
+    assert kept == sorted(set(kept))
+    assert max(totals[position] for position in kept) == max(totals)
+    assert min(totals[position] for position in kept) == min(totals)
+    assert {0, len(totals) - 1} <= set(kept)
+    if len(totals) <= max_vertices:
+        assert kept == list(range(len(totals)))
+
+
+def test_every_bucket_keeps_its_own_peak() -> None:
+    totals = [position % 100 for position in range(1000)]
+    kept = outline(totals, 22)
+    assert [position for position in kept if totals[position] == 99] == list(range(99, 1000, 100))

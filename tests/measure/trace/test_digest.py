@@ -1,4 +1,4 @@
-"""A trace reduced to kilobytes, and its timeline: everything that is counted adds up."""
+"""A trace reduced to times on the device, to a digest and to a timeline: all of it adds up."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.trace import digest as module
-from lmlab.measure.trace import nsys
+from lmlab.measure.trace import gpu_time, nsys
 from lmlab.measure.trace.digest import Names, digest, section, slow_ranges
 from lmlab.measure.trace.frames import Trace
 from lmlab.measure.trace.timeline import BINS, busy_until, one_layer, timeline
@@ -122,19 +123,6 @@ def test_the_host_side_has_waits_launches_and_gaps(step: Trace, builder: ExportB
     assert (late["longest_gaps"], late["host_late_gap_ns"]) == ([gap], 145)
 
 
-def test_a_slow_range_names_its_run_and_what_ran_in_it(builder: ExportBuilder) -> None:
-    with builder:
-        builder.range("mode b", 2_000_000, 9_000_000)
-        for start, end in ((0, 100), (200, 300), (3_000_000, 8_000_000)):
-            builder.range("layers.0", start, end)
-        builder.call("cudaMalloc", 3_100_000, 7_000_000, 1)
-    (slow,) = slow_ranges(nsys.read(builder.path), ["mode a", "mode b"])
-    assert slow == {
-        **{"range": "layers.0", "run": "mode b", "kernel": None, "call": "cudaMalloc"},
-        **{"duration_ns": 5_000_000, "median_ns": 100, "instances": 3},
-    }
-
-
 def test_the_timeline_has_all_work_in_bins_and_phases_on_both_sides(step: Trace) -> None:
     drawn: Any = timeline(step, PHASES)
     bin_us = drawn["end_ns"] / BINS / US
@@ -175,3 +163,69 @@ def test_busy_until_counts_every_covered_tick_once(intervals: list[tuple[int, in
     moments = np.arange(0, 100, 7, dtype=np.float64)
     expected = [sum(tick < moment for tick in covered) for moment in moments]
     assert busy_until(starts, starts + lengths, moments).tolist() == expected
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(0, 1)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_busy_time_counts_every_covered_nanosecond_of_a_device_once(
+    intervals: list[tuple[int, int, int]],
+) -> None:
+    frame = pd.DataFrame(np.array(intervals), columns=["start_ns", "duration_ns", "device"])
+    frame = frame.assign(launch_ns=frame["start_ns"].astype("Int64"))
+    covered = {(d, tick) for s, length, d in intervals for tick in range(s, s + length)}
+    assert gpu_time.busy_ns(frame) == len(covered)
+    ends = frame["start_ns"] + frame["duration_ns"]
+    spans = ends.groupby(frame["device"]).max() - frame.groupby("device")["start_ns"].min()
+    assert gpu_time.span_ns(frame) == spans.sum()
+
+
+def test_a_gap_is_the_hosts_if_the_kernel_was_not_launched_yet(builder: ExportBuilder) -> None:
+    with builder:
+        for correlation, (launch, start) in enumerate([(0, 10), (15, 30), (50, 60)]):
+            builder.launched("k", launch, start, start + 10, correlation)
+        builder.kernel("launch unknown", 90, 95, 77)
+    gaps = gpu_time.launch_gaps(nsys.read(builder.path).kernels)
+    # Idle from 20: the second was queued since 15. Idle from 40: the third was launched at 50.
+    assert gaps["gap_ns"].tolist() == [0, 10, 20, 20]
+    assert gaps["host_late"].tolist() == [False, False, True, False]
+
+
+def test_a_wait_comes_after_the_outermost_range_that_closed_last(builder: ExportBuilder) -> None:
+    with builder:
+        builder.call("cudaEventSynchronize", 0, 2, 1)
+        builder.range("inner", 5, 20)
+        builder.range("outer", 3, 20)
+        builder.range("of another rank", 3, 30, process=2)
+        builder.call("cudaStreamSynchronize", 40, 50, 2)
+    waits = gpu_time.waits(nsys.read(builder.path))
+    assert waits[["name", "duration_ns", "after"]].to_numpy().tolist() == [
+        ["cudaStreamSynchronize", 10, "outer"],
+        ["cudaEventSynchronize", 2, None],
+    ]
+
+
+def test_a_range_of_many_times_its_median_is_found_with_what_ran_in_it(
+    builder: ExportBuilder,
+) -> None:
+    with builder:
+        for layer, length in enumerate([1_000_000, 1_000_000, 1_000_000, 10_000_000, 1_000_000]):
+            start = layer * 20_000_000
+            builder.range("layer", start, start + length)
+            builder.launched("ampere_sgemm_32x32_nn", start + 10, start + 30, start + 900, layer)
+        builder.call("cudaMalloc", 60_500_000, 69_500_000, 99)
+        builder.range("mode b", 50_000_000, 90_000_000)
+    trace = nsys.read(builder.path)
+    assert slow_ranges(trace, ["mode a", "mode b"]) == [
+        {
+            **{"range": "layer", "run": "mode b", "duration_ns": 10_000_000, "instances": 5},
+            **{"median_ns": 1_000_000, "kernel": "ampere_sgemm_32x32_nn", "call": "cudaMalloc"},
+        }
+    ]
+    assert gpu_time.slow_ranges(trace, min_ns=20_000_000).empty
+    assert len(gpu_time.slow_ranges(trace, factor=0.5, most=2)) == 2

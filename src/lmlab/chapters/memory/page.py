@@ -350,7 +350,7 @@ TABLES = {
             "compiled / eager": quantity("compiled_to_eager", "times"),
             "peak": quantity("peak_memory", "MiB", variant="eager"),
             "peak, compiled": quantity("peak_memory", "MiB", variant="compiled"),
-            "gradients": quantity("gradients", "MiB"),
+            "gradients": quantity("gradients", "MiB", variant="eager"),
             "expected": quantity("expected_gradients", "MiB"),
         },
     ),

@@ -103,6 +103,7 @@ def warm_up(steps: Steps, device: torch.device) -> dict[str, Record]:
         # The error, whose traceback kept tensors alive, is gone by now.
         vars(step)["_loss"] = None
         step.zero_grad()
+        step._optimizer.state.clear()
         torch.cuda.empty_cache()
     return too_large
 

@@ -272,7 +272,7 @@ FAMILY_SHARES = {
 BY_CONTEXT: Any = {"rows": ["size", "context"], "facet": "precision", "data": recorded}
 TABLES = {
     "front_kernels": Table(
-        title="Kernel with the most time in a forward pass at the longest context",
+        title="Top kernel of a forward pass at the longest context: library, tile, layout",
         rows=["size"],
         data=lambda rows: at_longest(one_precision(rows)),
         columns=_top_kernel("forward"),

@@ -8,6 +8,6 @@ history     what both become: allocations, frees, what was live at the end
 replay      lifetimes, active bytes over time, the peak and what was live there
 categories  parameters, gradients, activations ...: what an allocation is for
 sources     which line of the program requested it
-envelope    a timeline small enough for a figure that keeps every peak
+summary     what a result keeps: the peak by category, lists, a timeline with every peak
 accounting  from what nvidia-smi shows to what tensors request, step by step
 """

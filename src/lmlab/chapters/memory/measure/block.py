@@ -5,18 +5,18 @@ and its input is a random residual stream. Hooks see every tensor that autograd 
 counts once, however many operations save it, and parameters and buffers do not count. In eager mode
 the observer knows which operation made each storage.
 
-Records: `saved_for_backward` and, on a GPU, `peak_memory` (of forward and backward, above what
-existed before) per `variant`, eager or compiled; `saved_by_operation` per `operation` and `origin`
-with its `count` and `share`, eager only; `predicted_saved` by the cost model; `gradients` of the
-block and `expected_gradients`, four bytes for each of its parameters.
+Records: `saved_for_backward`, `gradients` and, on a GPU, `peak_memory` (of forward and backward,
+above what existed before) per `variant`, eager or compiled; `saved_by_operation` per `operation`
+and `origin` with its `count` and `share`, eager only; by the cost model `predicted_saved` and
+`expected_gradients`, four bytes for each parameter of the block.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from lmlab.measure.clock import collector_paused, synchronize
 from lmlab.measure.device import peak_memory_bytes
 from lmlab.measure.memory.observer import Observer, address_of
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.records import Record, value, values, without_value
 from lmlab.model.activations import saved_block, widths_of
 from lmlab.model.cost import parameter_count
 from lmlab.study.points import Point
@@ -44,47 +44,59 @@ from lmlab.study.points import Point
 INPUT = "input of the block"
 BACKEND = "inductor"
 
-Block = Callable[[], Tensor]
-"""The block's forward pass."""
+
+@dataclass(frozen=True)
+class Forward:
+    """A block's forward pass on a random residual stream, eager or compiled."""
+
+    block: Callable[[Tensor], Tensor]
+    parameters: Sequence[Tensor]
+    x: Tensor
+    workload: Workload
+
+    def __call__(self) -> Tensor:
+        with self.workload.precision_context(self.x.device):
+            return self.block(self.x)
+
+    def backward(self) -> int:
+        """Forward and backward; bytes of the parameters' gradients, which are then dropped."""
+        output = self()
+        output.backward(torch.ones_like(output))
+        found = [p.grad.untyped_storage().nbytes() for p in self.parameters if p.grad is not None]
+        for tensor in (self.x, *self.parameters):
+            tensor.grad = None
+        return sum(found)
 
 
 def measure_block(point: Point, device: torch.device) -> Outcome:
     """What one block of the point's model saves, eager and, where the point asks, compiled."""
     asked = workload_for(point)
     workload = replace(asked, shape=replace(asked.shape, num_layers=1))
+    shape = workload.shape
     with tf32_allowed(workload.precision.tf32), collector_paused():
         model = workload.build(device)
         blocks = getattr(model, "layers", None)
         if not isinstance(blocks, nn.ModuleList):
             raise Unsupported(f"{type(model).__name__} has no list of blocks `layers`")
-        parameters = {address_of(p): name for name, p in blocks[0].named_parameters()}
-        kept = {*parameters, *(address_of(buffer) for buffer in model.buffers())}
-        shape = workload.shape
-        x = torch.randn(shape.batch, shape.context, shape.d_model, device=device)
-
-        def forward_of(block: Callable[[Tensor], Tensor]) -> Block:
-            def forward() -> Tensor:
-                with workload.precision_context(device):
-                    return block(x.requires_grad_())
-
-            return forward
-
-        eager, observer = forward_of(blocks[0]), Observer(parameters)
+        names = {address_of(p): name for name, p in blocks[0].named_parameters()}
+        kept = {*names, *(address_of(buffer) for buffer in model.buffers())}
+        x = torch.randn(shape.batch, shape.context, shape.d_model, device=device).requires_grad_()
+        eager = Forward(blocks[0], list(blocks[0].parameters()), x, workload)
+        observer = Observer(names)
         saved = saved_bytes(eager, kept, observer)
         records = [
             *by_operation(saved, observer),
             *_variant_records("eager", eager, saved, device),
-            value("gradients", sum(_gradients(blocks[0])), "B"),
             *_expected_records(workload, device),
             *environment_records(),
         ]
         if point.settings["compile"]:
-            compiled = forward_of(torch.compile(blocks[0], backend=BACKEND))
+            compiled = replace(eager, block=torch.compile(blocks[0], backend=BACKEND))
             records += _compiled_records(compiled, kept, device)
     return Outcome(measurements=records)
 
 
-def saved_bytes(forward: Block, kept: set[int], observer: Any = None) -> dict[int, int]:
+def saved_bytes(forward: Forward, kept: set[int], observer: Any = None) -> dict[int, int]:
     """Bytes by address of the storages that a forward pass saves, without those `kept` anyway."""
     saved: dict[int, int] = {}
 
@@ -124,35 +136,27 @@ def by_operation(saved: dict[int, int], observer: Observer) -> Iterator[Record]:
 
 
 def _variant_records(
-    name: str, forward: Block, saved: dict[int, int], device: torch.device
+    name: str, forward: Forward, saved: Mapping[int, int], device: torch.device
 ) -> list[Record]:
-    """Saved bytes, and the peak of forward and backward where the device counts it."""
+    """Saved bytes, gradients, and the peak of both passes where the device counts it."""
+    numbers = {"saved_for_backward_bytes": sum(saved.values())}
+    numbers["gradients_bytes"] = forward.backward()  # workspaces of kernels exist from now on
     empty_allocator(device)
     before = peak_memory_bytes(device)
-    output = forward()
-    output.backward(torch.ones_like(output))
-    synchronize(device)
-    records = [value("saved_for_backward", sum(saved.values()), "B", variant=name)]
     if before is not None:
-        above = int(peak_memory_bytes(device) or 0) - before
-        records.append(value("peak_memory", above, "B", variant=name))
-    return records
+        forward.backward()
+        synchronize(device)
+        numbers["peak_memory_bytes"] = int(peak_memory_bytes(device) or 0) - before
+    return values(numbers, variant=name)
 
 
-def _compiled_records(forward: Block, kept: set[int], device: torch.device) -> list[Record]:
+def _compiled_records(forward: Forward, kept: set[int], device: torch.device) -> list[Record]:
     """The same of the compiled block; a compiler that does not work is a reason."""
     try:
         return _variant_records("compiled", forward, saved_bytes(forward, kept), device)
     except Exception as error:  # a missing compiler can fail in any way
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return [without_value("saved_for_backward", "failed", reason, variant="compiled")]
-
-
-def _gradients(block: nn.Module) -> Iterator[int]:
-    """Bytes of each parameter's gradient."""
-    for parameter in block.parameters():
-        if parameter.grad is not None:
-            yield parameter.grad.untyped_storage().nbytes()
 
 
 def _expected_records(workload: Workload, device: torch.device) -> list[Record]:
