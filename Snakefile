@@ -24,12 +24,14 @@ include: "rules/measure.smk"
 include: "rules/profile.smk"
 include: "rules/ranks.smk"
 include: "rules/report.smk"
+include: "rules/compare.smk"
 
 
 localrules:
     all,
     report,
     explore,
+    compare,
 
 
 rule all:

@@ -96,7 +96,6 @@ def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
         elif (expected := _expected(result)) != path:
             yield "misplaced", f"{path}: holds the result of {expected}"
         seen.setdefault(key, path)
-        yield from (("duplicate", f"{path}: {line}") for line in _repeated(result))
     machines = Counter(result.machine["id"] for result in results.values())
     if len(machines) > 1:
         yield "mixed", f"machines: {_counts(machines)}"
@@ -111,16 +110,6 @@ def _expected(result: Result) -> str:
         return str(Point(result.chapter, result.parameters).path(Path(), "").as_posix())
     except PointError as error:
         return f"a point without a path ({error})"
-
-
-def _repeated(result: Result) -> Iterator[str]:
-    """Times that are there twice."""
-    times = Counter(
-        " ".join([*map(str, record["labels"].values()), str(record.get("clock"))]).strip()
-        for record in result.measurements
-        if record["quantity"] == "time"
-    )
-    yield from (f"{count} times for {name}" for name, count in times.items() if count > 1)
 
 
 def _limits(results: Sequence[Result]) -> Limits:

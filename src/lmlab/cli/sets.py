@@ -34,6 +34,16 @@ missing points of the study, size.
 
 The exit status is 0, 1 if there is a problem, 2 if an argument is wrong."""
 
+AB_HELP = """\
+Measures two revisions of the code on this machine, in turns and each time in a fresh process, and
+gives the verdict by paired rounds. Each revision uses its own config.yaml.
+
+  lmlab ab HEAD~1 HEAD -- end_to_end size=small context=128 precision=bf16 mode=train_step
+  lmlab ab main my-branch --rounds 12 --fail-if-slower 3% -- attention topic=benchmark
+
+The exit status is 0, 1 if --fail-if-slower finds something, 2 if a revision cannot be measured,
+130 after Ctrl-C, which leaves nothing behind."""
+
 
 def add_commands(
     add_parser: Callable[..., argparse.ArgumentParser],
@@ -55,6 +65,21 @@ def add_commands(
     check.add_argument("folder", metavar="FOLDER")
     check.add_argument("--ignore", default="", metavar="KIND[,KIND]", help="kinds to leave out")
     check.set_defaults(command=_lazily("check"))
+    ab = add_parser(
+        "ab",
+        help="measure two revisions in turns",
+        usage="lmlab ab [-h] [--rounds N] [--json] [--fail-if-slower 5%%] REV1 REV2 -- CHAPTER "
+        "[key=value ...]",
+        description=AB_HELP,
+        **layout,
+    )
+    ab.add_argument("first", metavar="REV1", help="the baseline")
+    ab.add_argument("second", metavar="REV2", help="what is compared with it")
+    ab.add_argument("point", nargs="+", metavar="CHAPTER", help="as for lmlab measure")
+    ab.add_argument(
+        "--rounds", type=_rounds, default=8, metavar="N", help="at least 2 (default: 8)"
+    )
+    _add_outcome(ab, "ab")
     return [check]
 
 
@@ -79,3 +104,9 @@ def _share(text: str) -> float:
     if not match or (not match[2] and float(match[1]) >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; allowed: 5% or 0.05")
     return float(match[1]) / (100 if match[2] else 1)
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: an integer of at least 2")
+    return int(text)

@@ -56,14 +56,13 @@ class PointState:
     def remarks(self) -> list[str]:
         """What a reader should know beyond the state."""
         settings = ", ".join(self.settings_changed)
-        possible = [
-            *self.failed_variants,
-            self.reason,
-            "stale: code changed" if self.code_changed else None,
-            f"stale: settings changed ({settings})" if settings else None,
-            f"measured with torch {self.other_torch}" if self.other_torch else None,
-        ]
-        return [remark for remark in possible if remark]
+        possible = {
+            self.reason: self.reason,
+            "stale: code changed": self.code_changed,
+            f"stale: settings changed ({settings})": settings,
+            f"measured with torch {self.other_torch}": self.other_torch,
+        }
+        return [*self.failed_variants, *(str(text) for text, true in possible.items() if true)]
 
 
 def state_of(
@@ -123,14 +122,15 @@ def installed_torch() -> str:
     return version("torch")
 
 
-def report_fingerprint(chapters: Iterable[str]) -> str:
-    """A hash of the code that turns the results of some chapters into pages."""
+def report_fingerprint(chapters: Iterable[str], *more: str) -> str:
+    """A hash of the code that turns the results of some chapters into pages; `more` names further
+    modules of it."""
     source = ROOT / "src"
     pages = [source / "lmlab" / "chapters" / chapter / "page.py" for chapter in chapters]
     files = [*(source / "lmlab" / "report").rglob("*.py"), *filter(Path.exists, pages)]
     modules = [".".join(file.relative_to(source).with_suffix("").parts) for file in files]
     roots = [module.removesuffix(".__init__") for module in modules]
-    return code_fingerprint(roots, [str(source)])
+    return code_fingerprint([*roots, *more], [str(source)])
 
 
 def missing_parts(pages: Iterable[str]) -> list[Path]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -27,6 +27,8 @@ STATUS_CELLS = {
     "missing": "not measured",
     "invalid": "unreadable",
 }
+# What a cell knows of its row besides the key of the table.
+CONTEXT = ("precision",)
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
@@ -104,10 +106,30 @@ class Table:
         ]
         return Markup("\n\n".join(part for part in parts if part))
 
+    def cells(self, sides: Sequence[Rows]) -> dict[tuple[Any, ...], list[Cell]]:
+        """The cells of several sets of rows, side by side: by facet, row key and column header,
+        whichever of them has it."""
+        whole = replace(self, rows=[*([self.facet] if self.facet else []), *self.rows])
+        shown = [
+            candidates(rows if self.data is None else self.data(rows), **self.where)
+            for rows in sides
+        ]
+        keys = dict.fromkeys(key for rows in shown for key in distinct(rows, list(whole.rows)))
+        indexes = [whole._indexes(rows) for rows in shown]
+        headers = dict.fromkeys(header for index in indexes for header in index)
+        nothing = Cell(Column({}), None)
+        return {
+            (*key, header): [
+                index[header].cell(key) if header in index else nothing for index in indexes
+            ]
+            for key in keys
+            for header in headers
+        }
+
     def _one(self, rows: Rows, facet: Mapping[str, Any]) -> str:
         indexes = self._indexes(rows)
         lines: list[list[str]] = []
-        used: list[_Cell] = []
+        used: list[Cell] = []
         for key in distinct(rows, list(self.rows))[: self.limit]:
             cells = [index.cell(key) for index in indexes.values()]
             if all(cell.row is None for cell in cells):
@@ -139,7 +161,7 @@ class Table:
             for header, column, found in filled
         }
 
-    def _caption(self, cells: Sequence[_Cell], facet: Mapping[str, Any]) -> str:
+    def _caption(self, cells: Sequence[Cell], facet: Mapping[str, Any]) -> str:
         parts = [escape(self.title.format(**facet)), *([self.note] if self.note else [])]
         found = [cell.row for cell in cells if cell.row is not None and cell.row["status"] == "ok"]
         clocks = dict.fromkeys(row["clock"] for row in found if row["clock"] in CLOCKS)
@@ -157,7 +179,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class Cell:
     """One cell: the row that fills it, if any."""
 
     column: Column
@@ -197,7 +219,9 @@ class _Index:
         self.column = column
         self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        used = [name for name in dict.fromkeys([*FIELDS, *keys, column.field]) if name in rows]
+        used = [
+            name for name in dict.fromkeys([*FIELDS, *CONTEXT, *keys, column.field]) if name in rows
+        ]
         for values in zip(*(rows[name].tolist() for name in used), strict=True):
             row = dict(zip(used, values, strict=True))
             key = tuple(row.get(name) for name in keys)
@@ -206,7 +230,7 @@ class _Index:
             else:
                 self.partial.append((key, row))
 
-    def cell(self, key: tuple[Any, ...]) -> _Cell:
+    def cell(self, key: tuple[Any, ...]) -> Cell:
         """The cell of one table row: a measured value, or a row that says why there is none."""
         found = self.exact.get(key, [])
         measured = [row for row in found if row["status"] == "ok"]
@@ -217,7 +241,7 @@ class _Index:
             for partial, row in self.partial
             if all(pd.isna(a) or a == b for a, b in zip(partial, key, strict=True))
         )
-        return _Cell(self.column, next(iter([*measured, *found]), None) or next(reasons, None))
+        return Cell(self.column, next(iter([*measured, *found]), None) or next(reasons, None))
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -226,7 +250,7 @@ def _range(counts: Sequence[int]) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
-def _reasons(cells: Sequence[_Cell]) -> list[str]:
+def _reasons(cells: Sequence[Cell]) -> list[str]:
     """Why cells are empty, each reason once."""
     lines: dict[str, None] = {}
     for cell in cells:

@@ -24,6 +24,11 @@ def machine_of(folder: str) -> str:
     return folder.partition("@")[0]
 
 
+def device_of(folder: str) -> str:
+    """The kind of device of another machine: it cannot be looked up, but its id names it."""
+    return "cpu" if folder.startswith("cpu-") else "cuda"
+
+
 class NoResults(ValueError):
     """A run that may not measure, for a machine without results; in one line."""
 
@@ -42,11 +47,9 @@ def select(config: Mapping[str, Any], here: str, device_here: str) -> Selection:
     asked = str(config.get("machine", "auto"))
     machine = here if asked == "auto" else asked
     measure = config.get("measure", "auto")
-    # Another machine's device cannot be looked up; its id names it.
-    elsewhere = "cpu" if machine.startswith("cpu-") else "cuda"
     return Selection(
         machine=machine,
-        device=device_here if machine_of(machine) == here else elsewhere,
+        device=device_here if machine_of(machine) == here else device_of(machine),
         measuring=measure == "always" or (measure == "auto" and machine_of(machine) == here),
     )
 
@@ -63,3 +66,14 @@ def check_results_exist(selection: Selection, results: Path, here: str) -> None:
         fault = f"machine = {selection.machine!r} has no results here"
         allowed = [f"{here} (this one)", *others]
     raise NoResults(f"config: {fault}; allowed: {', '.join(allowed)}")
+
+
+def compared(config: Mapping[str, Any], results: Path) -> list[str]:
+    """The folders of results that `compare` asks for: `all`, or names separated by commas."""
+    present = sorted(path.name for path in results.glob("*/"))
+    wanted = str(config.get("compare", "all"))
+    names = present if wanted == "all" else wanted.split(",")
+    if unknown := [name for name in names if name not in present]:
+        allowed = ", ".join(["all", *present])
+        raise NoResults(f"config: compare = {unknown[0]!r} has no results here; allowed: {allowed}")
+    return names

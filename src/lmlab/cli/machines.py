@@ -1,0 +1,147 @@
+"""The comparison page: results of several machines, and published figures, joined and rendered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from lmlab.chapters import compare_page
+from lmlab.cli.compare import noise
+from lmlab.cli.report import chapters_of, load_results, page_of
+from lmlab.measure.peaks import known_devices, peaks_of
+from lmlab.report.differences import DEVICE, UNKNOWN, differences
+from lmlab.report.frame import load_references, select
+from lmlab.report.machines import (
+    COPY,
+    Machine,
+    Question,
+    Section,
+    ceilings,
+    ceilings_of,
+    questions,
+    section,
+)
+from lmlab.report.page import described, environment_for
+from lmlab.report.sets import load_set
+from lmlab.study.config import load as load_study
+from lmlab.study.files import write_atomically
+from lmlab.study.selection import device_of
+
+
+def write_comparison(
+    config: Mapping[str, Any],
+    *,
+    machines: Sequence[str],
+    results: Path,
+    templates: Path,
+    references: Path,
+    out: Path,
+) -> list[str]:
+    """Write the page `out` and its figures next to it; returns one line per part that failed."""
+    if not any(machines):
+        raise ValueError(f"no results to compare in {results}")
+    faults: list[str] = []
+    columns = [_measured(config, name, results, references, faults) for name in machines]
+    published = _published(references)
+    study = load_study(config, device_of(machines[0]))
+    sets = [load_set(str(results / name)) for name in machines]
+    facts = [differences(sets[0], other, noise()) for other in sets[1:]]
+    variation = _variation(facts)
+    sections: list[dict[str, Any]] = []
+    for question in questions(templates, list(study.chapters), lambda c: page_of(c).TABLES):
+        asked = _asked(question)
+        card = question.chapter == "machine"
+        mine = [*columns, *(p for p in published if card or _takes_part(p, asked))]
+        try:
+            column = compare_page.COLUMNS.get(asked.heading)
+            found = section(asked, mine, column, variation)
+            path = out.with_suffix("") / f"{question.chapter}-{len(sections)}.png"
+            figure = found.figure(mine, path) if found.entries else False
+            sections.append(
+                {
+                    "heading": question.heading,
+                    "table": ceilings(mine) if card else _table(found, mine),
+                    "figure": Markup(f"{path.parent.name}/{path.name}") if figure else None,
+                }
+            )
+        except Exception as error:  # one bad value must not cost the page
+            faults.append(f"{question.heading}: {described(error)}")
+    page = environment_for(templates).get_template("compare.md.j2")
+    text = page.render(
+        machines=columns,
+        published=published,
+        differs=[(columns[i].name, found.differs) for i, found in enumerate(facts, 1)],
+        sections=sections,
+        faults=faults,
+    )
+    write_atomically(out, text)
+    return faults
+
+
+def _measured(
+    config: Mapping[str, Any], name: str, results: Path, references: Path, faults: list[str]
+) -> Machine:
+    study = load_study(config, device_of(name))
+    found = load_results(study, name, results, references)
+    chapters, failed = chapters_of(study, replace(found, repeat=None))
+    faults += [f"{name}: {fault}" for fault in (*found.problems, *failed)]
+    label = name.partition("@")[2]
+    return Machine(
+        name=f"{found.name} ({label})" if label else found.name,
+        chapters={chapter: each.own.rows for chapter, each in chapters.items()},
+        measured=ceilings_of(found.rows),
+        stated=ceilings_of(found.rows, "stated_"),
+    )
+
+
+def _published(references: Path) -> list[Machine]:
+    """Other GPUs with the figures that write-ups state; ceilings as their vendor states them."""
+    machines = []
+    for gpu, chapters in compare_page.published(load_references(references)).items():
+        names = [name for name in known_devices() if name.endswith(f" {gpu}")]
+        peaks = peaks_of(names[0]) if len(names) == 1 else None
+        machines.append(
+            Machine(
+                name=f"{gpu}, published",
+                chapters=chapters,
+                measured={},
+                stated={**peaks["tflops"], COPY: peaks["memory_tb_per_s"] * 1e3} if peaks else {},
+                published=True,
+            )
+        )
+    return machines
+
+
+def _asked(question: Question) -> Question:
+    """The question with a table of plain records, where published figures can take part."""
+    table = compare_page.TABLES.get(question.heading)
+    return replace(question, table=table) if table else question
+
+
+def _takes_part(machine: Machine, question: Question) -> bool:
+    rows = machine.chapters.get(question.chapter)
+    if rows is None or question.heading not in compare_page.TABLES:
+        return False
+    wanted = {k: v for k, v in question.table.where.items() if k == "topic" and k in rows}
+    return not select(rows, status="ok", **wanted).empty
+
+
+def _table(found: Section, machines: Sequence[Machine]) -> Markup | None:
+    return found.markdown(machines) if found.entries else None
+
+
+def _variation(found: Sequence[Any]) -> dict[str, tuple[float, float]]:
+    """Variation between processes by clock; the largest that any pair of machines shows."""
+    if not found:
+        return {}
+    paces = {"wall": UNKNOWN, "device": DEVICE, "events": DEVICE}
+    most = {
+        pace: max((each.variation[pace] for each in found), key=lambda pair: pair[0])
+        for pace in (UNKNOWN, DEVICE)
+    }
+    return {clock: (most[pace][0], most[pace][1] or math.inf) for clock, pace in paces.items()}

@@ -1,0 +1,178 @@
+"""`lmlab ab`: revisions take turns in checkouts of their own, and nothing of them is left behind.
+
+Most tests measure a stand-in for the project whose speed is written in its code; one runs the real
+project on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.cli import main
+from lmlab.study.files import ROOT
+
+RESULT = (
+    ROOT / "tests/golden/results/cpu-golden/end_to_end/size~cpu-small/context~16/batch~2"
+    "/precision~fp32/mode~train_step/attention~naive/warmup~1/start~warm.json"
+)
+STAND_IN = f"""
+import json, os, signal, sys
+FACTOR, STATUS, SCHEMA = %s, %r, %s
+
+def main():
+    log = os.environ["AB_LOG"]
+    with open(log, "a") as stream:
+        stream.write(json.dumps([os.getpid(), os.getcwd(), FACTOR, sys.argv[1:]]) + "\\n")
+    rounds = len(open(log).read().splitlines())
+    if STATUS == "hang":
+        signal.pause()
+    if STATUS == "wrong":
+        print("lmlab: size = 'x'; allowed: y", file=sys.stderr)
+        return 2
+    result = json.load(open({str(RESULT)!r}))
+    result["schema_version"] = SCHEMA
+    for record in result["measurements"]:
+        if "samples" in record:
+            # A drift of a tenth per round, and a little noise.
+            scale = FACTOR * 1.1 ** ((rounds + 1) // 2) * (1 + 0.001 * (rounds %% 3))
+            record["value"] *= scale
+    if STATUS == "failed":
+        result.update(status="failed", reason="it broke", measurements=[])
+    print("a table")
+    print(json.dumps(result))
+"""
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    command = ["git", "-C", str(root), *identity, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with revisions of different speed, and some that cannot be measured."""
+    root = tmp_path / "project"
+    package = root / "src" / "lmlab" / "cli"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    git(root, "init", "-q")
+    for name, values in {
+        "base": (1.0, "ok", 2),
+        "slow": (1.25, "ok", 2),
+        "hang": (1.0, "hang", 2),
+        "wrong": (1.0, "wrong", 2),
+        "failed": (1.0, "failed", 2),
+        "old": (1.0, "ok", 1),
+    }.items():
+        (package / "__init__.py").write_text(STAND_IN % values)
+        git(root, "add", "src")
+        git(root, "commit", "-qm", name)
+        git(root, "tag", name)
+    monkeypatch.setenv("AB_LOG", str(tmp_path / "log"))
+    monkeypatch.chdir(root)
+    return root
+
+
+def processes(tmp_path: Path) -> list[Any]:
+    log = tmp_path / "log"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def is_clean(project: Path) -> bool:
+    """Neither a worktree nor a temporary folder is left."""
+    listed = git(project, "worktree", "list", "--porcelain").split("\n\n")
+    return len([each for each in listed if each.strip()]) == 1 and not list(
+        project.parent.glob("lmlab-ab-*")
+    )
+
+
+@pytest.mark.parametrize(
+    ("revisions", "ratio", "verdict", "status"),
+    [
+        (("base", "slow"), 0.8, "slower", 1),
+        (("slow", "base"), 1.25, "faster", 0),
+        (("base", "base"), 1.0, "same", 0),
+    ],
+)
+def test_revisions_take_turns(
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    revisions: tuple[str, str],
+    ratio: float,
+    verdict: str,
+    status: int,
+) -> None:
+    options = ["--rounds", "6", "--json", "--fail-if-slower", "5%"]
+    assert main(["ab", *options, *revisions, "--", "end_to_end", "size=a"]) == status
+    found = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert {pair["verdict"] for pair in found["pairs"]} == {verdict}
+    assert [pair["ratio"] for pair in found["pairs"]] == pytest.approx(
+        [ratio] * len(found["pairs"]), rel=0.01
+    )
+    sides = "".join(Path(folder).name for _, folder, _, _ in processes(tmp_path))
+    assert sides == "ABBA" * 3
+    assert len({pid for pid, *_ in processes(tmp_path)}) == 12
+    assert {tuple(words) for *_, words in processes(tmp_path)} == {
+        ("measure", "end_to_end", "size=a")
+    }
+    assert is_clean(project)
+
+
+@pytest.mark.parametrize("revision", ["wrong", "failed", "old", "no-such-revision"])
+def test_what_cannot_be_measured_is_one_line(
+    project: Path, capsys: pytest.CaptureFixture[str], revision: str
+) -> None:
+    assert main(["ab", "base", revision, "--rounds", "2", "--", "end_to_end"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert is_clean(project)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_behind(
+    project: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = ["-c", "import sys; from lmlab.cli import main; sys.exit(main())", "ab"]
+    run = subprocess.Popen(
+        [sys.executable, *command, "base", "hang", "--", "end_to_end"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    while len(processes(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=300)
+    assert run.returncode == 130
+    assert len(errors.splitlines()) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(processes(tmp_path)[-1][0], 0)
+    assert is_clean(project)
+
+
+@pytest.mark.slow
+def test_the_project_itself_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "clone"
+    cloned = subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(root)], check=False)
+    if cloned.returncode:
+        pytest.skip("not a git checkout")
+    monkeypatch.chdir(root)
+    point = ["end_to_end", "size=cpu-small", "context=16", "mode=forward", "--config", "study=nano"]
+    assert main(["ab", "HEAD", "HEAD", "--rounds", "2", "--json", "--", *point]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(len(pair["a"]) == len(pair["b"]) == 2 for pair in found["pairs"])
+    assert len(git(root, "worktree", "list").splitlines()) == 1

@@ -1,0 +1,179 @@
+"""The comparison page: machines side by side, with ceilings, verdicts and published figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lmlab.chapters import compare_page
+from lmlab.cli.machines import write_comparison
+from lmlab.report.frame import load_references, table_of
+from lmlab.report.machines import Machine, Question, ceilings, section
+from lmlab.report.table import Table, time
+from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+from lmlab.study.selection import NoResults, compared
+
+GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
+FACTOR = 3.0
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """The golden machine, and another that takes three times as long."""
+    folder = tmp_path / "results"
+    for path in GOLDEN.rglob("*.json"):
+        result = json.loads(path.read_text())
+        for name, factor in (("cpu-golden", 1.0), ("cpu-slow", FACTOR)):
+            copy = json.loads(json.dumps(result))
+            copy["machine"].update(id=name, name=f"The {name}")
+            for record in copy["measurements"]:
+                if "samples" in record:
+                    for key in ("value", "q1", "q3", "min", "max", "mean"):
+                        record[key] *= factor
+                    record["samples"] = [sample * factor for sample in record["samples"]]
+                elif record["quantity"] == "matmul_rate" and record["value"]:
+                    record["value"] /= factor
+            target = folder / name / path.relative_to(GOLDEN)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps(copy))
+    return folder
+
+
+def write(results: Path, machines: Sequence[str]) -> tuple[str, list[str]]:
+    config = {**yaml.safe_load((ROOT / "config.yaml").read_text()), "study": "nano"}
+    out = results.parent / "report" / "compare.md"
+    faults = write_comparison(
+        config,
+        machines=machines,
+        results=results,
+        templates=TEMPLATES,
+        references=REFERENCES,
+        out=out,
+    )
+    return out.read_text(), faults
+
+
+def test_every_question_of_the_front_page_has_a_section(results: Path) -> None:
+    page, faults = write(results, ["cpu-golden", "cpu-slow"])
+    assert faults == []
+    asked = {
+        heading
+        for file in (TEMPLATES / "front").glob("*.md.j2")
+        for heading in re.findall(r"^### (.+?)\s*$", file.read_text(), re.MULTILINE)
+        if file.name.removesuffix(".md.j2") not in ("sharded_optimizer", "fsdp")  # not in nano
+    }
+    shown = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+    with_table = {heading for heading in asked if ".table(" in _template_of(heading)}
+    assert with_table <= set(shown)
+    for link in re.findall(r"\]\((compare/[^)]+)\)", page):
+        assert (results.parent / "report" / link).stat().st_size > 0
+    step = shown["How long is a step?"]
+    assert "0.33x" in step  # the speed where it is decided
+    assert "0.33x, 1.00x" in step  # matmul rates explain it, copy bandwidth does not
+
+
+def _template_of(heading: str) -> str:
+    texts = (file.read_text() for file in (TEMPLATES / "front").glob("*.md.j2"))
+    parts = (part for text in texts for part in text.split("### "))
+    return next(part for part in parts if part.startswith(heading))
+
+
+def test_one_machine_is_compared_with_published_figures(results: Path) -> None:
+    page, faults = write(results, ["cpu-golden"])
+    assert faults == []
+    assert "RTX 4090, published" in page
+
+
+def test_a_machine_without_results_is_one_line(results: Path) -> None:
+    assert compared({}, results) == ["cpu-golden", "cpu-slow"]
+    assert compared({"compare": "cpu-slow"}, results) == ["cpu-slow"]
+    with pytest.raises(NoResults, match=r"\A[^\n]*cpu-fast[^\n]*cpu-golden, cpu-slow\Z"):
+        compared({"compare": "cpu-slow,cpu-fast"}, results)
+
+
+TIMES = Table(
+    title="Times, {precision}", facet="precision", rows=["size"], columns={"ms": time(phase="a")}
+)
+QUESTION = Question("How long?", "steps", TIMES)
+UNIT = {"fp32": 10.0, "copy": 100.0}
+
+
+def machine(name: str, values: dict[str, Any], **more: Any) -> Machine:
+    rows = [
+        {
+            **{"chapter": "steps", "quantity": "time", "clock": "wall", "phase": "a"},
+            **{"precision": "fp32", "size": size, "flags": (), "status": "ok"},
+            **({"status": "oom", "reason": "too large"} if ms is None else {"value": ms}),
+            "samples": None if ms is None else [ms * noise for noise in (0.999, 1.0, 1.001, 1.0)],
+        }
+        for size, ms in values.items()
+    ]
+    return Machine(
+        name=name,
+        chapters={"steps": table_of(rows)},
+        measured=more.pop("measured", UNIT),
+        stated=more.pop("stated", UNIT),
+        **more,
+    )
+
+
+def rows_of(markdown: str) -> list[list[str]]:
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_cells_ratios_and_ceilings() -> None:
+    machines = [
+        machine("A", {"small": 10.0, "large": 40.0, "huge": 100.0}),
+        machine("B", {"small": 5.0, "large": 40.0, "huge": None}, measured={**UNIT, "fp32": 20.0}),
+        machine("C, published", {"small": 20.0}, measured={}, published=True),
+    ]
+    found = rows_of(section(QUESTION, machines).markdown(machines))
+    assert found == [
+        ["fp32", "small", "10.0", "5.00", "20.0", "2.0x", "0.50x", "2.0x, 1.00x", "1.00x, 1.00x"],
+        ["fp32", "large", "40.0", "40.0", "not stated", "same", "–", "2.0x, 1.00x", "1.00x, 1.00x"],
+    ]
+    assert rows_of(ceilings(machines)) == [
+        ["matmul, fp32 (TFLOP/s)", "10.0", "20.0", "10.0 stated", "2.0x", "1.00x"],
+        ["copy (GB/s)", "100", "100", "100 stated", "1.00x", "1.00x"],
+    ]
+
+
+def test_rows_that_one_machine_has_are_shown_if_none_is_shared() -> None:
+    machines = [machine("A", {"small": 10.0}), machine("B", {"large": 5.0})]
+    found = rows_of(section(QUESTION, machines).markdown(machines))
+    assert [row[1:4] for row in found] == [["small", "10.0", "–"], ["large", "–", "5.00"]]
+
+
+def test_variation_between_processes_widens_the_interval() -> None:
+    machines = [machine("A", {"small": 10.0}), machine("B", {"small": 9.0})]
+    noisy = section(QUESTION, machines, variation={"wall": (0.1, 20)})
+    assert rows_of(noisy.markdown(machines))[0][4] == "undecided"
+
+
+def test_every_reference_file_is_used() -> None:
+    files = {file.stem for file in REFERENCES.glob("*.csv")}
+    assert files == {*compare_page.CONVERSIONS, "distributed"}  # that one on the ranks' pages
+    found = compare_page.published(load_references(REFERENCES))
+    assert {"H800 PCIe", "H100", "A10", "RTX 4090"} <= set(found)
+    assert set(found["H800 PCIe"]) == {"end_to_end", "memory", "attention"}
+    assert "unstated" not in found
+
+
+def test_a_source_takes_part_where_it_states_enough() -> None:
+    found = compare_page.published(load_references(REFERENCES))
+    steps = compare_page.TABLES["How long is a step?"].cells([found["H800 PCIe"]["end_to_end"]])
+    assert steps["fp32", "forward", "small", 4, 512, "ms"][0].text() == "27.2"
+    assert "end_to_end" not in {
+        chapter for chapter, rows in found["A10"].items() if (rows["status"] == "ok").any()
+    }  # its context is not stated
+    naive = compare_page.TABLES["Where does naive attention end?"]
+    sides = [found[gpu]["attention"] for gpu in ("H800 PCIe", "RTX 4090")]
+    cells = naive.cells(sides)["forward", 64, 16384, "ms"]
+    assert [cell.text() for cell in cells] == ["79.8", "OOM"]

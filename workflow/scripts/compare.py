@@ -1,0 +1,33 @@
+"""Write the page that shows several machines side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from lmlab.cli.machines import write_comparison
+
+
+def main() -> int:
+    """Arguments in, one call, files out; what a user can get wrong is one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=json.loads, required=True, help="config.yaml as JSON")
+    parser.add_argument("--machines", type=lambda text: text.split(","), required=True)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--templates", type=Path, required=True)
+    parser.add_argument("--references", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the page; figures go next to it")
+    arguments = vars(parser.parse_args())
+    try:
+        faults = write_comparison(arguments.pop("config"), **arguments)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(*(f"not rendered: {fault}" for fault in faults), sep="\n", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
