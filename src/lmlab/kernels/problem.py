@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lmlab.kernels.configs import (
+    BLOCK_ROWS,
     Case,
     DeviceInfo,
     Direction,
@@ -112,7 +113,10 @@ class Problem:
             head_dim=self.head_dim,
             is_causal=self.is_causal,
             sequence=max(self.queries, self.keys),
-            rows=self.batch_heads * self.queries,
+            blocks_per_sm=self.batch_heads
+            * ceil_div(self.queries, BLOCK_ROWS)
+            / device_info(self.device).num_sms,
+            is_whole=self.queries % BLOCK_ROWS == 0 and self.keys % BLOCK_ROWS == 0,
         )
 
 

@@ -66,7 +66,9 @@ def add_forward(
         ceil_div(plan.programs, programs), problem.queries, problem.keys,
     )  # fmt: skip
     sizes = {"CONSUMERS": tiles.block_m // WG_ROWS, "BLOCK_N": tiles.block_n}
-    sizes |= {"PINGPONG": tiles.paired, "SLOTS": q_slots(tiles, block_d)}
+    # Two consumers at head dimension 64 find their own rhythm.
+    takes_turns = block_d > WG_ROWS or tiles.block_m > 2 * WG_ROWS
+    sizes |= {"PINGPONG": takes_turns, "SLOTS": q_slots(tiles, block_d)}
     constants = sizes | _constants(tiles, plan)
     call.steps.append(Step(flash_fwd_hopper_kernel, (programs,), arguments, constants, True))
 
