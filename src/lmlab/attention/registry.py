@@ -33,6 +33,7 @@ VARIANTS: dict[str, str] = {
     "flex": "lmlab.attention.flex:attention",
     "tiled": "lmlab.attention.tiled:attention",
     "flash": "lmlab.attention.flash:attention",
+    "flash_attn_4": "lmlab.attention.flash_attn_4:attention",
 }
 
 

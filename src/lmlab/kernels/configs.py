@@ -67,7 +67,7 @@ class Tiles:
     paired: bool = True
     """Backward: each program does a key tile and then a query tile."""
     persistent: bool = False
-    """Forward: a grid that fills the GPU once, each program doing several tiles."""
+    """Warp-specialized forward: one program per SM, doing several tiles."""
     splits: int = 0
     """Programs that share the loop of one tile; 0 means as many as fill the GPU. Backward only
     where the dK/dV and dQ passes are separate programs."""
