@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmlab.attention import compiled, flash, flex, registry, sdpa
+from lmlab.attention import compiled, flash, flash_attn_4, flex, registry, sdpa
 from lmlab.attention.support import why_unsupported
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -19,13 +19,8 @@ def test_what_is_measured_on_a_cpu() -> None:
     reasons = {name: on_cpu(name) for name in registry.VARIANTS if name != "compiled"}
 
     unsupported = {name for name, reason in reasons.items() if reason is not None}
-    assert unsupported == {
-        "sdpa_cudnn",
-        "sdpa_efficient",
-        "flex",
-        "flash",
-        "flash_compiled_backward",
-    }
+    kernels = {"flash", "flash_attn_4", "flash_compiled_backward", "flex"}
+    assert unsupported == {"sdpa_cudnn", "sdpa_efficient", *kernels}
     assert all("\n" not in str(reason) for reason in reasons.values())
 
 
@@ -68,6 +63,47 @@ def test_what_flash_needs_of_a_gpu(
     reason = flash.why_unsupported("attention", device=GPU, dtype=dtype, head_dim=head_dim)
 
     assert reason is None if expected is None else expected in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "dtype", "head_dim", "expected"),
+    [
+        (True, (9, 0), torch.bfloat16, 128, None),
+        (False, (9, 0), torch.bfloat16, 128, "flash-attn-4 is not installed"),
+        (True, (8, 0), torch.bfloat16, 128, "needs a Hopper or Blackwell GPU"),
+        (True, (9, 0), torch.float32, 128, "got torch.float32"),
+        (True, (9, 0), torch.bfloat16, 256, "got 256"),
+    ],
+)
+def test_what_flash_attn_4_needs(
+    installed: bool,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_dim: int,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flash_attn_4, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    reason = flash_attn_4.why_unsupported("attention", device=GPU, dtype=dtype, head_dim=head_dim)
+
+    assert reason is None if expected is None else expected in str(reason)
+
+
+@pytest.mark.parametrize("returned", ["output", "output and lse"])
+def test_flash_attn_4_gets_sequence_before_heads(
+    returned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+        assert q.shape == (2, 5, 3, 16)
+        assert causal
+        return v if returned == "output" else (v, None)
+
+    monkeypatch.setattr(flash_attn_4, "_function", lambda: attend)
+    q, k, v = torch.randn(3, 2, 3, 5, 16)
+
+    assert torch.equal(flash_attn_4.attention(q, k, v, is_causal=True), v)
 
 
 @pytest.mark.parametrize(("head_dim", "supported"), [(16, True), (8, False)])

@@ -29,7 +29,7 @@ SetDevice = Callable[[DeviceInfo], None]
 def clear_plans() -> None:
     problem.forward_plan.cache_clear()
     problem.backward_plan.cache_clear()
-    launch.choose_with(None)
+    launch.forget_calls()
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, set_device: SetDevice) -> Iterator[Fake
     monkeypatch.setattr(JITFunction, "run", recorded)
     monkeypatch.setattr(step, "kernel_for", lambda kernel, device: kernel)
     monkeypatch.setattr(launch, "term_dtype", lambda device: torch.bfloat16)
-    launch.choose_with(None)
+    launch.forget_calls()
     yield fake
     for kernel in used:
         for capability in CAPABILITY.values():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lmlab.kernels import configs
 from lmlab.kernels.configs import (
     Case,
+    DeviceInfo,
     Tiles,
     architecture,
     choose,
@@ -36,7 +37,8 @@ cases = st.builds(
     head_dim=st.integers(1, 256),
     is_causal=st.booleans(),
     sequence=st.integers(1, 2**20),
-    rows=st.integers(1, 2**30),
+    blocks_per_sm=st.floats(2**-20, 2**20),
+    is_whole=st.booleans(),
 )
 
 
@@ -44,13 +46,12 @@ cases = st.builds(
 def test_every_case_has_ever_smaller_tiles_that_fit(case: Case) -> None:
     limit = SHARED_LIMIT[case.architecture]
 
-    chosen = choose(case, limit)
+    chosen = choose(case, DeviceInfo(case.architecture, 132, limit, 2**20))
 
     sizes = [shared_bytes(case, tiles) for tiles in chosen]
     assert max(sizes) <= limit
     assert sizes == sorted(set(sizes), reverse=True)
     assert all(min(tiles.block_m, tiles.block_n) >= 16 for tiles in chosen)
-    assert look_up(case) == look_up(case.bucket())
 
 
 CASE = Case(
@@ -60,7 +61,7 @@ CASE = Case(
     head_dim=64,
     is_causal=True,
     sequence=16384,
-    rows=262144,
+    blocks_per_sm=32.0,
 )
 TILES = Tiles(block_m=128, block_n=64, warps=8, stages=3)
 
@@ -97,7 +98,7 @@ def test_a_row_of_the_table_round_trips(tiles: Tiles) -> None:
         {"head_dim": 128},
         {"is_causal": False},
         {"sequence": 32768},
-        {"rows": 2**20},
+        {"blocks_per_sm": 32.5},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -118,6 +119,13 @@ def test_the_first_row_that_covers_a_case_decides(monkeypatch: pytest.MonkeyPatc
     assert look_up(replace(CASE, sequence=1025)).block_m == 64
 
 
+def test_rows_for_whole_tiles_do_not_cover_ragged_lengths() -> None:
+    row = configs._parse(format_row(CASE, TILES) + " whole")
+
+    assert row.covers(CASE)
+    assert not row.covers(replace(CASE, is_whole=False))
+
+
 def test_queries_are_resident_in_the_forward_and_keys_in_the_backward() -> None:
     assert TILES.rows("forward") == (TILES.block_m, TILES.block_n)
     assert TILES.rows("backward") == (TILES.block_n, TILES.block_m)
@@ -126,7 +134,7 @@ def test_queries_are_resident_in_the_forward_and_keys_in_the_backward() -> None:
 
 def test_a_device_too_small_for_any_tile_is_a_one_line_error() -> None:
     with pytest.raises(ValueError, match="does not fit the 2 KiB of shared memory"):
-        choose(CASE, 2 * KIB)
+        choose(CASE, DeviceInfo("hopper", 132, 2 * KIB, 2**20))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from lmlab.kernels.fp32_terms import decompose_kernel, dot_terms, load_terms, transpose_terms
 from lmlab.kernels.interpreted import interpreted
-from lmlab.kernels.views import row_strides
+from lmlab.kernels.views import vector_strides
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_a_product_has_the_terms_above_the_last_bit_and_no_others() -> None:
         b[j] = torch.randint(-4, 5, (SIZE, SIZE))
         total = torch.ones(SIZE, SIZE)
 
-        interpreted(product_kernel)[(1,)](a, b, total, row_strides(a), SIZE=SIZE)
+        interpreted(product_kernel)[(1,)](a, b, total, a.stride()[:3], SIZE=SIZE)
 
         product = a[i, 0].float() @ b[j, 0].float().T
         assert torch.equal(total, 1 + product if i + j < 3 else torch.ones(SIZE, SIZE)), (i, j)
@@ -53,10 +53,11 @@ def test_terms_add_up_to_the_number_and_delta_is_computed_as_well() -> None:
     k, v = torch.randn(2, batch, kv_heads, keys, head_dim)
     numbers = q, grad_o, k, v
     terms = [x.new_empty(3 * batch, *x.shape[1:], dtype=torch.bfloat16) for x in numbers]
-    delta = q.new_empty(batch, heads, queries)
+    rows = batch, heads, queries
+    delta = q.new_empty_strided(rows, vector_strides(rows))
 
     interpreted(decompose_kernel)[(3 * batch * heads, 4)](
-        *numbers, o, *terms, delta, *map(row_strides, (*numbers, o, terms[0], terms[2])),
+        *numbers, o, *terms, delta, *(x.stride()[:3] for x in (*numbers, o, terms[0], terms[2])),
         batch * heads, heads, batch * kv_heads, kv_heads, queries, keys,
         ROWS=16, BLOCK_D=16, HEAD_DIM=head_dim,
     )  # fmt: skip

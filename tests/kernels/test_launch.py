@@ -1,6 +1,7 @@
 """Every way to launch the portable kernels gives the same numbers; too-large tiles are dropped."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,7 @@ from triton.runtime.errors import OutOfResources
 
 from lmlab.kernels import launch
 from lmlab.kernels.configs import Tiles
-from lmlab.kernels.problem import Problem
 from tests.attention.reference import Shape, attend, output_and_gradients
-from tests.kernels.conftest import clear_plans
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +37,6 @@ def run(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> tuple[Tens
         pytest.param(RAGGED, True, Tiles(**BASE), id="ragged"),
         pytest.param(RAGGED, False, Tiles(**BASE), id="ragged, full"),
         pytest.param(RAGGED, True, Tiles(**BASE, paired=False), id="unpaired"),
-        pytest.param(RAGGED, True, Tiles(**BASE, persistent=True), id="persistent"),
         pytest.param(RAGGED, True, Tiles(**BASE, splits=3, paired=False), id="splits"),
         pytest.param(RAGGED, False, Tiles(**BASE, splits=3, paired=False), id="splits, full"),
         pytest.param(WHOLE, True, Tiles(**BASE, splits=5, paired=False), id="empty splits"),
@@ -86,50 +84,43 @@ def test_splits_are_deterministic_and_fp32_whatever_the_default_dtype() -> None:
     assert all(map(torch.equal, found, expected))
 
 
-PROBLEM = Problem.of(torch.empty(1, 1, 64, 16), torch.empty(1, 1, 64, 16), True)
-
-
-@pytest.fixture
-def _default_choices() -> None:
-    clear_plans()
-
-
-def never_fits(tiles: Tiles) -> None:
+def never_fits(*_: object) -> None:
     raise OutOfResources(300_000, 232_448, "shared memory")
 
 
-@pytest.mark.usefixtures("_default_choices")
-def test_tiles_that_do_not_fit_are_not_tried_again() -> None:
+def attempts(monkeypatch: pytest.MonkeyPatch, fits: Any) -> list[Tiles]:
+    """Tiles with which calls are planned, of which only those that fit can run."""
     tried: list[Tiles] = []
+    plan = launch.plan_forward
 
-    def fits_when_small(tiles: Tiles) -> str:
-        tried.append(tiles)
-        return never_fits(tiles) if tiles.block_m > 32 else "launched"  # type: ignore[func-returns-value]
+    def planned(*arguments: Any) -> Any:
+        tried.append(arguments[-1])
+        return plan(*arguments) if fits(tried[-1]) else never_fits
 
-    first = launch.launch_fitting(PROBLEM, "forward", None, fits_when_small)
-    failures = len(tried) - 1
-    again = launch.launch_fitting(PROBLEM, "forward", None, fits_when_small)
-
-    assert first == again == "launched"
-    assert failures > 0
-    assert len(tried) == failures + 2
+    monkeypatch.setattr(launch, "plan_forward", planned)
+    launch.forget_calls()
+    return tried
 
 
-@pytest.mark.usefixtures("_default_choices")
-def test_requested_tiles_that_are_too_large_are_a_one_line_error() -> None:
+def test_tiles_that_do_not_fit_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = attempts(monkeypatch, lambda tiles: tiles.block_m <= 32)
+    q, k, v, _ = WHOLE.inputs()
+
+    for _ in range(2):
+        launch.forward(q, k, v, is_causal=True, scale=0.25)
+
+    assert len(tried) == len(set(tried)) > 1
+    assert [tiles.block_m <= 32 for tiles in tried] == [False] * (len(tried) - 1) + [True]
+
+
+def test_requested_tiles_that_are_too_large_are_a_one_line_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts(monkeypatch, lambda tiles: False)
+    q, k, v, _ = WHOLE.inputs()
+
     with pytest.raises(launch.TilesTooLarge, match=r"32 x 32, 4 warps, 2 stages.*300000") as caught:
-        launch.launch_fitting(PROBLEM, "forward", Tiles(**BASE), never_fits)
+        launch.forward(q, k, v, is_causal=True, scale=0.25, tiles=Tiles(**BASE))
     assert "\n" not in str(caught.value)
-
     with pytest.raises(OutOfResources):
-        launch.launch_fitting(PROBLEM, "forward", None, never_fits)
-
-
-@pytest.mark.usefixtures("_default_choices")
-def test_a_chooser_takes_precedence_over_the_table() -> None:
-    wanted = Tiles(**BASE)
-    launch.choose_with(lambda problem, direction: wanted)
-    assert launch.launch_fitting(PROBLEM, "forward", None, lambda tiles: tiles) is wanted
-
-    launch.choose_with(None)
-    assert launch.launch_fitting(PROBLEM, "forward", None, lambda tiles: tiles) is not wanted
+        launch.forward(q, k, v, is_causal=True, scale=0.25)

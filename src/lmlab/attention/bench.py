@@ -32,7 +32,9 @@ from lmlab.attention.support import why_unsupported
 Call = Callable[[], Any]
 OURS = "flash"
 PHASES = ("forward", "backward")
-ROUNDS, GRAPH_MS, MAX_CALLS, HOST_CALLS = 5, 1.0, 16, 40
+ROUNDS, GRAPH_MS, MAX_CALLS = 5, 1.0, 16
+HOST_MS, HOST_CALLS = 10.0, (3, 40)
+"""Time of calls for the host clock, and how few and how many they may be."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ REGRESSION = [
     Shape(64, 16, 256, 128), Shape(1, 2, 16384, 64), Shape(1, 1, 32768, 128),
     Shape(1, 16, 16384, 64), Shape(1, 16, 16384, 128), Shape(1, 16, 16384, 128, False),
 ]  # fmt: skip
-SETS = {"models": MODELS, "regression": REGRESSION, "all": MODELS + REGRESSION}
+SETS = {"models": MODELS, "regression": REGRESSION, "all": REGRESSION + MODELS}
 
 
 def inputs(shape: Shape) -> list[Tensor]:
@@ -121,15 +123,17 @@ def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
     return start.elapsed_time(end)
 
 
-def host_us(call: Call) -> float:
+def host_us(call: Call, device_ms: float) -> float:
     """Time that a call takes to return, the device being idle at first."""
+    fewest, most = HOST_CALLS
+    count = max(fewest, min(most, round(HOST_MS / device_ms)))
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for _ in range(HOST_CALLS):
+    for _ in range(count):
         call()
     elapsed = time.perf_counter() - start
     torch.cuda.synchronize()
-    return elapsed / HOST_CALLS * 1e6
+    return elapsed / count * 1e6
 
 
 def measure(shape: Shape, variants: Sequence[str]) -> list[dict[str, Any]]:
@@ -149,7 +153,8 @@ def measure(shape: Shape, variants: Sequence[str]) -> list[dict[str, Any]]:
         try:
             for phase, call in calls(variant, shape, tensors).items():
                 graph, count = record_graph(call)
-                host = statistics.median(host_us(call) for _ in range(3))
+                device_ms = replay_ms(graph) / count
+                host = statistics.median(host_us(call, device_ms) for _ in range(3))
                 records.append(record | {"phase": phase, "host_us": round(host, 1)})
                 graphs.append((records[-1], graph, count, call))
         except (RuntimeError, ValueError) as error:

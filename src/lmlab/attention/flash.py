@@ -84,7 +84,7 @@ class FlashAttention(torch.autograd.Function):
         cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
     ) -> Any:
         """`apply` without the Python of `torch.autograd.Function`, where no transform is active."""
-        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, scale)
+        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, scale)  # type: ignore[misc]
 
     @staticmethod
     def forward(

@@ -35,6 +35,7 @@ VARIANTS: dict[str, str] = {
     "tiled": "lmlab.attention.tiled:attention",
     "flash": "lmlab.attention.flash:attention",
     "flash_compiled_backward": "lmlab.attention.flash_compiled_backward:attention",
+    "flash_attn_4": "lmlab.attention.flash_attn_4:attention",
 }
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmlab.kernels.step import Operand, Step
 from lmlab.kernels.workspace import semaphores
+
+ALIGNMENT = 16
+"""Bytes to which TMA and vector loads require addresses to be aligned."""
 
 
 class Buffer(NamedTuple):
@@ -31,6 +34,8 @@ class Call:
     """Inputs, then results, then scratch memory; and the launches, in order."""
 
     device: torch.device
+    is_aligned: bool
+    """Whether the addresses of all inputs are multiples of ALIGNMENT, now and in later calls."""
     operands: list[Operand]
     inputs: int
     results: int = 0
@@ -44,7 +49,8 @@ class Call:
         operands = [
             Operand(place, tuple(x.shape), x.stride(), x.dtype) for place, x in enumerate(inputs)
         ]
-        return cls(inputs[0].device, operands, len(inputs))
+        is_aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in inputs)
+        return cls(inputs[0].device, is_aligned, operands, len(inputs))
 
     def result(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Operand:
         """Add a tensor that the call returns; before any scratch."""
@@ -61,6 +67,11 @@ class Call:
         """Add counters at zero; after all other tensors."""
         self.semaphores = count
         return Operand(len(self.operands), (count,), (1,), torch.int32)
+
+    def add_step(self, kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any]) -> None:
+        """Add a launch of a number of programs, or of a grid of them."""
+        grid = grid if isinstance(grid, tuple) else (grid,)
+        self.steps.append(Step(kernel, grid, tuple(arguments), constants, self.is_aligned))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Allocate and launch."""

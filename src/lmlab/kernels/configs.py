@@ -9,8 +9,8 @@ describes a launch.
 Larger tiles read less memory per product, until registers spill or shared memory runs out. The best
 shape depends on head dimension, type, mask and GPU, and for short problems on the number of
 programs. It is measured (`lmlab.kernels.tune`), recorded (`tile_sizes`) and looked up by
-architecture, direction, type, head dimension and mask, and by upper bounds on the sequence length
-and on the rows of the whole problem (batch x heads x queries).
+architecture, direction, type, head dimension and mask, and by the shape of the work: the length of
+a program's loop and how many blocks of queries each SM gets.
 
 The choice is then checked against the shared memory of the actual device, which differs within an
 architecture (163 KiB on an A100, 99 KiB on an RTX 3090), and reduced until it fits.
@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
+from math import ceil, log2
 from typing import Any, Literal
 
 from lmlab.kernels.tile_sizes import TABLE
@@ -30,6 +32,8 @@ Fp32Dot = Literal["ieee", "tf32x3", "bf16x6"]
 
 UNBOUNDED = 2**62
 """The bound of a table row that says "any"."""
+BLOCK_ROWS = 64
+"""Rows in which the size of a problem is counted."""
 BF16_TERMS = 3
 """bf16 numbers that hold the digits of one fp32 number (`lmlab.kernels.fp32_terms`)."""
 SMALLEST_TILE = 16
@@ -63,7 +67,7 @@ class Tiles:
     paired: bool = True
     """Backward: each program does a key tile and then a query tile."""
     persistent: bool = False
-    """Forward: a grid that fills the GPU once, each program doing several tiles."""
+    """Warp-specialized forward: one program per SM, doing several tiles."""
     splits: int = 0
     """Programs that share the loop of one tile; 0 means as many as fill the GPU. Backward only
     where the dK/dV and dQ passes are separate programs."""
@@ -122,9 +126,11 @@ class Case:
     head_dim: int
     is_causal: bool
     sequence: int
-    """The longer of queries and keys."""
-    rows: int
-    """batch x heads x queries."""
+    """The longer of queries and keys: the length of a program's loop."""
+    blocks_per_sm: float
+    """Blocks of BLOCK_ROWS queries of the whole batch, per SM: how often the GPU is filled."""
+    is_whole: bool = True
+    """Whether queries and keys are multiples of BLOCK_ROWS."""
 
     def bucket(self) -> Case:
         """The case that represents all of about this size: sizes rounded up to powers of two."""
@@ -132,7 +138,8 @@ class Case:
             self,
             head_dim=power_of_two(self.head_dim),
             sequence=power_of_two(self.sequence),
-            rows=power_of_two(self.rows),
+            blocks_per_sm=2.0 ** ceil(log2(self.blocks_per_sm)),
+            is_whole=True,
         )
 
 
@@ -221,7 +228,6 @@ def _shrink(direction: Direction, tiles: Tiles) -> Iterator[Tiles]:
 
 def look_up(case: Case) -> Tiles:
     """The table's choice for a case: the first row whose bounds hold."""
-    case = case.bucket()
     for row in rows():
         if row.covers(case):
             return row.tiles
@@ -238,8 +244,9 @@ class Row:
     head_dim: int
     masks: tuple[bool, ...]
     sequence: int
-    rows: int
+    blocks_per_sm: float
     tiles: Tiles
+    whole_only: bool
 
     def covers(self, case: Case) -> bool:
         """Whether the row applies to the case."""
@@ -249,7 +256,8 @@ class Row:
             and case.is_causal in self.masks
             and case.head_dim <= self.head_dim
             and case.sequence <= self.sequence
-            and case.rows <= self.rows
+            and case.blocks_per_sm <= self.blocks_per_sm
+            and (case.is_whole or not self.whole_only)
         )
 
 
@@ -259,6 +267,7 @@ def rows() -> tuple[Row, ...]:
     return tuple(_parse(line) for line in TABLE.splitlines() if line and not line.startswith("#"))
 
 
+WHOLE = "whole"
 _MASKS = {"causal": (True,), "full": (False,), "any": (True, False)}
 _OPTIONS: dict[str, tuple[str, Any]] = {
     "tma": ("tma", True),
@@ -276,7 +285,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
 def _parse(line: str) -> Row:
     architectures, direction, bits, head_dim, mask, sequence, count, *choice = line.split()
     block_m, block_n, warps, stages = map(int, choice[:4])
-    options: dict[str, Any] = dict(_OPTIONS[word] for word in choice[4:])
+    options: dict[str, Any] = dict(_OPTIONS[word] for word in choice[4:] if word != WHOLE)
     return Row(
         architectures=tuple(architectures.split(",")),
         direction="forward" if direction == "forward" else "backward",
@@ -284,8 +293,9 @@ def _parse(line: str) -> Row:
         head_dim=int(head_dim),
         masks=_MASKS[mask],
         sequence=UNBOUNDED if sequence == "any" else int(sequence),
-        rows=UNBOUNDED if count == "any" else int(count),
+        blocks_per_sm=UNBOUNDED if count == "any" else float(Fraction(count)),
         tiles=Tiles(block_m=block_m, block_n=block_n, warps=warps, stages=stages, **options),
+        whole_only=WHOLE in choice,
     )
 
 
@@ -294,7 +304,7 @@ def format_row(case: Case, tiles: Tiles) -> str:
     options = [word for word, (name, value) in _OPTIONS.items() if getattr(tiles, name) == value]
     mask = "causal" if case.is_causal else "full"
     return (
-        f"{case.architecture:<9} {case.direction:<9} {case.bits} {case.head_dim:>4} {mask:<7}"
-        f"{case.sequence:>6} {case.rows:>8} {tiles.block_m:>6} {tiles.block_n:>4} {tiles.warps:>3}"
-        f" {tiles.stages:>2}  {' '.join(options)}"
+        f"{case.architecture:<9} {case.direction:<9} {case.bits} {case.head_dim:>3} {mask:<6}"
+        f" {case.sequence:>5} {Fraction(case.blocks_per_sm)!s:>4} {tiles.block_m:>4}"
+        f" {tiles.block_n:>4} {tiles.warps:>2} {tiles.stages:>2}  {' '.join(options)}"
     ).rstrip()

@@ -143,15 +143,16 @@ def epilogue(
     tl.store(row_base + offs_m, (row_max + tl.log2(row_sum)) * LN2, mask=offs_m < queries)
 
 
-@triton.jit
-def process_tile(
-    program, q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides, o_strides,
+@triton.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads"])
+def flash_forward_kernel(
+    q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides, o_strides,
     scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
     SPLITS: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one query tile over its visible keys, or over one split of them."""
+    """One program per BLOCK_M query tile (and split); loops over keys in tiles of BLOCK_N."""
+    program = tl.program_id(0)
     tiles = (queries + BLOCK_M - 1) // BLOCK_M
     work_id = program // SPLITS
     split = program - work_id * SPLITS
@@ -193,33 +194,3 @@ def process_tile(
         epilogue(
             state, o, lse, o_strides, batch, head, heads, start, queries, BLOCK_M, BLOCK_D, HEAD_DIM
         )
-
-
-@triton.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads", "programs"])
-def flash_forward_kernel(
-    q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides, o_strides,
-    scale_log2, batch_heads, heads, group_size, l2_heads, programs, queries, keys,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, RAGGED_QUERIES: tl.constexpr, RAGGED_KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, PERSISTENT: tl.constexpr, PRECISION: tl.constexpr,
-    DESCRIPTOR: tl.constexpr,
-):  # fmt: skip
-    """One program per BLOCK_M query tile (and split); loops over keys in tiles of BLOCK_N.
-
-    PERSISTENT: a grid that fills the GPU once, each program processing several tiles.
-    """
-    if PERSISTENT:
-        for program in tl.range(tl.program_id(0), programs, tl.num_programs(0)):
-            process_tile(
-                program, q, k, v, o, lse, partials, semaphores, q_strides, k_strides, v_strides,
-                o_strides, scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
-                BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS, SPLITS,
-                PRECISION, DESCRIPTOR,
-            )  # fmt: skip
-    else:
-        process_tile(
-            tl.program_id(0), q, k, v, o, lse, partials, semaphores, q_strides, k_strides,
-            v_strides, o_strides, scale_log2, batch_heads, heads, group_size, l2_heads, queries,
-            keys, BLOCK_M, BLOCK_N, BLOCK_D, HEAD_DIM, IS_CAUSAL, RAGGED_QUERIES, RAGGED_KEYS,
-            SPLITS, PRECISION, DESCRIPTOR,
-        )  # fmt: skip

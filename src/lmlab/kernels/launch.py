@@ -15,7 +15,7 @@ fp32 products are exact unless TF32 is requested in PyTorch's own way, by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lmlab.kernels.call import Call
+from lmlab.kernels.call import ALIGNMENT, Call
 from lmlab.kernels.configs import BF16_TERMS, Direction, Tiles, choose
 from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_delta import delta_kernel
@@ -33,12 +33,12 @@ from lmlab.kernels.problem import (
     Problem,
     backward_plan,
     decompose_grid,
-    delta_grid,
+    delta_programs,
     device_info,
     forward_plan,
     row_constants,
 )
-from lmlab.kernels.step import Operand, Step, Tiled
+from lmlab.kernels.step import Operand, Tiled
 from lmlab.kernels.views import (
     addressable,
     bshd_strides,
@@ -50,7 +50,6 @@ from lmlab.kernels.views import (
 )
 
 LOG2E = 1.4426950408889634
-ALIGNMENT = 16
 MAX_CALLS = 4096
 """More than a process uses, unless its shapes keep changing."""
 
@@ -59,16 +58,11 @@ class TilesTooLarge(ValueError):
     """Explicitly requested tiles that this GPU cannot hold."""
 
 
-Chooser = Callable[[Problem, Direction], Tiles]
-
-_chooser: Chooser | None = None
 _calls: dict[tuple[Any, ...], Call] = {}
 
 
-def choose_with(chooser: Chooser | None) -> None:
-    """Let `chooser` select the tiles of a problem from now on; None restores the table."""
-    global _chooser
-    _chooser = chooser
+def forget_calls() -> None:
+    """Plan every call anew, for example after a change of the table."""
     _calls.clear()
 
 
@@ -144,11 +138,10 @@ def _plan(
     """Run a call that is not known yet, with the tiles requested or the best that fit."""
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
     problem = Problem.of(usable[0], usable[1], is_causal)
-    is_aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in usable)
-    choices = [tiles] if tiles is not None else _choose(problem, direction)
+    choices = [tiles] if tiles else choose(problem.case(direction), device_info(problem.device))
     plan = plan_forward if direction == "forward" else plan_backward
     while choices:
-        call = plan(problem, usable, scale, choices.pop(0), is_aligned)
+        call = plan(problem, usable, scale, choices.pop(0))
         try:
             results = call(*usable)
         except OutOfResources as error:  # the estimate of shared memory was too low
@@ -163,11 +156,6 @@ def _plan(
             _calls[_key(tuple(inputs), is_causal, scale, tiles)] = call
         break
     return results
-
-
-def _choose(problem: Problem, direction: Direction) -> list[Tiles]:
-    choices = choose(problem.case(direction), device_info(problem.device))
-    return [_chooser(problem, direction), *choices] if _chooser is not None else choices
 
 
 def compiled_kernel(inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles) -> Any:
@@ -189,9 +177,7 @@ def _padded(vectors: Tensor) -> Tensor:
     return padded.copy_(vectors)
 
 
-def plan_forward(
-    problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles, is_aligned: bool
-) -> Call:
+def plan_forward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles) -> Call:
     """One launch of (q, k, v) to (o, lse)."""
     call = Call.of(inputs)
     q, k, v = call.operands
@@ -204,7 +190,7 @@ def plan_forward(
         # Not at the top: Gluon is experimental, and most launches do without it.
         from lmlab.kernels.hopper import launch as hopper
 
-        if hopper.can_forward(problem, tiles, plan, (q, k, v), is_aligned):
+        if call.is_aligned and hopper.can_forward(problem, tiles, plan, (q, k, v)):
             hopper.add_forward(call, problem, (q, k, v, o, lse), scale, tiles, plan)
             return call
         tiles = tiles.portable()
@@ -215,21 +201,20 @@ def plan_forward(
     numbers = (
         *map(row_strides, (q, k, v, o)), scale * LOG2E,
         problem.batch_heads, problem.heads, problem.group_size, plan.l2_heads,
-        plan.programs, problem.queries, problem.keys,
+        problem.queries, problem.keys,
     )  # fmt: skip
-    streamed, constants = (q, k, v), plan.constants
-    if tiles.tma and is_aligned and all(map(supports_tma, streamed)):
+    constants = plan.constants
+    streamed: tuple[Operand | Tiled, ...] = q, k, v
+    if tiles.tma and call.is_aligned and all(map(supports_tma, (q, k, v))):
         rows = tiles.block_m, tiles.block_n, tiles.block_n
-        streamed = tuple(_tiled(x, n, block_d) for x, n in zip(streamed, rows, strict=True))
+        streamed = tuple(_tiled(x, n, block_d) for x, n in zip((q, k, v), rows, strict=True))
         constants = constants | {"DESCRIPTOR": True}
     arguments = *streamed, o, lse, partials, semaphores, *numbers
-    call.steps.append(Step(flash_forward_kernel, (plan.grid,), arguments, constants, is_aligned))
+    call.add_step(flash_forward_kernel, plan.programs, arguments, constants)
     return call
 
 
-def plan_backward(
-    problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles, is_aligned: bool
-) -> Call:
+def plan_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles) -> Call:
     """One to three launches of (q, k, v, grad_o, o, lse) to the gradients of q, k and v."""
     call = Call.of(inputs)
     q, k, v, grad_o, o, lse = call.operands
@@ -240,22 +225,22 @@ def plan_backward(
     if not problem.batch_heads:
         return call
     plan = backward_plan(problem, tiles)
-    sources = q, k, v, grad_o
+    sources: tuple[Operand, ...] = q, k, v, grad_o
     if tiles.warp_specialized:
         from lmlab.kernels.hopper import launch as hopper
 
-        if hopper.can_backward(problem, tiles, (*sources, *grads), is_aligned):
-            delta = _add_delta(call, problem, grad_o, o, is_aligned)
+        if call.is_aligned and hopper.can_backward(problem, tiles, (*sources, *grads)):
+            delta = _add_delta(call, problem, grad_o, o)
             hopper.add_backward(call, problem, (*sources, lse, delta), grads, scale, tiles, plan)
             return call
         tiles = tiles.portable()
         plan = backward_plan(problem, tiles)
     if plan.constants["TERMS"] > 1:
-        sources, delta = _add_decompose(call, problem, is_aligned)
+        sources, delta = _add_decompose(call, problem)
     elif plan.constants["INLINE_DELTA"]:
         delta = lse  # not read
     else:
-        delta = _add_delta(call, problem, grad_o, o, is_aligned)
+        delta = _add_delta(call, problem, grad_o, o)
     block_d = plan.constants["BLOCK_D"]
     # A partial is two accumulators, dK and dV.
     partials, semaphores = _add_splits(call, plan, 2 * tiles.block_n * block_d, lse)
@@ -263,12 +248,13 @@ def plan_backward(
         *map(row_strides, (*sources, o, *grads)), problem.batch, scale, problem.batch_kv_heads,
         problem.kv_heads, problem.group_size, plan.l2_heads, problem.queries, problem.keys,
     )  # fmt: skip
-    streamed, constants = sources, plan.constants
-    if tiles.tma and is_aligned and all(map(supports_tma, sources)):
+    constants = plan.constants
+    streamed: tuple[Operand | Tiled, ...] = sources
+    if tiles.tma and call.is_aligned and all(map(supports_tma, sources)):
         streamed = tuple(_tiled(x, tiles.block_m, block_d) for x in sources)
         constants = constants | {"DESCRIPTOR": True}
     arguments = *streamed, *sources, o, lse, delta, *grads, partials, semaphores, *numbers
-    call.steps.append(Step(flash_backward_kernel, (plan.grid,), arguments, constants, is_aligned))
+    call.add_step(flash_backward_kernel, plan.programs, arguments, constants)
     return call
 
 
@@ -280,23 +266,18 @@ def _add_splits(call: Call, plan: Any, elements: int, unused: Operand) -> tuple[
     return partials, call.add_semaphores(plan.programs // plan.splits)
 
 
-def _add_delta(
-    call: Call, problem: Problem, grad_o: Operand, o: Operand, is_aligned: bool
-) -> Operand:
+def _add_delta(call: Call, problem: Problem, grad_o: Operand, o: Operand) -> Operand:
     """delta = rowsum(o * grad_o) in one launch."""
     delta = call.scratch(o.shape[:3], vector_strides(o.shape[:3]), torch.float32)
     arguments = (
         o, grad_o, delta, row_strides(o), row_strides(grad_o),
         problem.batch_heads, problem.heads, problem.queries,
     )  # fmt: skip
-    constants = row_constants(problem)
-    call.steps.append(Step(delta_kernel, delta_grid(problem), arguments, constants, is_aligned))
+    call.add_step(delta_kernel, delta_programs(problem), arguments, row_constants(problem))
     return delta
 
 
-def _add_decompose(
-    call: Call, problem: Problem, is_aligned: bool
-) -> tuple[tuple[Operand, ...], Operand]:
+def _add_decompose(call: Call, problem: Problem) -> tuple[tuple[Operand, ...], Operand]:
     """q, k, v and grad_o as bf16 terms (`lmlab.kernels.fp32_terms`), and delta, in one launch."""
     q, k, v, grad_o, o, _ = call.operands[:6]
     terms = []
@@ -312,8 +293,7 @@ def _add_decompose(
         *map(row_strides, (q, grad_o, k, v, o, terms[0], terms[1])), problem.batch_heads,
         problem.heads, problem.batch_kv_heads, problem.kv_heads, problem.queries, problem.keys,
     )  # fmt: skip
-    grid, constants = decompose_grid(problem), row_constants(problem)
-    call.steps.append(Step(decompose_kernel, grid, arguments, constants, is_aligned))
+    call.add_step(decompose_kernel, decompose_grid(problem), arguments, row_constants(problem))
     return tuple(terms), delta
 
 

@@ -22,20 +22,18 @@ import torch
 from torch import Tensor
 
 from lmlab.kernels.configs import (
+    BLOCK_ROWS,
     Case,
     DeviceInfo,
     Direction,
     Tiles,
     architecture,
     power_of_two,
-    shared_bytes,
 )
 
 MAX_SPLITS = 16
 MIN_TILES_PER_SPLIT = 4
 """Iterations per split in the forward; half as many in the backward, whose iterations do more."""
-RESIDENT_WARPS = 16
-"""Warps of these kernels whose registers fit one SM, for a grid of persistent programs."""
 
 
 class UnsupportedDevice(ValueError):
@@ -112,7 +110,10 @@ class Problem:
             head_dim=self.head_dim,
             is_causal=self.is_causal,
             sequence=max(self.queries, self.keys),
-            rows=self.batch_heads * self.queries,
+            blocks_per_sm=self.batch_heads
+            * ceil_div(self.queries, BLOCK_ROWS)
+            / device_info(self.device).num_sms,
+            is_whole=self.queries % BLOCK_ROWS == 0 and self.keys % BLOCK_ROWS == 0,
         )
 
 
@@ -124,8 +125,6 @@ class Plan:
     """A launch without its tensors; cached, so it hashes and compares by identity."""
 
     programs: int
-    """Work items; also the grid, unless programs are persistent."""
-    grid: int
     l2_heads: int
     splits: int
     constants: dict[str, Any]
@@ -139,15 +138,11 @@ def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
     items = ceil_div(problem.queries, tiles.block_m) * problem.batch_heads
     most = ceil_div(problem.keys, tiles.block_n) // MIN_TILES_PER_SPLIT
     splits = tiles.splits or _splits(items, most, device.num_sms)
-    resident = device.shared_limit // shared_bytes(problem.case("forward"), tiles)
-    resident = max(1, min(resident, RESIDENT_WARPS // tiles.warps))
-    programs = items * splits
     return Plan(
-        programs=programs,
-        grid=min(programs, resident * device.num_sms) if tiles.persistent else programs,
+        programs=items * splits,
         l2_heads=_l2_heads(problem, 2) * problem.group_size,
         splits=splits,
-        constants=_constants(problem, tiles) | {"SPLITS": splits, "PERSISTENT": tiles.persistent},
+        constants=_constants(problem, tiles) | {"SPLITS": splits},
     )
 
 
@@ -174,7 +169,7 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
         "SPLITS": splits,
         "INLINE_DELTA": tiles.inline_delta and terms == 1,
     }
-    return Plan(items * splits, items * splits, _l2_heads(problem, 4), splits, constants)
+    return Plan(items * splits, _l2_heads(problem, 4), splits, constants)
 
 
 def rows_per_program(problem: Problem) -> int:
@@ -192,15 +187,15 @@ def row_constants(problem: Problem) -> dict[str, int]:
     }
 
 
-def delta_grid(problem: Problem) -> tuple[int]:
-    """Grid of the delta kernel."""
-    return (ceil_div(problem.queries, rows_per_program(problem)) * problem.batch_heads,)
+def delta_programs(problem: Problem) -> int:
+    """Programs of the delta kernel."""
+    return ceil_div(problem.queries, rows_per_program(problem)) * problem.batch_heads
 
 
 def decompose_grid(problem: Problem) -> tuple[int, int]:
     """Grid of the kernel that decomposes fp32: q and do, k and v."""
     key_programs = ceil_div(problem.keys, rows_per_program(problem)) * problem.batch_kv_heads
-    return max(*delta_grid(problem), key_programs), 4
+    return max(delta_programs(problem), key_programs), 4
 
 
 def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:

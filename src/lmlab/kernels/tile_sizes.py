@@ -1,12 +1,14 @@
-"""Tile sizes and launch options by case; the first row that covers a case is used.
+"""Tile sizes and launch options by the shape of the work; the first row that covers a case is used.
 
 Columns: architectures, direction, bits of the type, head dimension (up to), mask (causal, full,
-any), longer sequence (up to), batch x heads x queries (up to); then BLOCK_M (query rows), BLOCK_N
-(key rows), warps, stages and options: `tma`, `persistent`, `unpaired` (backward with separate
-programs for keys and queries), `warp-specialized` (Hopper kernels), `fused` (their backward in one
-pass), `inline-delta` (backward without a launch for delta), `tf32x3` and `bf16x6` (how fp32 is
-multiplied); see `configs.Tiles`. `python -m lmlab.kernels.tune` measures on the GPU at hand and
-prints such rows. `docs/kernels.md` says which rows were timed and which follow their neighbours.
+any); the shape of the work: longer sequence (up to), which is the length of a program's loop, and
+64-row blocks of queries per SM (up to), which is how often the GPU is filled; then BLOCK_M (query
+rows), BLOCK_N (key rows), warps, stages and options: `tma`, `persistent`, `unpaired` (backward with
+separate programs for keys and queries), `warp-specialized` (Hopper kernels), `fused` (their
+backward in one pass), `inline-delta` (backward without a launch for delta), `whole` (only for
+lengths that are multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied); see
+`configs.Tiles`. `python -m lmlab.kernels.tune` measures on the GPU at hand and prints such rows.
+`docs/kernels.md` says which rows were timed and which follow their neighbours.
 
 Rows that were not timed are chosen so that no register spills and two programs share an SM where
 possible; the compiler reports both without a GPU. Plain fp32 products (`ieee`) do not use tensor
@@ -17,82 +19,117 @@ measured with it.
 """
 
 TABLE = """
-# architecture    direction bits dim  mask sequence   rows BLOCK_M BLOCK_N warps stages
-hopper            forward   16    32  any     any      any    64  128  4  3
-hopper            forward   16    64  any    1024      any    64   64  4  3
-hopper            forward   16    64  any     any     8192    64   64  4  3
-hopper            forward   16    64  any     any      any   192  128  8  3  warp-specialized
-hopper            forward   16   128  any     any     1024    32   64  4  3
-hopper            forward   16   128  any     any     8192    64  128  4  3
-hopper            forward   16   128  any    1024      any    64   64  4  3
-hopper            forward   16   128  any     any    16384   128   64  8  3  tma
-hopper            forward   16   128  any     any      any   128  128  8  3  warp-specialized
-hopper            forward   16   256  any     any      any   128   32  8  3  tma
-hopper            backward  16    32  any    1024      any    64   64  4  3  inline-delta
-hopper            backward  16    32  any     any     2048    64   64  4  3  inline-delta
-hopper            backward  16    32  any     any    16384    64   64  4  3
-hopper            backward  16    32  any     any      any    64   64  4  3  tma
-hopper            backward  16    64  any     any      512    64   32  4  3  inline-delta
-hopper            backward  16    64  any    1024      any    32   64  4  3  inline-delta
-hopper            backward  16    64  any     any     2048    64   64  4  3  inline-delta
-hopper            backward  16    64  any     any     4096    64   64  4  3
-hopper            backward  16    64  any     any     8192   128   32  4  2
-hopper            backward  16    64  any     any    16384    64   64  4  3  tma
-hopper            backward  16    64  any     any    32768    64  128  8  3  warp-specialized
-hopper            backward  16    64  any     any      any    64  128  8  3  warp-specialized fused
-hopper            backward  16   128  any     any      256    32   32  4  3  inline-delta
-hopper            backward  16   128  any     any     1024    64   32  4  3  inline-delta
-hopper            backward  16   128  any     any     2048    64   64  4  3  inline-delta
-hopper            backward  16   128  any     any     8192    64   64  4  3
-hopper            backward  16   128  any    1024      any    32   64  4  3
-hopper            backward  16   128  causal 8192      any    64  128  8  2  warp-specialized fused
-hopper            backward  16   128  causal  any    16384    64  128  8  2  warp-specialized fused
-hopper            backward  16   128  any     any    32768    64  128  8  3  warp-specialized
-hopper            backward  16   128  causal  any      any    64  128  8  2  warp-specialized fused
-hopper            backward  16   128  any     any      any    64  128  8  3  warp-specialized
-hopper            backward  16   256  any     any      any    32   64  8  2  tma
-hopper            forward   32    32  any     any     2048    64   32  4  2  tf32x3
-hopper            forward   32    32  any     any    16384   128   64  8  2  tf32x3
-hopper            forward   32    32  any     any      any   128   32  8  2  tf32x3
-hopper            forward   32    64  any     any     2048    32   32  4  2  tf32x3
-hopper            forward   32   128  any     any      128    16   32  4  2  tf32x3
-hopper            forward   32   128  any     any     1024    32   32  4  3  tf32x3
-hopper            forward   32   128  any     any     2048    32   64  8  2  tf32x3
-hopper            backward  32    64  any     any      256    32   16  4  2  inline-delta tf32x3
-hopper            backward  32    64  any     any      512    32   32  4  2  inline-delta tf32x3
-hopper            backward  32    16  any     any    16384    64   64  4  2  tma bf16x6
-hopper            backward  32    16  any     any      any    32   64  4  2  tma bf16x6
-hopper            backward  32    32  any     any      any    64   64  4  2  tma bf16x6
-hopper            backward  32    64  any     any     1024    64   32  8  2  tf32x3
-hopper            backward  32    64  any     any     8192    64   64  4  2  tma bf16x6
-hopper            backward  32    64  any     any      any    32   64  4  2  tma bf16x6
-hopper            backward  32   128  any     any      512    32   16  4  2  inline-delta tf32x3
-hopper            backward  32   128  any     any     1024    64   32  8  2  tf32x3
-hopper            backward  32   128  any     any      any    32   64  4  2  tma bf16x6
-ampere            forward   16    64  any     any      any   128   64  4  3
-ampere            forward   16   128  any     any      any   128   64  8  3
-ampere,ada        forward   16   256  any     any      any    64   32  8  2
-ampere            backward  16    64  any     any      any    32   64  4  3
-ampere            backward  16   128  any     any      any    32   64  4  3
-ampere,ada        backward  16   256  any     any      any    32   64  8  2
-ada               forward   16    64  any     any      any   128   64  8  2
-ada               forward   16   128  any     any      any   128   32  8  2
-ada               backward  16    64  any     any      any    32   64  4  2
-ada               backward  16   128  any     any      any    32   64  4  2
-blackwell         forward   16   128  any     any      any   128   64  8  3  tma
-blackwell         forward   16   256  any     any      any   128   32  8  2  tma
-blackwell         backward  16   128  any     any      any    64   64  4  3
-blackwell         backward  16   256  any     any      any    32   64  8  2
-ampere,ada,hopper,blackwell forward   32   32  any  any  any    64   32  4  2
-ampere,ada,hopper,blackwell forward   32   64  any  any  any   128   32  8  2  tf32x3
-ampere,ada,hopper,blackwell forward   32  128  any  any  any   128   32  8  2  tf32x3
-ampere,ada,hopper,blackwell forward   32  256  any  any  any    32   16  8  2
-ampere,ada,hopper,blackwell backward  32   32  any  any  any    32   32  4  2
-ampere,ada,hopper,blackwell backward  32   64  any  any  any    32   32  4  2  tf32x3
-ampere,ada,hopper,blackwell backward  32  128  any  any  any    16   32  8  2  tf32x3
-ampere,ada,hopper,blackwell backward  32  256  any  any  any    16   32  8  1
-cpu               forward   32   256  any     any      any    64   32  4  1
-cpu               forward   16   256  any     any      any    64   32  4  1
-cpu               backward  32   256  any     any      any    32   64  4  1
-cpu               backward  16   256  any     any      any    32   64  4  1
+# architecture direction bits dim mask sequence blocks BLOCK_M BLOCK_N warps stages
+hopper    forward   16  32 any      256  any   64   64  4  3
+hopper    forward   16  32 any      any    8   64  128  4  3
+hopper    forward   16  32 any      any  any   64   64  4  3  tma
+hopper    forward   16  64 any      128   16   64   64  4  2
+hopper    forward   16  64 any      256    2   64   64  4  3
+hopper    forward   16  64 any      256   16   64   64  4  2
+hopper    forward   16  64 any      512    4   64   64  4  3  tma
+hopper    forward   16  64 any      512    8   64   64  4  2
+hopper    forward   16  64 any      512  any   64   64  4  3
+hopper    forward   16  64 any     1024   16   64   64  4  3  tma
+hopper    forward   16  64 any     1024  any   64   64  4  3
+hopper    forward   16  64 any     2048    2   64   64  4  3  tma
+hopper    forward   16  64 any     2048    4  128  128  8  3  persistent warp-specialized
+hopper    forward   16  64 any     2048    8   64   64  4  3  tma
+hopper    forward   16  64 any     4096  1/2   64   64  4  3  tma
+hopper    forward   16  64 any     4096  any  128  128  8  3  persistent warp-specialized
+hopper    forward   16  64 any      any    2  192  128  8  3  warp-specialized
+hopper    forward   16  64 any      any    8  128  128  8  3  persistent warp-specialized
+hopper    forward   16  64 any      any  any  192  128  8  3  persistent warp-specialized
+hopper    forward   16 128 any      128    4   64   64  4  2
+hopper    forward   16 128 any     1024    2   64   64  4  3  tma
+hopper    forward   16 128 any     2048    1   64   64  4  3  tma
+hopper    forward   16 128 any     4096  1/2   64   64  4  3  tma
+hopper    forward   16 128 any     4096  any  128  128  8  2  persistent warp-specialized
+hopper    forward   16 128 any      any    2  128  128  8  3  warp-specialized
+hopper    forward   16 128 any      any  any  128  128  8  2  persistent warp-specialized
+hopper    forward   16 256 any      512  any  128   64  8  2  persistent warp-specialized
+hopper    forward   16 256 any      any    1   64   32  4  2
+hopper    forward   16 256 any      any  any  128   64  8  2  persistent warp-specialized
+hopper    backward  16  32 any      256  any   32   64  4  3  inline-delta
+hopper    backward  16  32 any     1024    2   64   64  4  3  inline-delta
+hopper    backward  16  32 any      any  any   64   64  4  3  tma
+hopper    backward  16  64 any      128  1/2   64   64  4  3  inline-delta
+hopper    backward  16  64 any      128  any   32   64  4  3  inline-delta
+hopper    backward  16  64 any      256  1/2   32   64  4  3  inline-delta
+hopper    backward  16  64 any      256    1   64   64  4  3  inline-delta
+hopper    backward  16  64 any      256    4   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 any      256  any   64   64  4  3  tma whole
+hopper    backward  16  64 any      512  1/4   32   64  4  3  inline-delta
+hopper    backward  16  64 any      512    1   64   64  4  3  inline-delta
+hopper    backward  16  64 any      512    8   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 any      512  any   64   64  4  3  tma whole
+hopper    backward  16  64 any     1024  1/8   32   64  4  3  inline-delta
+hopper    backward  16  64 any     1024  1/2   64   64  4  3  inline-delta
+hopper    backward  16  64 any     1024    4   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 any     1024    8   64  128  8  2  warp-specialized fused
+hopper    backward  16  64 any     1024  any   64   64  4  3  tma whole
+hopper    backward  16  64 any     2048  1/4   64   64  4  3  inline-delta
+hopper    backward  16  64 any     8192    1   64  128  8  2
+hopper    backward  16  64 any     2048    8   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 any     8192  any   64  128  8  2  warp-specialized fused
+hopper    backward  16  64 any      any    2   64  128  8  2  warp-specialized fused
+hopper    backward  16  64 any      any    4   64  128  8  3  warp-specialized
+hopper    backward  16  64 any      any  any   64  128  8  2  warp-specialized fused
+hopper    backward  16 128 any      128    4   32   64  4  3  inline-delta
+hopper    backward  16 128 any      256    2   32   64  4  3  inline-delta
+hopper    backward  16 128 any      512  1/2   32   64  4  3  inline-delta
+hopper    backward  16 128 any     1024    1   64   64  4  3
+hopper    backward  16 128 any     2048  1/4   64   64  4  3
+hopper    backward  16 128 any     1024  any   64  128  8  2  warp-specialized
+hopper    backward  16 128 any    16384    2   64  128  8  3
+hopper    backward  16  96 any      any  any   64  128  8  2  warp-specialized
+hopper    backward  16 128 causal 16384  any   64  128  8  2  warp-specialized fused
+hopper    backward  16 128 causal   any    4   64  128  8  3  warp-specialized
+hopper    backward  16 128 causal   any  any   64  128  8  2  warp-specialized fused
+hopper    backward  16 128 full     any  any   64  128  8  3  warp-specialized
+hopper    backward  16 256 any      any    1   32   32  4  2
+hopper    backward  16 256 any      any  any   32  128  8  2  warp-specialized
+hopper    forward   32  32 any      any  1/4   64   32  4  2  tf32x3
+hopper    forward   32  32 any      any    2  128   64  8  2  tf32x3
+hopper    forward   32  32 any      any  any  128   32  8  2  tf32x3
+hopper    forward   32  64 any      any  1/4   32   32  4  2  tf32x3
+hopper    forward   32 128 any      any 1/64   16   32  4  2  tf32x3
+hopper    forward   32 128 any      any  1/8   32   32  4  3  tf32x3
+hopper    forward   32 128 any      any  1/4   32   64  8  2  tf32x3
+hopper    backward  32  64 any      any 1/32   32   16  4  2  inline-delta tf32x3
+hopper    backward  32  64 any      any 1/16   32   32  4  2  inline-delta tf32x3
+hopper    backward  32  16 any      any    2   64   64  4  2  tma bf16x6
+hopper    backward  32  16 any      any  any   32   64  4  2  tma bf16x6
+hopper    backward  32  32 any      any  any   64   64  4  2  tma bf16x6
+hopper    backward  32  64 any      any  1/8   64   32  8  2  tf32x3
+hopper    backward  32  64 any      any    1   64   64  4  2  tma bf16x6
+hopper    backward  32  64 any      any  any   32   64  4  2  tma bf16x6
+hopper    backward  32 128 any      any 1/16   32   16  4  2  inline-delta tf32x3
+hopper    backward  32 128 any      any  1/8   64   32  8  2  tf32x3
+hopper    backward  32 128 any      any  any   32   64  4  2  tma bf16x6
+ampere    forward   16  64 any      any  any  128   64  4  3
+ampere    forward   16 128 any      any  any  128   64  8  3
+ampere,ada forward   16 256 any      any  any   64   32  8  2
+ampere    backward  16  64 any      any  any   32   64  4  3
+ampere    backward  16 128 any      any  any   32   64  4  3
+ampere,ada backward  16 256 any      any  any   32   64  8  2
+ada       forward   16  64 any      any  any  128   64  8  2
+ada       forward   16 128 any      any  any  128   32  8  2
+ada       backward  16  64 any      any  any   32   64  4  2
+ada       backward  16 128 any      any  any   32   64  4  2
+blackwell forward   16 128 any      any  any  128   64  8  3  tma
+blackwell forward   16 256 any      any  any  128   32  8  2  tma
+blackwell backward  16 128 any      any  any   64   64  4  3
+blackwell backward  16 256 any      any  any   32   64  8  2
+ampere,ada,hopper,blackwell forward   32  32 any      any  any   64   32  4  2
+ampere,ada,hopper,blackwell forward   32  64 any      any  any  128   32  8  2  tf32x3
+ampere,ada,hopper,blackwell forward   32 128 any      any  any  128   32  8  2  tf32x3
+ampere,ada,hopper,blackwell forward   32 256 any      any  any   32   16  8  2
+ampere,ada,hopper,blackwell backward  32  32 any      any  any   32   32  4  2
+ampere,ada,hopper,blackwell backward  32  64 any      any  any   32   32  4  2  tf32x3
+ampere,ada,hopper,blackwell backward  32 128 any      any  any   16   32  8  2  tf32x3
+ampere,ada,hopper,blackwell backward  32 256 any      any  any   16   32  8  1
+cpu       forward   32 256 any      any  any   64   32  4  1
+cpu       forward   16 256 any      any  any   64   32  4  1
+cpu       backward  32 256 any      any  any   32   64  4  1
+cpu       backward  16 256 any      any  any   32   64  4  1
 """

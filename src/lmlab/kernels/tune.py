@@ -1,13 +1,11 @@
 """Find the fastest tiles on the GPU at hand: `python -m lmlab.kernels.tune`.
 
-Every candidate that fits is compiled (in parallel; compiling takes longer than timing), checked
-against PyTorch's attention on a small problem, timed briefly, and the best few again for longer.
-Times are GPU times with a cold L2, by `triton.testing.do_bench`. The winners are printed as rows
-for `tile_sizes`, with the throughput they reached; progress goes to stderr.
-
-`autotune()` does the same inside a program: the first call of each case (sizes rounded to powers of
-two) then times the candidates and keeps the winner. It is off by default, because it makes the
-first call take a minute.
+The grid covers short and long loops (sequences) and GPUs that are filled a fraction of once to many
+times (blocks of queries per SM). Every candidate that fits is compiled (in parallel; compiling
+takes longer than timing), checked against PyTorch's attention on a small problem and timed at each
+point, the best few again for longer. Times are GPU times with a cold L2, by
+`triton.testing.do_bench`. The winners are printed as rows for `tile_sizes`, neighbours that agree
+as one; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -27,13 +25,23 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from lmlab.kernels import launch
-from lmlab.kernels.configs import Case, Direction, Fp32Dot, Tiles, format_row, orient, shared_bytes
+from lmlab.kernels.configs import (
+    BLOCK_ROWS,
+    Case,
+    Direction,
+    Fp32Dot,
+    Tiles,
+    format_row,
+    orient,
+    shared_bytes,
+)
 from lmlab.kernels.problem import Problem, device_info
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-NEEDS_A_GPU = "a CUDA GPU is needed; on a CPU kernels are interpreted, not timed"
+SEQUENCES = [128, 256, 512, 1024, 2048, 4096, 16384]
+BLOCKS_PER_SM = [0.25, 1.0, 4.0, 16.0, 64.0]
 FINALISTS = 4
-QUICK_MS, LONG_MS = 20, 200
+QUICK_MS, LONG_MS = 5, 100
 SHORT = 2048
 """Queries and keys up to which saving a launch may be worth reading O again."""
 TIMEOUT_S = 120.0
@@ -54,7 +62,7 @@ def _portable(case: Case) -> Iterator[Tiles]:
     is_short = case.sequence <= SHORT
     resident = [32, 64, 128] if case.bits == 16 else [16, 32, 64, 128]
     streamed = [32, 64, 128] if case.bits == 16 else [16, 32, 64]
-    stages = [2, 3, 4, 5] if case.bits == 16 else [1, 2, 3]
+    stages = [2, 3, 4] if case.bits == 16 else [1, 2, 3]
     dots: tuple[Fp32Dot, ...] = ("ieee",) if case.bits == 16 else ("ieee", "tf32x3")
     if case.bits == 32 and case.direction == "backward":
         dots = (*dots, "bf16x6")
@@ -67,6 +75,8 @@ def _portable(case: Case) -> Iterator[Tiles]:
         if not _is_sensible(case, tiles):
             continue
         yield tiles
+        if case.direction == "backward" and tma:
+            yield replace(tiles, paired=False)
         if case.direction == "backward" and is_short and tiles.terms == 1:
             yield replace(tiles, inline_delta=True)
 
@@ -84,15 +94,15 @@ def _is_sensible(case: Case, tiles: Tiles) -> bool:
 def _warp_specialized(case: Case) -> Iterator[Tiles]:
     """Tiles for the Hopper kernels, as far as registers suffice."""
     is_forward, is_wide = case.direction == "forward", case.head_dim > 128
-    if is_wide and not is_forward:
-        return
     resident = [128, 192] if is_forward and case.head_dim <= 64 else [128]
-    streamed = [64] if is_wide else [64, 128] if is_forward else [32, 64]
+    streamed = ([64] if is_wide else [64, 128]) if is_forward else [32] if is_wide else [64]
     for resident_rows, streamed_rows, stages in itertools.product(resident, streamed, (2, 3, 4)):
         m, n = orient(case.direction, resident_rows, streamed_rows)
         tiles = Tiles(block_m=m, block_n=n, warps=8, stages=stages, warp_specialized=True)
-        yield tiles
-        if not is_forward and case.head_dim in (64, 128) and streamed_rows == 64:
+        yield replace(tiles, persistent=is_forward)
+        if is_forward:
+            yield tiles
+        elif not is_wide and case.head_dim > 32:
             yield replace(tiles, fused=True)
 
 
@@ -102,6 +112,10 @@ class Trial:
 
     problem: Problem
     direction: Direction
+
+    def case(self) -> Case:
+        """What the choice depends on."""
+        return self.problem.case(self.direction)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Random q, k and v; for the backward grad_o, q, k, v, o and lse."""
@@ -124,28 +138,17 @@ class Trial:
         scale = self.problem.head_dim**-0.5
         return function(*inputs, is_causal=self.problem.is_causal, scale=scale, tiles=tiles)
 
-    def flops(self) -> float:
-        """FLOPs by the usual count: two products forward, five backward."""
-        p = self.problem
-        products = 2 if self.direction == "forward" else 5
-        full = products * 2.0 * p.batch_heads * p.queries * p.keys * p.head_dim
-        return full / 2 if p.is_causal else full
 
-
-def fastest(trial: Trial, tried: Sequence[Tiles]) -> tuple[Tiles, float]:
-    """The fastest of the tiles that run, and its milliseconds."""
+def fastest(trial: Trial, tried: Sequence[Tiles]) -> Tiles:
+    """The fastest of the tiles that run."""
     inputs = trial.inputs()
     quick = {tiles: time_ms(trial, inputs, tiles, QUICK_MS) for tiles in tried}
     finalists = sorted(quick, key=lambda tiles: quick[tiles])[:FINALISTS]
-    long = {tiles: time_ms(trial, inputs, tiles, LONG_MS) for tiles in finalists}
-    winner = min(long, key=lambda tiles: long[tiles])
-    return winner, long[winner]
+    return min(finalists, key=lambda tiles: time_ms(trial, inputs, tiles, LONG_MS))
 
 
 def time_ms(trial: Trial, inputs: tuple[Tensor, ...], tiles: Tiles, budget_ms: int) -> float:
     """Median time of one pass; infinite for tiles that do not fit."""
-    if trial.problem.device.type != "cuda":
-        raise ValueError(NEEDS_A_GPU)
     try:
         time = do_bench(lambda: trial.run(inputs, tiles), rep=budget_ms, return_mode="median")
     except launch.TilesTooLarge:
@@ -153,12 +156,14 @@ def time_ms(trial: Trial, inputs: tuple[Tensor, ...], tiles: Tiles, budget_ms: i
     return float(time)
 
 
-def is_correct(trial: Trial, tiles: Tiles) -> bool:
-    """Whether these tiles match PyTorch in fp64, on a small problem of the same kind."""
-    # Whole tiles: without a mask the fused backward would otherwise not be the kernel that runs.
+def is_usable(trial: Trial, tiles: Tiles) -> bool:
+    """Whether these tiles fit and match PyTorch in fp64, on a small problem of the same kind."""
     small = replace(trial.problem, batch=1, heads=2, kv_heads=2, queries=384, keys=384)
     inputs = Trial(small, trial.direction).inputs()
-    found = Trial(small, trial.direction).run(inputs, tiles)
+    try:
+        found = Trial(small, trial.direction).run(inputs, tiles)
+    except launch.TilesTooLarge:
+        return False
     first = 0 if trial.direction == "forward" else 1
     q, k, v = wide = [x.double().requires_grad_() for x in inputs[first : first + 3]]
     o = F.scaled_dot_product_attention(q, k, v, is_causal=small.is_causal)
@@ -168,33 +173,7 @@ def is_correct(trial: Trial, tiles: Tiles) -> bool:
     return all(bool(error <= tolerance) for error in errors)
 
 
-def autotune() -> None:
-    """From now on let the first call of each case search for its tiles."""
-    found: dict[Case, Tiles] = {}
-
-    def chooser(problem: Problem, direction: Direction) -> Tiles:
-        case = problem.case(direction).bucket()
-        if case not in found:
-            tried = list(candidates(case, device_info(problem.device).shared_limit))
-            found[case], _ = fastest(Trial(problem, direction), tried)
-        return found[case]
-
-    launch.choose_with(chooser)
-
-
-def tune(trial: Trial, jobs: int) -> str:
-    """The row of the table for one problem, and a comment with the throughput."""
-    case = trial.problem.case(trial.direction).bucket()
-    tried = list(candidates(case, device_info(trial.problem.device).shared_limit))
-    usable = compile_and_check(trial, tried, jobs)
-    print(f"{case}: {len(usable)} of {len(tried)} usable", file=sys.stderr, flush=True)
-    if not usable:
-        return f"# {case}: none of {len(tried)} candidates fits and is correct"
-    winner, ms = fastest(trial, usable)
-    return f"{format_row(case, winner)}\n# ^ {ms:.3f} ms, {trial.flops() / ms / 1e9:.0f} TFLOP/s"
-
-
-def compile_and_check(trial: Trial, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
+def usable(trial: Trial, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
     """The tiles that fit and are correct; compiled kernels stay in Triton's cache on disk.
 
     Each runs in another process, so that a hanging one can be abandoned.
@@ -211,13 +190,41 @@ def _is_yes(answer: AsyncResult[bool]) -> bool:
         return False
 
 
-def is_usable(trial: Trial, tiles: Tiles) -> bool:
-    """Whether the problem itself runs with these tiles and the check passes."""
-    try:
-        trial.run(trial.inputs(), tiles)
-    except launch.TilesTooLarge:
-        return False
-    return is_correct(trial, tiles)
+def trials(like: Problem, direction: Direction, lengths: Sequence[int]) -> Iterator[Trial]:
+    """The grid: for each length ever more heads, with the blocks per SM that they make."""
+    num_sms = device_info(like.device).num_sms
+    for length in lengths:
+        counts = {max(1, round(n * num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
+        for heads in sorted(counts):
+            grown = replace(like, heads=heads, kv_heads=heads, queries=length, keys=length)
+            yield Trial(grown, direction)
+
+
+def tune(like: Problem, direction: Direction, lengths: Sequence[int], jobs: int) -> list[str]:
+    """Rows of the table for one head dimension, type and mask."""
+    limit = device_info(like.device).shared_limit
+    winners: list[tuple[Case, Tiles]] = []
+    checked: dict[Tiles, bool] = {}
+    for trial in trials(like, direction, lengths):
+        tried = [tiles for tiles in candidates(trial.case(), limit) if checked.get(tiles, True)]
+        unknown = [tiles for tiles in tried if tiles not in checked]
+        if unknown:
+            good = set(usable(trial, unknown, jobs))
+            checked |= {tiles: tiles in good for tiles in unknown}
+        case, tried = trial.case().bucket(), [tiles for tiles in tried if checked[tiles]]
+        if tried:
+            winners.append((case, fastest(trial, tried)))
+        print(f"{case}: {len(tried)} usable", file=sys.stderr, flush=True)
+    return [format_row(case, tiles) for case, tiles in merge(winners)]
+
+
+def merge(winners: Sequence[tuple[Case, Tiles]]) -> list[tuple[Case, Tiles]]:
+    """One row for neighbours of one length that agree: the last of them bounds all."""
+    merged = []
+    for (_, tiles), group in itertools.groupby(winners, key=lambda x: (x[0].sequence, x[1])):
+        *_, (case, _) = group
+        merged.append((case, tiles))
+    return merged
 
 
 def _positive(text: str) -> int:
@@ -227,12 +234,10 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune the requested problems and print their rows."""
+    """Tune the requested cases and print their rows."""
     parser = argparse.ArgumentParser(prog="lmlab.kernels.tune", description=__doc__.split("\n")[0])
     parser.add_argument("--head-dim", type=_positive, nargs="+", default=[64, 128])
-    parser.add_argument("--sequence", type=_positive, nargs="+", default=[16384])
-    parser.add_argument("--batch", type=_positive, default=1)
-    parser.add_argument("--heads", type=_positive, default=16)
+    parser.add_argument("--sequence", type=_positive, nargs="+", default=SEQUENCES)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     directions = ("forward", "backward")
     parser.add_argument("--direction", nargs="+", choices=directions, default=directions)
@@ -240,16 +245,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count())
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        parser.error(NEEDS_A_GPU)
+        parser.error("a CUDA GPU is needed; on a CPU kernels are interpreted, not timed")
     device = torch.device("cuda", torch.cuda.current_device())
-    shapes = itertools.product(options.head_dim, options.sequence, options.direction)
-    for head_dim, length, direction in shapes:
-        heads, dtype = options.heads, DTYPES[options.dtype]
-        problem = Problem(
-            device, dtype, options.batch, heads, heads, length, length, head_dim,
-            is_causal=not options.full, tf32=False,
+    for head_dim, direction in itertools.product(options.head_dim, options.direction):
+        like = Problem(
+            device, DTYPES[options.dtype], batch=1, heads=1, kv_heads=1, queries=1, keys=1,
+            head_dim=head_dim, is_causal=not options.full, tf32=False,
         )  # fmt: skip
-        print(tune(Trial(problem, direction), options.jobs), flush=True)
+        print(*tune(like, direction, options.sequence, options.jobs), sep="\n", flush=True)
     return 0
 
 

@@ -23,6 +23,8 @@ from tests.chapters.attention.points import (
 )
 from tests.chapters.pages import found, value_of
 
+TINY = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_causal=False)
+
 
 def timed(outcome: Outcome) -> list[tuple[str, str]]:
     """Variant and phase of every time that has a value."""
@@ -33,11 +35,6 @@ def timed(outcome: Outcome) -> list[tuple[str, str]]:
 def status(outcome: Outcome, variant: str) -> str:
     """What became of a variant."""
     return str(next(r["status"] for r in found(outcome, "time", variant=variant)))
-
-
-def test_an_unknown_topic_is_refused(cpu: torch.device) -> None:
-    with pytest.raises(ValueError, match="allowed: naive, softmax"):
-        measure(Point("attention", {"topic": "magic"}), cpu)
 
 
 def test_naive_times_both_passes_and_counts_what_is_saved(cpu: torch.device) -> None:
@@ -55,8 +52,7 @@ def test_naive_times_both_passes_and_counts_what_is_saved(cpu: torch.device) -> 
 def test_memory_of_a_problem_excludes_what_others_hold(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_causal=False)
-    problem = Problem(shape, cpu, seed=0)
+    problem = Problem(TINY, cpu, seed=0)
     inputs, others = 4 * problem.q.nbytes, 1000
     allocated, peaks = iter([0, 10]), iter([25, 70])
     base = inputs + others
@@ -107,9 +103,8 @@ def test_a_sustained_run_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> N
 def test_host_time_ends_before_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(memory, "synchronize", waited.append)
-    shape = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_causal=False)
     variants, device = Variants(["a"], torch.device("cpu")), torch.device("cuda")
-    problem = Problem(shape, torch.device("cpu"), seed=0)
+    problem = Problem(TINY, torch.device("cpu"), seed=0)
     memory.note_host_time(variants, "a", lambda q, k, v: q * k * v, problem, device)
     assert [r["labels"]["phase"] for r in variants.records] == ["forward", "backward", "both"]
     assert len(waited) >= 6, "before every call, and at the end"

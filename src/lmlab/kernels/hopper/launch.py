@@ -21,7 +21,7 @@ from lmlab.kernels.hopper.bwd_fused import flash_bwd_fused_kernel
 from lmlab.kernels.hopper.bwd_fused_d128 import flash_bwd_fused_d128_kernel
 from lmlab.kernels.hopper.fwd import flash_fwd_hopper_kernel
 from lmlab.kernels.problem import Plan, Problem, ceil_div, device_info
-from lmlab.kernels.step import Operand, Step, Tiled
+from lmlab.kernels.step import Operand, Tiled
 from lmlab.kernels.views import row_strides, supports_tma, tma_strides
 
 Operands = tuple[Operand, ...]
@@ -32,18 +32,16 @@ FUSED_HEADS = 16
 """Heads scheduled together in the fused backward: enough that no program waits long for another."""
 
 
-def can_forward(
-    problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands, is_aligned: bool
-) -> bool:
+def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
     """Whether the forward kernel can run these inputs with these tiles."""
     has_shape = tiles.block_m in (2 * WG_ROWS, 3 * WG_ROWS) and plan.splits == 1
-    return has_shape and is_aligned and _runs_on_hopper(problem, tiles, inputs)
+    return has_shape and _runs_on_hopper(problem, tiles, inputs)
 
 
-def can_backward(problem: Problem, tiles: Tiles, operands: Operands, is_aligned: bool) -> bool:
+def can_backward(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
     """Whether the backward kernels can."""
     has_shape = tiles.block_n == 2 * WG_ROWS and problem.group_size == 1
-    return has_shape and is_aligned and _runs_on_hopper(problem, tiles, operands)
+    return has_shape and _runs_on_hopper(problem, tiles, operands)
 
 
 def _runs_on_hopper(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
@@ -66,9 +64,11 @@ def add_forward(
         ceil_div(plan.programs, programs), problem.queries, problem.keys,
     )  # fmt: skip
     sizes = {"CONSUMERS": tiles.block_m // WG_ROWS, "BLOCK_N": tiles.block_n}
-    sizes |= {"PINGPONG": tiles.paired, "SLOTS": q_slots(tiles, block_d)}
+    # Two consumers at head dimension 64 find their own rhythm.
+    takes_turns = block_d > WG_ROWS or tiles.block_m > 2 * WG_ROWS
+    sizes |= {"PINGPONG": takes_turns, "SLOTS": q_slots(tiles, block_d)}
     constants = sizes | _constants(tiles, plan)
-    call.steps.append(Step(flash_fwd_hopper_kernel, (programs,), arguments, constants, True))
+    call.add_step(flash_fwd_hopper_kernel, programs, arguments, constants)
 
 
 def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def add_backward(
         constants |= {
             "BLOCK_M": block_m, "HEAD_DIM": problem.head_dim, "RAGGED_KEYS": is_ragged
         }  # fmt: skip
-        call.steps.append(Step(kernel, (programs,), arguments, constants, True))
+        call.add_step(kernel, programs, arguments, constants)
         return
     for needs_dk, needs_dv in ((True, True),) if block_d < 256 else ((True, False), (False, True)):
         # dV alone needs no V: there is memory for blocks of twice as many queries.
@@ -138,8 +138,7 @@ def add_backward(
         options = {"BLOCK_M": rows, "NEEDS_DK": needs_dk, "NEEDS_DV": needs_dv}
         if not needs_dk:
             options["STAGES"] = 2
-        step = Step(flash_bwd_dkdv_kernel, (programs,), arguments, constants | options, True)
-        call.steps.append(step)
+        call.add_step(flash_bwd_dkdv_kernel, programs, arguments, constants | options)
     # The dQ pass uses the tile transposed: BLOCK_N queries are resident, BLOCK_M keys streamed.
     arguments = (
         _tile(q, WG_ROWS, block_d), _tile(k, block_m, block_d), _tile(v, block_m, block_d),
@@ -147,8 +146,7 @@ def add_backward(
         *heads, 1, plan.l2_heads, *lengths,
     )  # fmt: skip
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
-    dq_constants = constants | {"BLOCK_N": block_m}
-    call.steps.append(Step(flash_bwd_dq_kernel, (programs,), arguments, dq_constants, True))
+    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants | {"BLOCK_N": block_m})
 
 
 def _can_fuse(tiles: Tiles, block_d: int) -> bool:

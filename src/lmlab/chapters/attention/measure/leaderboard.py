@@ -33,6 +33,8 @@ from lmlab.measure.records import timed
 from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
 
+UNTRACEABLE = frozenset({"flash_attn_4"})
+"""Variants whose launches torch.compile cannot trace; they run as they are."""
 MOST_SAMPLES = 500
 """Kept of the thousands that a sustained run takes."""
 
@@ -82,7 +84,7 @@ def gradient_of_sum(problem: Problem) -> torch.Tensor:
 def compiled(name: str, *, is_causal: bool) -> Attend:
     """A variant through torch.compile, one whole graph for this shape alone."""
     function: Any = registry.load(name)
-    if name not in COMPILES:
+    if name not in COMPILES | UNTRACEABLE:
         function = torch.compile(function, fullgraph=True, dynamic=False)
     return partial(function, is_causal=is_causal)
 
