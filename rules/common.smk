@@ -59,10 +59,6 @@ TORCH = installed_torch()
 TYPED = config_file.typed(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})
 try:
-    # Snakemake silently keeps the last of two duplicate keys, so our files are read once more.
-    if Path(workflow.main_snakefile).resolve().is_relative_to(ROOT):
-        for file in workflow.configfiles:
-            config_file.read(Path(file))
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring
@@ -127,8 +123,7 @@ def point_json(chapter):
 def made_with(chapter):
     """The code and the torch version that a result depends on."""
     return lambda wildcards: (
-        f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, "
-        f"torch {TORCH}"
+        f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, " f"torch {TORCH}"
     )
 
 
@@ -235,7 +230,8 @@ onsuccess:
     # Snakemake's own records do not travel with results, so results are checked by what they say.
     torch_here = TORCH if MACHINE == HERE.id else None
     states = [
-        state_of(point, Path(RESULTS), MACHINE, torch_here, code_of) for point in POINTS.values()
+        state_of(point, Path(RESULTS), MACHINE, torch_here, code_of)
+        for point in POINTS.values()
     ]
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)
