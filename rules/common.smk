@@ -14,6 +14,8 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
+from snakemake.jobs import Job
+
 # This file's own checkout, also when workflow/Snakefile or a module includes it.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
@@ -40,6 +42,7 @@ from lmlab.measure.trace.nsys_command import (
 from lmlab.study import config_file
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
+from lmlab.study.run_lock import hold
 from lmlab.study.selection import check_results_exist, select
 
 RESULTS = "results"
@@ -69,6 +72,8 @@ try:
         check_code(point)
         code_of(tuple(code_modules(point)))
     check_results_exist(SELECTION, Path(RESULTS), HERE.id)
+    if workflow.is_main_process and not workflow.output_settings.dryrun:
+        RUN_LOCK = hold(Path(".snakemake"))
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
@@ -215,6 +220,24 @@ def report_arguments(wildcards):
 def files_of(folder):
     """Files below a folder of the checkout, by relative path: an absolute one changes in a move."""
     return sorted(os.path.relpath(path) for path in folder.rglob("*") if path.is_file())
+
+
+async def keep_current(job, skip_outputs=(), cleanup=Job.cleanup):
+    """Snakemake's clean-up after a failed job, which spares results that are complete and current.
+
+    If one job of a group fails, Snakemake deletes what all of them made. Results are written whole
+    or not at all, so those that would not be measured otherwise now are kept.
+    """
+    points = {output: POINTS[output] for output in job.output if output in POINTS}
+    states = {
+        output: state_of(point, Path(RESULTS), MACHINE, None, code_of)
+        for output, point in points.items()
+    }
+    kept = {output for output, state in states.items() if not state.needs_attention}
+    await cleanup(job, {*skip_outputs, *kept})
+
+
+Job.cleanup = keep_current
 
 
 onstart:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,10 +16,11 @@ from matplotlib.figure import Figure
 
 from lmlab.cli.report import write_report
 from lmlab.jobs.catalog import all_points
+from lmlab.study import results
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 from lmlab.study.points import Point
-from lmlab.study.results import ResultError, read_of
+from lmlab.study.results import ResultError, read, read_of
 from tests.report.mutations import spoilt
 
 MACHINE = "nvidia-h200"
@@ -71,13 +73,19 @@ def test_a_changed_result_is_read_or_named(draws: int, tmp_path: Path) -> None:
     assert 0.05 * draws < accepted < 0.8 * draws, "both kinds are drawn"
 
 
-@pytest.mark.parametrize("draws", [6, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_no_changed_result_stops_a_page(
     draws: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)  # slow, and drawn already
-    draw = Random(draws)
+    unchanged = cache(read)
+    monkeypatch.setattr(
+        results,
+        "read",
+        lambda path: (read if path == file else unchanged)(path),
+    )
+    draw, file = Random(draws), Path()
     config = small_config()
     points = measured(config)
     for _, path in points:

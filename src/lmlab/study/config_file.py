@@ -18,7 +18,7 @@ from yaml.constructor import ConstructorError
 from lmlab.study.config import ConfigError
 
 DEEPEST, MOST_VALUES = 20, 100_000
-TOO_DEEP = f"nested more than {DEEPEST} deep, more than {MOST_VALUES:,} values, or one that contains itself"
+TOO_DEEP = f"more than {DEEPEST} levels, more than {MOST_VALUES:,} values, or one inside itself"
 
 
 class RepeatedKey(ValueError):
