@@ -2,8 +2,8 @@
 
     python .ci/lock.py < pins > requirements.lock
 
-`pins` is the output of `pip freeze --all` in a fresh environment after `pip install . && pip install
---group dev .[cluster]`. Hashes are those of the package index.
+`pins` is the output of `pip freeze --all` in a fresh environment after `pip install .` and
+`pip install --group dev .[cluster]`. Hashes are those of the package index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INDEX = "https://pypi.org/simple/{}/"
 LINK = re.compile(r'<a href="[^"]*/([^"/#]+)#sha256=([0-9a-f]{64})"')
 # Wheels of the supported versions of Python on Linux and macOS, pure ones, and sources.
 PYTHONS = re.compile(r"-(cp31[123]|cp3\d+-abi3|py3|py2\.py3)")
-SYSTEMS = re.compile(r"linux_|macosx|-any\.whl")
+SYSTEMS = re.compile(r"linux|macosx|-any\.whl")
 # From another index per kind of GPU, so there is no one set of hashes: requirements-torch.lock.
 ELSEWHERE = ("torch", "triton", "nvidia-cu", "nvidia-nccl", "nvidia-nv", "lmlab")
 
