@@ -7,17 +7,18 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup writeup explore dry-run status example test test-fast lint format clean
+.PHONY: help setup writeup explore dry-run status example test test-fast licences lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(STAMP) ## install everything into .venv (the others do it for you)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock requirements-torch.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -45,6 +46,9 @@ test: setup lint ## every check and every test
 
 test-fast: setup ## the tests that take a minute, for work in progress
 	$(PYTEST) -m "not slow"
+
+licences: setup ## list every installed package with its version and licence
+	python .ci/licences.py
 
 lint: setup ## style, types and workflow
 	ruff check .

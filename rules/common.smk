@@ -14,6 +14,8 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
+from snakemake.jobs import Job
+
 # This file's own checkout, also when workflow/Snakefile or a module includes it.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
@@ -40,6 +42,7 @@ from lmlab.measure.trace.nsys_command import (
 from lmlab.study import config_file
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES
+from lmlab.study.run_lock import hold
 from lmlab.study.selection import REPEAT, check_results_exist, machine_of, select
 
 RESULTS = "results"
@@ -59,10 +62,6 @@ TORCH = installed_torch()
 TYPED = config_file.typed(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})
 try:
-    # Snakemake silently keeps the last of two duplicate keys, so our files are read once more.
-    if Path(workflow.main_snakefile).resolve().is_relative_to(ROOT):
-        for file in workflow.configfiles:
-            config_file.read(Path(file))
     SELECTION = select(config, HERE.id, HERE.device)
     STUDY = load(config, SELECTION.device)
     MACHINE, MEASURING = SELECTION.machine, SELECTION.measuring
@@ -73,6 +72,8 @@ try:
         check_code(point)
         code_of(tuple(code_modules(point)))
     check_results_exist(SELECTION, Path(RESULTS), HERE.id)
+    if workflow.is_main_process and not workflow.output_settings.dryrun:
+        RUN_LOCK = hold(Path(".snakemake"))
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
@@ -127,8 +128,7 @@ def point_json(chapter):
 def made_with(chapter):
     """The code and the torch version that a result depends on."""
     return lambda wildcards: (
-        f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, "
-        f"torch {TORCH}"
+        f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, " f"torch {TORCH}"
     )
 
 
@@ -228,6 +228,24 @@ def files_of(folder):
     return sorted(os.path.relpath(path) for path in folder.rglob("*") if path.is_file())
 
 
+async def keep_current(job, skip_outputs=(), cleanup=Job.cleanup):
+    """Snakemake's clean-up after a failed job, which spares results that are complete and current.
+
+    If one job of a group fails, Snakemake deletes what all of them made. Results are written whole
+    or not at all, so those that would not be measured otherwise now are kept.
+    """
+    points = {output: POINTS[output] for output in job.output if output in POINTS}
+    states = {
+        output: state_of(point, Path(RESULTS), MACHINE, None, code_of)
+        for output, point in points.items()
+    }
+    kept = {output for output, state in states.items() if not state.needs_attention}
+    await cleanup(job, {*skip_outputs, *kept})
+
+
+Job.cleanup = keep_current
+
+
 onstart:
     # Not known any earlier: with a cluster, this machine is not the one that measures.
     if workflow.non_local_exec and config["machine"] == "auto":
@@ -241,7 +259,8 @@ onsuccess:
     # Snakemake's own records do not travel with results, so results are checked by what they say.
     torch_here = TORCH if machine_of(MACHINE) == HERE.id else None
     states = [
-        state_of(point, Path(RESULTS), MACHINE, torch_here, code_of) for point in POINTS.values()
+        state_of(point, Path(RESULTS), MACHINE, torch_here, code_of)
+        for point in POINTS.values()
     ]
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -55,6 +56,29 @@ def test_permissions_follow_the_umask_and_nothing_is_left_behind(
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "result.json").stat().st_mode) == mode
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+FAULTS = {"a full disk": errno.ENOSPC, "a read-only folder": errno.EROFS, "no right": errno.EACCES}
+
+
+@pytest.mark.parametrize("number", FAULTS.values(), ids=FAULTS)
+def test_a_result_that_cannot_be_written_is_one_line_and_leaves_the_old_one(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.json"
+    make().write(path)
+    before = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(ValueError, match=os.strerror(number)) as caught:
+        make(elapsed_s=2.0).write(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_interrupted_write_leaves_the_old_result(

@@ -28,6 +28,8 @@ PARTS = (
 MADE = shutil.ignore_patterns("__pycache__", "*.egg-info")
 # One warm helper for all these tests, apart from any that a user may be running.
 RUNTIME = tempfile.mkdtemp(prefix="lmlab-")
+WATCH = Path(__file__).with_name("network_watch") / "sitecustomize.py"
+NETWORK_LOG = "network.log"
 MACHINE = find_machine().id
 COMMAND = "snakemake --cores 1 --resources gpu=1 report/writeup.md"
 NANO = "--config study=nano"
@@ -47,9 +49,10 @@ class Project:
             env={
                 **os.environ,
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                "PYTHONPATH": str(self.folder / "src"),
+                "PYTHONPATH": f"{self.folder / 'src'}{os.pathsep}{WATCH.parent}",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "LMLAB_RUNTIME_DIR": RUNTIME,
+                "LMLAB_NETWORK_LOG": str(self.folder / NETWORK_LOG),
                 **environment,
             },
             # A shell lets its background jobs ignore this signal, and children inherit that.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import COMMAND, NANO, Project
+from tests.workflow.conftest import COMMAND, NANO, NETWORK_LOG, Project
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,14 @@ def test_the_study_gives_a_page_per_chapter_and_every_figure_that_pages_link_to(
     assert links
     assert all(link.exists() for link in links)
     assert len(first_run.results()) == 25
+
+
+def test_nothing_is_fetched_from_another_host(first_run: Project) -> None:
+    probe = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 9))"
+    (first_run.folder.parent / "probe.py").write_text(probe)
+    assert not (first_run.folder / NETWORK_LOG).exists(), "by the whole study and its report"
+    Project(first_run.folder.parent).run(f"{sys.executable} probe.py", check=False)
+    assert "192.0.2.1" in (first_run.folder.parent / NETWORK_LOG).read_text(), "it would be seen"
 
 
 def test_snakemakes_own_report_holds_pages_and_figures(measured: Project) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -64,13 +66,22 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="module")
+def more(project: Project) -> dict[str, Project]:
+    """Two more checkouts of the same study in which nothing has run yet."""
+    names = ("inside", "cancelled")
+    return {name: project.copy_to(project.folder.with_name(name)) for name in names}
+
+
+@pytest.fixture(scope="module")
 def lost(project: Project) -> Project:
     """A checkout whose user names a GPU that the cluster does not have."""
     return project.copy_to(project.folder.with_name("lost"))
 
 
 @pytest.fixture(scope="module")
-def printed(cluster: Cluster, project: Project, lost: Project) -> dict[Project, str]:
+def printed(
+    cluster: Cluster, project: Project, lost: Project, more: dict[str, Project]
+) -> dict[Project, str]:
     """What the two users see, who have started their runs at the same time."""
     environment = environment_of(cluster)
     running = {
@@ -165,7 +176,47 @@ def test_the_machine_must_be_named(cluster: Cluster, lost: Project) -> None:
     assert "machine = 'auto', but the jobs run elsewhere" in done.stderr
 
 
-def test_the_profile_groups_the_points_of_every_chapter() -> None:
-    profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
+@pytest.mark.slow
+@needs_slurm
+def test_the_main_command_runs_inside_one_allocation(
+    cluster: Cluster, more: dict[str, Project]
+) -> None:
+    inside = more["inside"]
+    shutil.copy(ROOT / "Makefile", inside.folder)
+    config = inside.folder / "config.yaml"
+    config.write_text(config.read_text().replace("study: auto", "study: nano", 1))
+    batch = ["--wait", "--gpus=1", "--output=run.log", "--wrap", "make -o setup writeup"]
+    words = ["sbatch", f"--chdir={inside.folder}", *batch]
+    done = subprocess.run(
+        words, env={**os.environ, **environment_of(cluster)}, timeout=300, check=False
+    )
+    assert done.returncode == 0, (inside.folder / "run.log").read_text()
+    assert len(inside.results()) == 3
+    assert (inside.folder / "report/writeup.md").exists()
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_a_cancelled_allocation_keeps_what_it_has_measured(
+    cluster: Cluster, more: dict[str, Project]
+) -> None:
+    user, environment = more["cancelled"], environment_of(cluster)
+    command = HERE.replace("points=2", "points=10")
+    run = user.start(command, **environment)
+    while not user.results() and run.poll() is None:
+        time.sleep(0.1)
+    cluster.ask("scancel", *(job.id for job in cluster.jobs(user.folder)))
+    printed = run.communicate(timeout=300)[1]
+    before = user.results()
+    assert run.returncode != 0, printed
+    assert before
+    user.run(command, **environment)
+    assert before.items() <= user.results().items()
+    assert len(user.results()) == 3
+
+
+@pytest.mark.parametrize("name", ["slurm", "batch"])
+def test_the_profile_groups_the_points_of_every_chapter(name: str) -> None:
+    profile = yaml.safe_load((ROOT / f"profiles/{name}/config.yaml").read_text())
     grouped = {assignment.partition("=")[0] for assignment in profile["groups"]}
     assert grouped == set(chapters())

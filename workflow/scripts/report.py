@@ -25,7 +25,7 @@ def main() -> int:
     arguments = vars(parser.parse_args())
     try:
         faults = write_report(arguments.pop("config"), **arguments)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     for fault in faults:

@@ -114,11 +114,13 @@ def _check_keys(key: str, value: object) -> None:
 
 
 def _check_report(report: str) -> None:
-    """A report needs a separate folder."""
+    """A report needs a separate folder, where its path really leads, through links too."""
     folder = Path(report).resolve()
     taken = [ROOT / name for name in PROJECT_FOLDERS]
     taken += [Path(name).resolve() for name in RUN_FOLDERS]
-    if any(path.is_file() for path in (folder, *folder.parents)):
+    if not folder.is_relative_to(Path.cwd().resolve()):
+        fault = "leads out of this folder"
+    elif any(path.is_file() for path in (folder, *folder.parents)):
         fault = "leads to a file"
     elif folder == ROOT / REPORTS_FOLDER or any(map(folder.is_relative_to, taken)):
         fault = "is taken by the project"

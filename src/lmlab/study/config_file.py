@@ -1,7 +1,9 @@
 """Configuration as text: YAML files and `key=value` overrides, every key once.
 
 YAML silently keeps the last of two duplicate keys. Snakemake's `--config` gives types to single
-values only, and leaves "4" inside a mapping as a string.
+values only, and leaves "4" inside a mapping as a string. YAML can also say what no configuration
+means: values that refer to themselves, values of other types (`!!timestamp q`), a few lines that
+stand for a billion. Each is one error, with its line.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from lmlab.study.config import ConfigError
+
+DEEPEST, MOST_VALUES = 20, 100_000
+TOO_DEEP = f"more than {DEEPEST} levels, more than {MOST_VALUES:,} values, or one inside itself"
 
 
 class RepeatedKey(ValueError):
@@ -25,6 +31,14 @@ class RepeatedKey(ValueError):
 
 class _Loader(yaml.SafeLoader):
     """Reads plain YAML, every key once."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML's own, which raises what Python raises for a value that its tag does not fit."""
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            value = f"{str(node.value)[:40]!r} is not a value of the type {node.tag}"
+            raise ConstructorError(None, None, value, node.start_mark) from error
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         """A mapping as it is written: a merged one (`<<`) may bring a key again."""
@@ -39,13 +53,29 @@ class _Loader(yaml.SafeLoader):
 
 def parse(text: str) -> Any:
     """The value of a YAML text, or a `RepeatedKey` or YAMLError."""
-    return yaml.load(text, _Loader)
+    try:
+        value = yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError(TOO_DEEP) from None
+    _count(value, 0, 0)
+    return value
+
+
+def _count(value: object, depth: int, counted: int) -> int:
+    """How many values there are, as far as it is sane."""
+    counted += 1
+    if depth > DEEPEST or counted > MOST_VALUES:
+        raise yaml.YAMLError(TOO_DEEP)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        counted = _count(each, depth + 1, counted)
+    return counted
 
 
 def read(path: Path) -> dict[str, Any]:
     """The keys and values of a file, or a `ConfigError`."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         # YAML forbids the tabs that JSON allows.
         config = parse(text.expandtabs() if path.suffix == ".json" else text)
     except RepeatedKey as error:
@@ -73,6 +103,6 @@ def _typed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
+        return parse(value)
+    except (RepeatedKey, yaml.YAMLError):
         return value  # "a: b: c" is a string

@@ -12,9 +12,23 @@ TEMPLATES = ROOT / "report" / "templates"
 REFERENCES = ROOT / "report" / "references"
 
 
+class NotWritten(OSError, ValueError):
+    """A file that cannot be written, in one line: a full disk, a folder without the right to."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}; it is not written"
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a temporary file next to the target, then rename: an interrupt leaves the old file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, content)
+    except OSError as error:
+        raise NotWritten(error.errno, error.strerror, str(path)) from error
+
+
+def _write(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     # Opened like any new file, so that its permissions follow the umask.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -48,10 +48,23 @@ def config_schema() -> dict[str, Any]:
 
 def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str | None:
     """The first error of a value, in one line; `schema` is a part of the configuration's."""
-    root = config_schema()
-    whole = root if schema is None else {"$defs": root["$defs"], **schema}
-    errors = sorted(_strict(whole).iter_errors(value), key=lambda error: list(map(str, error.path)))
+    validator = _whole() if schema is None else _strict(_inlined(schema))
+    errors = sorted(validator.iter_errors(value), key=lambda error: list(map(str, error.path)))
     return _describe(errors[0]) if errors else None
+
+
+@cache
+def _whole() -> Any:
+    return _strict(_inlined(config_schema()))
+
+
+def _inlined(schema: Any) -> Any:
+    """The schema without references, which take half the time of a check."""
+    if isinstance(schema, Mapping):
+        if "$ref" in schema:
+            return _inlined(config_schema()["$defs"][schema["$ref"].rpartition("/")[2]])
+        return {key: _inlined(inner) for key, inner in schema.items() if key != "$defs"}
+    return [_inlined(inner) for inner in schema] if isinstance(schema, list) else schema
 
 
 def _strict(schema: Mapping[str, Any]) -> Any:
@@ -61,7 +74,8 @@ def _strict(schema: Mapping[str, Any]) -> Any:
         {
             "integer": lambda _, value: isinstance(value, int) and not isinstance(value, bool),
             "number": lambda _, value: (
-                isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+                (isinstance(value, int) and not isinstance(value, bool))
+                or (isinstance(value, float) and isfinite(value))
             ),
         }
     )
@@ -98,5 +112,8 @@ def _allowed(error: jsonschema.ValidationError, schema: Mapping[str, Any]) -> st
 
 def short(value: object) -> str:
     """A value as one short line."""
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except ValueError:  # an integer of more digits than Python prints
+        text = "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

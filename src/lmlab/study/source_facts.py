@@ -36,15 +36,16 @@ def facts_of(source: bytes, compute: Callable[[bytes], Any], version: str) -> An
 def _store() -> dict[str, Any]:
     """What earlier processes have computed; additions are saved when this process exits."""
     store: dict[str, Any] = {}
-    # A file that is missing, unreadable or cut off is an empty store.
-    with contextlib.suppress(OSError, ValueError):
-        store = json.loads(_path().read_text())
+    # A file that is missing, unreadable or cut off is an empty store; so is a home that is none.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        found = json.loads(_path().read_text())
+        store = found if isinstance(found, dict) else store
     before = len(store)
 
     def save() -> None:
         if len(store) > before:
             newest = dict(list(store.items())[-MAX_ENTRIES:])
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RuntimeError):
                 write_atomically(_path(), json.dumps(newest))
 
     atexit.register(save)

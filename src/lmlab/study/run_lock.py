@@ -1,0 +1,45 @@
+"""One run per folder: a lock that cannot outlive the process that holds it.
+
+Snakemake marks a folder as locked with files, which a killed run or a closed terminal leaves
+behind; the next run would then refuse to start. So a run also holds a kernel lock on a file next to
+them, which is released when the process ends, however it ends. Whoever gets that lock knows that
+all other marks are left over, and removes them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+
+class RunLocked(ValueError):
+    """Another run uses the folder, in one line."""
+
+
+def hold(records: Path) -> int:
+    """Lock Snakemake's folder of records for as long as this process lives; returns the file's
+    descriptor. Raises `RunLocked` while another process lives that holds it."""
+    try:
+        records.mkdir(exist_ok=True)
+        handle = os.open(records / "lmlab.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise RunLocked(f"{records}: {error.strerror}; a run keeps its records there") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+        os.close(handle)
+        raise RunLocked(
+            f"{owner} is running in this folder ({records.resolve().parent}); wait for it or end it"
+        ) from error
+    here = socket.gethostname()
+    before = os.pread(handle, 200, 0).decode(errors="replace").strip()
+    # Not every shared file system carries the lock to other hosts, so their marks are left alone.
+    if not before or before.endswith(f" on {here}"):
+        for mark in (records / "locks").glob("*.lock"):
+            mark.unlink(missing_ok=True)
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"process {os.getpid()} on {here}\n".encode(), 0)
+    return handle

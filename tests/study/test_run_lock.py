@@ -1,0 +1,51 @@
+"""A folder belongs to one living run; what dead ones left is removed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from lmlab.study.run_lock import RunLocked, hold
+
+
+def _hold_and_wait(records: Path, ready: int) -> None:
+    hold(records)
+    (records / "locks").mkdir()
+    (records / "locks" / "0.output.lock").touch()
+    os.write(ready, b"x")
+    signal.pause()
+
+
+def test_a_living_run_is_named_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    run = multiprocessing.get_context("fork").Process(
+        target=_hold_and_wait, args=(tmp_path, writer), daemon=True
+    )
+    run.start()
+    os.read(reader, 1)
+    with pytest.raises(RunLocked, match=f"process {run.pid} on ") as caught:
+        hold(tmp_path)
+    assert "\n" not in str(caught.value)
+    run.kill()
+    run.join()
+    os.close(hold(tmp_path))
+    assert not list((tmp_path / "locks").iterdir())
+
+
+def test_marks_of_another_host_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "0.output.lock").touch()
+    (tmp_path / "lmlab.lock").write_text("process 1 on elsewhere\n")
+    os.close(hold(tmp_path))
+    assert list((tmp_path / "locks").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunLocked) as caught:
+        hold(tmp_path / "file" / "records")
+    assert "\n" not in str(caught.value)

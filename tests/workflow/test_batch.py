@@ -1,0 +1,51 @@
+"""The study through a submit command, here of a script that starts the job at once."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from lmlab.study.results import read
+from tests.workflow.conftest import MACHINE, Project
+
+PLUGIN = find_spec("snakemake_executor_plugin_cluster_generic")
+# The job outlives the submit command, which prints an id, as a batch system does.
+SUBMIT = '#!/bin/sh\nsetsid sh "$1" > /dev/null 2>&1 < /dev/null &\necho $!\n'
+COMMAND = (
+    "snakemake --workflow-profile batch --cluster-generic-submit-cmd ./submit.sh "
+    f"--latency-wait 10 --config study=nano machine={MACHINE} measure=always"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PLUGIN is None, reason="snakemake-executor-plugin-cluster-generic is missing")
+def test_jobs_are_submitted_and_a_failed_one_costs_no_other_point(fresh: Project) -> None:
+    assert PLUGIN is not None
+    assert PLUGIN.origin is not None
+    path = os.pathsep.join(map(str, (fresh.folder / "src", Path(PLUGIN.origin).parents[1])))
+    (fresh.folder / "submit.sh").write_text(SUBMIT)
+    (fresh.folder / "submit.sh").chmod(0o755)
+    fresh.configure("precision")
+    # The last point of the group is refused as long as a file is there.
+    script = fresh.folder / "workflow/scripts/measure.py"
+    refuse = (
+        'import os, sys\nif os.path.exists("kill") and "layernorm" in str(sys.argv): sys.exit(1)\n'
+    )
+    script.write_text(
+        script.read_text().replace("import argparse\n", f"import argparse\n{refuse}", 1)
+    )
+    (fresh.folder / "kill").touch()
+    first = fresh.run(COMMAND, check=False, PYTHONPATH=path)
+    assert first.returncode != 0
+    before = fresh.results()
+    assert len(before) == 3, first.stderr
+    (fresh.folder / "kill").unlink()
+    fresh.run(COMMAND, PYTHONPATH=path)
+    after = fresh.results()
+    assert before.items() <= after.items(), "complete results are kept as they are"
+    assert len(after) == 4
+    assert all(read(fresh.folder / name).status == "ok" for name in after)
+    assert (fresh.folder / "report/writeup.md").exists()

@@ -1,0 +1,64 @@
+"""Results that were deleted, or that lie in a fresh clone without Snakemake's records."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.conftest import MACHINE, NANO, Project, checkout
+
+pytestmark = pytest.mark.slow
+
+CODE = "\nCHANGED = 1\n"
+LAYERNORM = f"results/{MACHINE}/precision/topic~layernorm.json"
+
+
+def test_deleted_results_pages_and_figures_are_made_again(measured: Project) -> None:
+    figure = next((measured.folder / "report/figures").rglob("*.png"))
+    figure.unlink()
+    assert set(measured.plan()) == {"report"}
+    (measured.folder / "report/chapters/machine.md").unlink()
+    (measured.folder / LAYERNORM).unlink()
+    before = measured.results()
+    assert measured.plan()["precision"] == [LAYERNORM]
+    measured.run(f"snakemake {NANO}")
+    assert figure.exists()
+    assert (measured.folder / "report/chapters/machine.md").exists()
+    after = measured.results()
+    assert set(after) - set(before) == {LAYERNORM}
+    assert before.items() <= after.items()
+    assert measured.plan() == {}
+
+
+def test_a_fresh_clone_renders_another_machines_results_without_measuring(
+    first_run: Project, tmp_path: Path
+) -> None:
+    """File times are checkout times, Snakemake has no records, a point is missing."""
+    clone = checkout(tmp_path / "clone")
+    for path, (text, _) in first_run.results().items():
+        target = clone.folder / path.replace(MACHINE, "cpu-other")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text.replace(f'"{MACHINE}"'.encode(), b'"cpu-other"'))
+    (clone.folder / LAYERNORM.replace(MACHINE, "cpu-other")).unlink()
+    before = clone.results()
+    options = f"{NANO} machine=cpu-other"
+    assert set(clone.plan(options)) == {"report"}
+    clone.run(f"snakemake {options}")
+    assert clone.results() == before
+    assert (clone.folder / "report/writeup.md").exists()
+
+
+def test_a_clone_of_ones_own_results_measures_nothing_and_says_what_is_stale(
+    first_run: Project, tmp_path: Path
+) -> None:
+    clone = checkout(tmp_path / "clone")
+    shutil.copytree(first_run.folder / "results", clone.folder / "results")
+    clone.append("src/lmlab/chapters/precision/measure.py", CODE)
+    done = clone.run(f"snakemake {NANO}")
+    assert clone.results().keys() == first_run.results().keys()
+    assert "3 stale (code changed)" in done.stderr
+    status = clone.run(f"lmlab status {NANO}").stdout.splitlines()
+    assert sum("stale: code changed" in line for line in status) == 3
+    assert "3 stale (code changed)" in status[-1]

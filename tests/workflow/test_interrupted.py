@@ -1,0 +1,80 @@
+"""Runs that were killed, ran out of time, or met a point that fails."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.workflow.conftest import MACHINE, NANO, Project
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_second_run_in_the_same_folder_names_the_first_and_stops(fresh: Project) -> None:
+    fresh.configure("precision")
+    first = fresh.start(f"snakemake {NANO}")
+    lock = fresh.folder / ".snakemake/lmlab.lock"
+    while not (lock.exists() and lock.read_text()) and first.poll() is None:
+        time.sleep(0.05)
+    second = fresh.run(f"snakemake {NANO}", check=False)
+    first.kill()
+    first.communicate()
+    assert second.returncode != 0
+    [line] = [line for line in second.stderr.splitlines() if "is running in this folder" in line]
+    assert f"process {first.pid} on " in line
+    assert "LockException" not in second.stderr
+
+
+def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> None:
+    fresh.configure("precision", "end_to_end", end_to_end={"contexts": [16, 24]})
+    process = fresh.start(f"snakemake {NANO}")
+    while len(fresh.results()) < 3 and process.poll() is None:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    # Snakemake may not have recorded the newest.
+    by_age = sorted(fresh.results().items(), key=lambda item: item[1][1])
+    before = dict(by_age[:2])
+    assert not (fresh.folder / "report/writeup.md").exists()
+    fresh.run(f"snakemake {NANO}")
+    assert before.items() <= fresh.results().items()
+    assert len(fresh.results()) == 13
+    assert not list((fresh.folder / "results").rglob(".*"))
+    assert (fresh.folder / "report/writeup.md").exists()
+
+
+def test_points_after_the_time_budget_are_skipped_and_measured_by_the_next_run(
+    fresh: Project,
+) -> None:
+    shape = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32"}
+    cold = {**shape, "warmups": {}}
+    grid = {"contexts": [16, 24], "precisions": ["fp32"], "modes": ["forward"], "cold_start": cold}
+    fresh.configure(
+        "end_to_end", "collectives", end_to_end=grid, collectives={"placements": {"cpu": [1, 2]}}
+    )
+    fresh.run(f"snakemake {NANO}", LMLAB_DEADLINE="1 240")
+    results = {path: json.loads(text) for path, (text, _) in fresh.results().items()}
+    skipped = {
+        path
+        for path, result in results.items()
+        if result["reason"] == "skipped: the study's time budget of 240 s was used up"
+    }
+    assert {results[path]["status"] for path in skipped} == {"unsupported"}
+    assert len(results) == 5
+    assert sorted(path.rpartition("/")[2] for path in results if path not in skipped)[-1] == (
+        "world_size~1.json"
+    )
+    jobs = fresh.plan()
+    assert {*jobs["end_to_end"], *jobs["collectives"]} == skipped
+    assert len(skipped) == 2
+
+
+def test_a_point_that_fails_is_a_result_and_the_report_still_comes(fresh: Project) -> None:
+    fresh.configure("calculations")
+    fresh.append("src/lmlab/chapters/calculations/measure.py", "\nraise RuntimeError('broken')\n")
+    fresh.run(f"snakemake {NANO}")
+    text, _ = fresh.results()[f"results/{MACHINE}/calculations.json"]
+    assert json.loads(text)["status"] == "failed"
+    assert (fresh.folder / "report/writeup.md").exists()
