@@ -32,6 +32,8 @@ KINDS = ("unreadable", "misplaced", "duplicate", "impossible", "mixed", "missing
 # Versions that move numbers; code is told apart by fingerprints.
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver")
 NAMED = 3
+# A card may boost above the clock of its datasheet.
+ABOVE_STATED = 1.1
 Line = tuple[str, str]
 
 
@@ -169,14 +171,15 @@ def _beyond(record: Mapping[str, Any], limits: Limits, flops: Mapping[str, float
         "copy_bandwidth": limits.bandwidth,
         "peak_memory": limits.memory,
     }.get(quantity)
-    if stated is not None and value > stated:
+    slack = 1 if quantity == "peak_memory" else ABOVE_STATED
+    if stated is not None and value > slack * stated:
         yield f"above the device's {stated:.6g}"
     if quantity in ("matmul_rate", "copy_bandwidth") and value <= 0:
         yield "a rate that is not positive"
     # fp32 may be computed on tensor cores, so the fastest of all stated rates is the limit.
     fastest = max(limits.rates.values(), default=math.inf)
     rate = flops.get(labels.get("phase", ""), 0) / value / 1e9 if value > 0 else 0.0
-    if quantity == "time" and rate > fastest:
+    if quantity == "time" and rate > ABOVE_STATED * fastest:
         yield f"{rate:.6g} TFLOP/s, above the stated peak of {fastest:.6g}"
 
 
