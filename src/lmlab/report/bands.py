@@ -34,7 +34,8 @@ def against(results: Results, bands: Mapping[str, Any]) -> list[dict[str, Any]]:
         expected = gpu.get(name) or _share_of_stated(results, bands["shares"].get(name))
         if expected is None or len(rows) != 1:
             continue
-        row, (low, high) = rows.iloc[0], expected
+        row: Any = rows.iloc[0]
+        low, high = expected
         value = float(row["value"])
         slow = value < low if figure["unit"] in SLOWER_IS_LESS else value > high
         outside = not low <= value <= high
