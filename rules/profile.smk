@@ -4,6 +4,9 @@ nsys records from outside, so this rule's shell starts it, around a plain proces
 the fork of a warm start). It then exports its report, from which the result is completed; the report
 stays, for a user to open. If anything goes wrong with nsys, one line in the log says so, and under
 `profiler: auto` torch's profiler takes over.
+
+Points with several ranks are recorded on request, with nsys around torchrun; what is measured then
+stays out of the results: `snakemake traces/MACHINE/data_parallel/POINT.nsys`.
 """
 
 if "profile" in PATHS:
@@ -11,6 +14,7 @@ if "profile" in PATHS:
     if WITHOUT_NSYS and not workflow.remote_exec:
         print(f"profile: {WITHOUT_NSYS}; torch's profiler records instead", file=sys.stderr)
 
+    NSYS_OPTIONS = STUDY.chapters["profile"]["nsys_options"]
     WITH_TORCH = (
         f"env {NSYS_UNAVAILABLE}={{params.trouble:q}} {{params.script}} "
         "--point {params.point:q} --machine {wildcards.machine} --out {output.result:q}"
@@ -46,9 +50,7 @@ if "profile" in PATHS:
             complete=script("nsys_result.py"),
             program=unrecorded(sys.executable, "-m", "lmlab.jobs.run"),
             nsys=unrecorded(NSYS.path if NSYS else "nsys"),
-            profile_options=unrecorded(
-                *(NSYS.profile_options(STUDY.chapters["profile"]["nsys_options"]) if NSYS else [])
-            ),
+            profile_options=unrecorded(*(NSYS.profile_options(NSYS_OPTIONS) if NSYS else [])),
             export_options=unrecorded(*(NSYS.export_options() if NSYS else [])),
             suffix=unrecorded(NSYS.report_suffix if NSYS else ""),
             profiler=unrecorded(STUDY.chapters["profile"]["profiler"]),
@@ -61,3 +63,29 @@ if "profile" in PATHS:
         shell:
             "{params.ignore_budget}mkdir -p {output.trace:q} && "
             f"( {WITH_NSYS if NSYS else WITH_TORCH} ) > {{log:q}} 2>&1"
+
+    for chapter in PATHS if NSYS else []:
+        if not has_ranks(POINTS[PATHS[chapter][0]]):
+            continue
+
+        rule:
+            name:
+                f"{chapter}_nsys"
+            output:
+                directory(f"traces/{{machine}}/{stem_of(chapter)}.nsys"),
+            log:
+                f"logs/{{machine}}/{stem_of(chapter)}.nsys.log",
+            resources:
+                gpu=gpus_of(chapter),
+            params:
+                script=script("ranks.py"),
+                nsys=unrecorded(NSYS.path),
+                options=unrecorded(*NSYS.profile_options(NSYS_OPTIONS, marked=False)),
+                torchrun=torchrun(chapter),
+                point=point_json(chapter),
+            shell:
+                "mkdir -p {output:q} && {params.script} --point {params.point:q} "
+                "--machine {wildcards.machine} --out {output:q}/result.json "
+                "-- {params.nsys} profile {params.options} --output={output:q}/report "
+                "torchrun {params.torchrun} -m lmlab.jobs.ranks "
+                "--point {params.point:q} --out {output:q}/result.json > {log:q} 2>&1"

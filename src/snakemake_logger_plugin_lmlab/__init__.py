@@ -2,12 +2,13 @@
 
 Snakemake imports every logger plugin while it builds its command line. That makes this the place to
 repair `snakemake --cores 1 --resources gpu=1 report/writeup.md`, in which Snakemake's parser takes
-the target for a resource (see `command_line`).
+the target for a resource (see `command_line`), and to do without a writable home (`cache_folder`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakemake_logger_plugin_lmlab.command_line import repair
+from snakemake_logger_plugin_lmlab.cache_folder import ensure_writable
+from snakemake_logger_plugin_lmlab.command_line import is_snakemake, repair
 from snakemake_logger_plugin_lmlab.progress import Progress
 
 __all__ = ["LogHandler"]
 
 repair(sys.argv)
+if is_snakemake(sys.argv):
+    ensure_writable(os.environ)
 
 # Snakemake prints ten lines per job; a study has hundreds of jobs.
 REPLACED = {
@@ -35,6 +39,8 @@ REPLACED = {
     LogEvent.RESOURCES_INFO,
 }
 EMPTY = {"", "None", "Select jobs to execute..."}
+INTERRUPT = "Terminating processes on user request"
+INTERRUPTED = "interrupted; results so far are kept, and the same command measures the rest"
 
 
 class LogHandler(LogHandlerBase):
@@ -50,9 +56,12 @@ class LogHandler(LogHandlerBase):
         """Start with nothing measured; the first message brings the number of jobs."""
         self.progress = Progress()
         self.in_full = self.common_settings.dryrun or self.common_settings.verbose
+        self.interrupted = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one message, or a line of progress in its place."""
+        """Print one message, or a line of progress in its place; after an interrupt nothing."""
+        if self.interrupted:
+            return  # that jobs failed, with their whole command and log
         event, fields = getattr(record, "event", None), vars(record)
         if event == LogEvent.RUN_INFO:
             self.progress.expected = fields["stats"]["total"]
@@ -60,6 +69,8 @@ class LogHandler(LogHandlerBase):
             return
         replaced = event in REPLACED and not self.in_full
         text = self._progress(event, fields) if replaced else self.format(record)
+        if INTERRUPT in text and not self.in_full:
+            text, self.interrupted = INTERRUPTED, True
         if text not in EMPTY:
             print(text, file=sys.stderr, flush=True)
 

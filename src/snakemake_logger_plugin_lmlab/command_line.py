@@ -13,9 +13,14 @@ TAKES_ASSIGNMENTS = {"--resources", "--res", "--config", "-C"}
 SNAKEMAKE = {"snakemake", "__main__.py"}
 
 
+def is_snakemake(argv: list[str]) -> bool:
+    """Whether this process is Snakemake, and not another that imports its plugins."""
+    return bool(argv) and PurePath(argv[0]).name in SNAKEMAKE
+
+
 def repair(argv: list[str]) -> None:
     """Move swallowed targets to the front of a Snakemake command line, in place."""
-    if not argv or PurePath(argv[0]).name not in SNAKEMAKE:
+    if not is_snakemake(argv):
         return
     targets: list[str] = []
     rest: list[str] = []

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lmlab.chapters.attention import grid
+from lmlab.chapters.attention.measure import compiling
 from lmlab.jobs.catalog import points_of
 from lmlab.study.config import load
 from lmlab.study.files import ROOT
@@ -51,6 +53,10 @@ def test_variants_that_compile_take_part_where_the_study_says() -> None:
         if {"flex", "compiled"} & set(point.settings["variants"])
     ]
     assert compiled == [(64, 1024)] * 2, "in both precisions"
+
+
+def test_the_grid_knows_what_compiles() -> None:
+    assert set(grid.COMPILES) == compiling.COMPILES, "the grid may not import what measures"
 
 
 def test_the_leaderboard_is_the_published_shape() -> None:

@@ -18,12 +18,19 @@ from lmlab.study.points import Point
 from tests.chapters.pages import answer, found, rendered, value_of
 from tests.report.study import result, written
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture(scope="module")
-def outcome() -> Outcome:
+def point() -> Point:
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
-    return measure(point, torch.device("cpu"))
+    return point
+
+
+@pytest.fixture(scope="module")
+def outcome(point: Point) -> Outcome:
+    return measure(point, CPU)
 
 
 @pytest.mark.parametrize(
@@ -70,17 +77,13 @@ def test_every_lever_lowers_the_batch(outcome: Outcome) -> None:
     assert all(tokens < before for tokens in after)
 
 
-def test_what_no_batch_hides_has_a_reason(outcome: Outcome) -> None:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
+def test_what_no_batch_hides_has_a_reason(point: Point) -> None:
     slow = Point("calculations", {}, {**point.settings, "device_bytes_per_s": 1e6})
-    (record,) = found(measure(slow, torch.device("cpu")), "batch_tokens", messages="hidden")
+    (record,) = found(measure(slow, CPU), "batch_tokens", messages="hidden")
     assert record["status"] == "unsupported"
 
 
-def test_the_page_renders(outcome: Outcome, tmp_path: Path) -> None:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
+def test_the_page_renders(point: Point, outcome: Outcome, tmp_path: Path) -> None:
     made = result({}, outcome.measurements, chapter="calculations", settings=point.settings)
     front, _ = rendered(tmp_path, written(tmp_path / "r", [made]), "calculations")
     assert "44 GPUs" in answer(front, "What about very large models?")

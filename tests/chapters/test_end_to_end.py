@@ -124,14 +124,19 @@ def test_fp32_is_fp32_whatever_was_allowed_before(cpu: torch.device) -> None:
     assert value_of(outcome, "tf32") is False
 
 
-def test_autocast_covers_forward_and_not_backward(cpu: torch.device) -> None:
-    end_to_end.measure(end_to_end_point(model=WATCHING, precision="bf16"), cpu)
-    assert Watching.seen == {"forward": ("highest", True), "backward": ("highest", False)}
-
-
-def test_forward_alone_keeps_no_graph(cpu: torch.device) -> None:
-    end_to_end.measure(end_to_end_point(model=WATCHING, mode="forward"), cpu)
-    assert list(Watching.seen) == ["forward"]
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"precision": "bf16"}, {"forward": ("highest", True), "backward": ("highest", False)}),
+        ({"mode": "forward"}, {"forward": ("highest", False)}),
+    ],
+    ids=["autocast covers forward and not backward", "forward alone keeps no graph"],
+)
+def test_what_runs_under_which_switches(
+    changes: dict[str, str], seen: dict[str, tuple[str, bool]], cpu: torch.device
+) -> None:
+    end_to_end.measure(end_to_end_point(model=WATCHING, **changes), cpu)
+    assert Watching.seen == seen
 
 
 @pytest.mark.parametrize("mode", ["forward_backward", "train_step"])
@@ -160,18 +165,15 @@ def test_a_train_step_changes_the_weights(cpu: torch.device) -> None:
 
 def test_a_seed_gives_the_same_weights_and_tokens(cpu: torch.device) -> None:
     first, second, other = (workload_of(end_to_end_point(seed=seed)) for seed in (1, 1, 2))
-    tokens = [each.batch(cpu)[0] for each in (first, second, other)]
-    heads = [next(iter(each.build(cpu).parameters())) for each in (first, second, other)]
-    assert torch.equal(tokens[0], tokens[1])
-    assert torch.equal(heads[0], heads[1])
-    assert not torch.equal(tokens[0], tokens[2])
-    assert not torch.equal(heads[0], heads[2])
-
-
-def test_targets_are_the_tokens_that_follow(cpu: torch.device) -> None:
-    tokens, targets = workload_of(end_to_end_point()).batch(cpu)
+    made = [(each.batch(cpu)[0], next(each.build(cpu).parameters())) for each in (first, second)]
+    for one, same, differs in zip(
+        *made, (other.batch(cpu)[0], next(other.build(cpu).parameters())), strict=True
+    ):
+        assert torch.equal(one, same)
+        assert not torch.equal(one, differs)
+    tokens, targets = first.batch(cpu)
     assert tokens.shape == targets.shape == (2, 8)
-    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert torch.equal(tokens[:, 1:], targets[:, :-1]), "targets are the tokens that follow"
     assert int(tokens.max()) < 17
 
 
@@ -200,17 +202,22 @@ def test_an_attention_that_a_model_cannot_take_is_unsupported(
         end_to_end.measure(point, cpu)
 
 
-def test_a_precision_that_the_device_lacks_is_unsupported(cpu: torch.device) -> None:
-    with pytest.raises(Unsupported, match="tf32"):
-        end_to_end.measure(end_to_end_point(precision="tf32"), cpu)
-
-
 HUGE = {"d_model": 1 << 16, "d_ff": 1 << 20, "num_layers": 96, "num_heads": 1 << 9}
 
 
-def test_a_point_that_cannot_fit_is_skipped_where_the_study_says_so(cpu: torch.device) -> None:
-    with pytest.raises(Unsupported, match=r"needs about [\d.]+ GiB, [\d.]+ GiB free"):
-        end_to_end.measure(end_to_end_point(**HUGE, skip_if_too_large=True), cpu)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"precision": "tf32"}, "tf32"),
+        ({**HUGE, "skip_if_too_large": True}, r"needs about [\d.]+ GiB, [\d.]+ GiB free"),
+    ],
+    ids=["a precision that the device lacks", "a point that cannot fit, if the study says so"],
+)
+def test_what_cannot_run_is_unsupported(
+    changes: dict[str, Any], reason: str, cpu: torch.device
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        end_to_end.measure(end_to_end_point(**changes), cpu)
 
 
 def test_only_what_the_cost_model_describes_is_judged_by_it(

@@ -103,6 +103,8 @@ def test_two_precisions_are_told_apart_only_beyond_the_variation_between_process
     assert pair.verdict == verdict
     (pair,) = chapter.compare["bf16_device"].pairs
     assert pair.ratio == pytest.approx(100 / bf16)
+    shown = {"faster": "2.5x", "slower": "0.62x", "same": "same", "undecided": "1.25x"}[verdict]
+    assert f"| small | {shown} |" in chapter.table("front_bf16"), "by device time"
 
 
 @pytest.mark.parametrize(

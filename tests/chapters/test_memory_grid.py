@@ -1,8 +1,10 @@
-"""The memory chapter's points: largest size first, and checkpointing as points of variants."""
+"""Points of the memory and profile chapters: one per size, context and precision of each topic."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,52 +15,66 @@ from lmlab.study.config import ConfigError, load
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 
-Config = dict[str, Any]
+CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+AXES = ("sizes", "contexts", "precisions")
 
 
-@pytest.fixture
-def config() -> Config:
-    content: Config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    return content
+def points(chapter: str, part: str | None = None, **changes: Any) -> list[Point]:
+    """The full study's points with other keys in the chapter's block, or in a part of it."""
+    config = deepcopy(CONFIG) | {"study": "full"}
+    block = config["studies"]["full"][chapter]
+    (block[part] if part else block).update(changes)
+    return points_of(load(config, "cuda"), chapter)
 
 
-def of_topic(config: Config, topic: str) -> list[Point]:
-    points = points_of(load(config, "cuda"), "memory")
-    return [point for point in points if point.parameters["topic"] == topic]
-
-
-@pytest.mark.parametrize("topic", ["timeline", "long_context", "block", "checkpointing"])
-def test_every_topic_has_a_grid_of_its_own(config: Config, topic: str) -> None:
-    whole = config["studies"]["full"]["memory"]
+@pytest.mark.parametrize(
+    ("chapter", "topic", "batch"),
+    [
+        ("profile", None, 4),
+        ("memory", "timeline", 4),
+        ("memory", "long_context", 1),
+        ("memory", "block", 4),
+        ("memory", "checkpointing", 4),
+    ],
+)
+def test_every_topic_has_a_grid_of_its_own(chapter: str, topic: str | None, batch: int) -> None:
+    whole = CONFIG["studies"]["full"][chapter]
     block = {**whole, **whole.get(topic, {})}
-    if topic == "checkpointing":
-        block["precisions"] = [block["precision"]]
-    axes = ("sizes", "contexts", "precisions")
-    points = [point.parameters for point in of_topic(config, topic)]
-    found = [tuple(point[axis.removesuffix("s")] for axis in axes) for point in points]
-    assert found == list(product(*(block[axis] for axis in axes)))
-    assert {point["batch"] for point in points} == {1 if topic == "long_context" else 4}
+    precisions = [block["precision"]] if "precision" in block else block["precisions"]
+    asked = [p.parameters for p in points(chapter) if p.parameters.get("topic") == topic]
+    found = [tuple(point[axis.removesuffix("s")] for axis in AXES) for point in asked]
+    assert found == list(product(block["sizes"], block["contexts"], precisions))
+    assert {point["batch"] for point in asked} == {batch}
 
 
-def test_only_strategies_that_divide_the_blocks_are_asked_for(config: Config) -> None:
-    config["studies"]["full"]["memory"]["checkpointing"]["strategies"] = ["none", "every-3"]
+def test_only_strategies_that_divide_the_blocks_are_asked_for() -> None:
     asked = {
         point.parameters["size"]: point.settings["strategies"]
-        for point in of_topic(config, "checkpointing")
+        for point in points("memory", "checkpointing", strategies=["none", "every-3"])
+        if point.parameters["topic"] == "checkpointing"
     }
     assert asked == {"xl": "none,every-3", "2.7b": "none"}  # 48 and 32 blocks
 
 
+@pytest.mark.parametrize("changes", [{"profiler": "torch"}, {"nsys_options": ["--stats=true"]}])
+def test_another_tool_replaces_a_result_instead_of_adding_one(changes: dict[str, Any]) -> None:
+    first, other = (points("profile", **each)[0].path(Path("r"), "m") for each in ({}, changes))
+    assert first == other
+
+
 @pytest.mark.parametrize(
-    ("key", "given", "message"),
+    ("chapter", "part", "key", "wrong"),
     [
-        ("strategies", ["every-0"], "none, nested, or every-K"),
-        ("sizes", ["huge"], r"memory\.checkpointing\.sizes names 'huge'; allowed"),
+        ("memory", "checkpointing", "strategies", ["every-0"]),
+        ("memory", "checkpointing", "sizes", ["huge"]),
+        ("memory", "checkpointing", "size", "xl"),
+        ("profile", None, "profiler", "nvprof"),
+        *(("profile", None, "nsys_options", [o]) for o in ("stats", "--output=x", "--a=$(id)")),
     ],
 )
-def test_what_does_not_exist_stops_the_study(
-    config: Config, key: str, given: Any, message: str
+def test_what_does_not_exist_is_one_line(
+    chapter: str, part: str | None, key: str, wrong: Any
 ) -> None:
-    config["studies"]["nano"]["memory"]["checkpointing"][key] = given
-    with pytest.raises(ConfigError, match=message):
-        load(config, "cpu")
+    place = ".".join(word for word in (chapter, part, key) if word)
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{place}[^\n]*(allowed|now called)[^\n]*$"):
+        points(chapter, part, **{key: wrong})

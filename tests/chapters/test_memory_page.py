@@ -84,19 +84,15 @@ def checkpointing(**times: float | None) -> Result:
     return of_topic("checkpointing", records)
 
 
-def block(saved: Mapping[str, int]) -> Result:
-    """A block whose operations save these bytes; compiled, it saves half."""
+def block(saved: Mapping[str, int], compiled: float = 0.5, **parameters: Any) -> Result:
+    """A block whose operations save these bytes; compiled, it saves that share."""
     whole = sum(saved.values())
-    records = [
-        *by_label("saved_for_backward", "variant", {"eager": whole, "compiled": whole // 2}),
-        *(
-            value(
-                "saved_by_operation", n, "B", operation=name, origin="a:1", count=1, share=n / whole
-            )
-            for name, n in saved.items()
-        ),
-    ]
-    return of_topic("block", records)
+    variants = {"eager": whole, "compiled": int(compiled * whole)}
+    records = by_label("saved_for_backward", "variant", variants)
+    for name, count in saved.items():
+        labels: Any = {"operation": name, "origin": "a:1", "count": 1, "share": count / whole}
+        records.append(value("saved_by_operation", count, "B", **labels))
+    return of_topic("block", records, **parameters)
 
 
 PUBLISHED = {
@@ -243,6 +239,7 @@ CASES: dict[str, list[Result]] = {
         step(LESS, precision="bf16"),
         checkpointing(none=100.0, every_1=130.0),
         block({"softmax": 4}),
+        block({"softmax": 4}, precision="bf16"),
     ],
     "optimizer, bf16 sometimes smaller, checkpointing as fast, one sequence": [
         *(step(MORE, phase="optimizer", context=context) for context in (128, 256)),
@@ -252,7 +249,11 @@ CASES: dict[str, list[Result]] = {
         step(MORE, batch=1),
         too_large(batch=1, context=512),
     ],
-    "forward, one precision": [step(MORE, phase="forward"), checkpointing(none=None, nested=9.0)],
+    "forward, one precision, compiled one block": [
+        step(MORE, phase="forward"),
+        checkpointing(none=None, nested=9.0),
+        block({"softmax": 4}, compiled=1.25),
+    ],
     "a step that does not fit": [too_large()],
     "nothing": [],
     "a missing point": [],

@@ -106,6 +106,8 @@ def test_a_format_is_its_bits_and_a_sum_of_ones_stalls_in_it(
     outcome = precision.measure(precision_point("formats", term=0.01), cpu)
     bits = [value_of(outcome, f"{part}_bits", dtype=dtype) for part in ("exponent", "mantissa")]
     assert bits == [exponent, mantissa]
+    assert value_of(outcome, "largest_power", dtype=dtype) == 2 ** (exponent - 1)
+    assert value_of(outcome, "smallest_power", dtype=dtype) == 2 - 2 ** (exponent - 1)
     assert value_of(outcome, "spacing", dtype=dtype) == 2.0**-mantissa
     assert value_of(outcome, "stalls_at", dtype=dtype, term=1.0) == ones
     assert max(outcome.data["stalled_sums"][dtype]) == min(

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmlab.chapters.profile.nsys_result import complete
-from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, mode_range, of_export
+from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, complete, mode_range, of_export
 from lmlab.measure.records import Record, value
 from lmlab.measure.trace.digest import TABLE_ROWS
 from lmlab.measure.trace.frames import TraceError
@@ -37,38 +36,27 @@ def values(records: list[Record], quantity: str, **labels: Any) -> list[Any]:
     ]
 
 
-def test_every_mode_has_its_own_work_phases_and_families(export: Path) -> None:
+def test_every_mode_has_its_own_work_and_kernels_by_rank(export: Path) -> None:
     records, _ = of_export(export)
     step_us = FORWARD_US + BACKWARD_US + OPTIMIZER_US
     by_mode = [values(records, "total_time", mode=mode, phase=TOTAL) for mode in PHASES_OF_MODE]
     assert by_mode == [[FORWARD_US], [FORWARD_US + BACKWARD_US], [step_us]]
     assert values(records, "total_time", mode="train_step", phase="optimizer") == [OPTIMIZER_US]
-    families = values(records, "family_total_time", mode="train_step")
-    assert (sum(families), families[-1]) == (step_us, OPTIMIZER_US)
+    assert values(records, "kernel_total_time", mode="forward", rank=1) == [4 * 400]
+    assert values(records, "kernel_instances", mode="forward", rank=1) == [4]
+    assert values(records, "launches", mode="forward") == [14]
+    assert values(records, "launch_time", mode="forward") == [5]
 
 
 def test_attention_is_cut_at_its_matmuls_and_its_softmax(export: Path) -> None:
     records, data = of_export(export)
     parts = ("scores", "scale_and_mask", "softmax", "output")
-    assert [values(records, "part_total_time", part=part) for part in parts] == [
-        *([200], [100], [100], [200])
-    ]
-    assert [values(records, "part_product_time", part=part) for part in parts] == [
-        *([200], [0], [0], [200])
-    ]
+    for name, expected in (("total", [200, 100, 100, 200]), ("product", [200, 0, 0, 200])):
+        found = [values(records, f"part_{name}_time", part=part) for part in parts]
+        assert found == [[us] for us in expected]
     kernels = {part["part"]: part["names"] for part in data["attention_parts"]}
     (softmax,) = kernels["softmax"]
     assert data["names"][softmax]["short_name"] == "softmax_warp_forward"
-
-
-def test_kernels_are_ranked_by_total_time(export: Path) -> None:
-    records, _ = of_export(export)
-    times = values(records, "kernel_total_time", mode="forward")
-    assert times == sorted(times, reverse=True)
-    assert values(records, "kernel_total_time", mode="forward", rank=1) == [4 * 400]
-    assert values(records, "kernel_instances", mode="forward", rank=1) == [4]
-    assert values(records, "launches", mode="forward") == [14]
-    assert values(records, "launch_time", mode="forward") == [5]
 
 
 def test_the_largest_other_kernels_have_records_at_any_rank(tmp_path: Path) -> None:
@@ -112,7 +100,7 @@ def test_the_report_completes_what_the_process_measured(tmp_path: Path, export: 
 
 
 def test_a_point_without_numbers_needs_no_report(tmp_path: Path) -> None:
-    failed = replace(MEASURED, status="oom", reason="asked for 9 GiB", measurements=())
+    failed = replace(MEASURED, status="oom", reason="needs 9 GiB more", measurements=())
     failed.write(tmp_path / "measured.json")
     complete(tmp_path / "measured.json", tmp_path / "no export", tmp_path / "out.json")
     assert read(tmp_path / "out.json") == failed

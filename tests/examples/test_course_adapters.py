@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Iterator
 from copy import deepcopy
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -16,17 +15,12 @@ from torch import nn
 from lmlab.attention import naive
 from lmlab.study.files import ROOT
 
-Wrap = Callable[[ModuleType, nn.Module], tuple[Any, Callable[[Any, Any], None]]]
-
 
 @pytest.fixture(scope="module")
 def adapters() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("adapters", ROOT / "examples/course/adapters.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples" / "course")
+        return importlib.import_module("adapters")
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +50,11 @@ def test_attention_functions_save_the_log_sum_exp(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-WRAPPERS: dict[str, Wrap] = {
-    "ddp": lambda a, m: (a.get_ddp(m), a.ddp_on_after_backward),
-    "individual": lambda a, m: (
-        a.get_ddp_individual_parameters(m),
-        a.ddp_individual_parameters_on_after_backward,
-    ),
-    "bucketed": lambda a, m: (a.get_ddp_bucketed(m, 1.0), a.ddp_bucketed_on_after_backward),
-    "fsdp": lambda a, m: (a.get_fsdp(m), a.fsdp_on_after_backward),
+WRAPPERS = {
+    "get_ddp": "ddp_on_after_backward",
+    "get_ddp_individual_parameters": "ddp_individual_parameters_on_after_backward",
+    "get_ddp_bucketed": "ddp_bucketed_on_after_backward",
+    "get_fsdp": "fsdp_on_after_backward",
 }
 
 
@@ -72,11 +63,11 @@ WRAPPERS: dict[str, Wrap] = {
 def test_a_wrapped_model_takes_the_plain_steps(adapters: ModuleType, name: str) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
-    wrapped, after_backward = WRAPPERS[name](adapters, deepcopy(plain))
+    bucket_mb = [1.0] if "bucketed" in name else []
+    wrapped = getattr(adapters, name)(deepcopy(plain), *bucket_mb)
     x = torch.randn(3, 4)
-    kinds = {"lr": 0.1}
-    reference = torch.optim.AdamW(plain.parameters(), **kinds)
-    optimizer = adapters.get_sharded_optimizer(wrapped.parameters(), torch.optim.AdamW, **kinds)
+    reference = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    optimizer = adapters.get_sharded_optimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.1)
     for _ in range(2):
         reference.zero_grad()
         plain(x).sum().backward()
@@ -84,8 +75,8 @@ def test_a_wrapped_model_takes_the_plain_steps(adapters: ModuleType, name: str) 
         adapters.ddp_bucketed_on_train_batch_start(wrapped, optimizer)
         optimizer.zero_grad()
         wrapped(x).sum().backward()
-        after_backward(wrapped, optimizer)
+        getattr(adapters, WRAPPERS[name])(wrapped, optimizer)
         optimizer.step()
-    full = adapters.fsdp_gather_full_params(wrapped) if name == "fsdp" else wrapped.state_dict()
+    full = adapters.fsdp_gather_full_params(wrapped) if name == "get_fsdp" else wrapped.state_dict()
     for key, expected in plain.state_dict().items():
         torch.testing.assert_close(full[key], expected)

@@ -28,7 +28,9 @@ def wait_for() -> Callable[[Path], None]:
     """Returns when a file exists, however slow the machine is."""
 
     def wait(path: Path) -> None:
+        deadline = time.monotonic() + 300
         while not path.exists():
+            assert time.monotonic() < deadline, f"{path} never appeared"
             time.sleep(0.02)
 
     return wait

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,17 @@ from tests.jobs.points import end_to_end_point, precision_point
 
 SCRIPT = ROOT / "workflow" / "scripts" / "measure.py"
 Run = Callable[..., tuple[int, Path]]
-# Each blocks or dies in C, where no Python handler runs.
+Start = Callable[..., subprocess.Popen[str]]
 MODEL = """
 import ctypes
+c = ctypes.CDLL(None)
 class Model:
     def __init__(self, **_):
         open("running", "w")
-        ctypes.CDLL(None).{call}
+        {call}
 """
+# A mutex that is locked twice: no signal handler runs, as in a driver that waits for a GPU.
+HANG = "mutex = ctypes.create_string_buffer(64); [c.pthread_mutex_lock(mutex) for _ in 'ab']"
 
 
 @pytest.fixture
@@ -49,49 +52,63 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     return run
 
 
-def start_script(folder: Path, call: str, **environment: str) -> subprocess.Popen[str]:
-    """Measure a point whose model makes that call."""
-    (folder / "own.py").write_text(MODEL.format(call=call))
-    point = end_to_end_point(model="own:Model", start="cold")
-    arguments = ["--point", point.to_json(), "--machine", find_machine().id, "--out", "point.json"]
-    switches = {"LMLAB_WARM_START": "0", "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *arguments],
-        cwd=folder,
-        env={**os.environ, **switches, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """These tests share a warm helper."""
+    runtime = tmp_path_factory.mktemp("r")
+    runtime.chmod(0o700)
+    switches = {"LMLAB_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(ROOT / "src")}
+    yield {**os.environ, **switches, "LMLAB_LOCK_DOMAIN": str(os.getpid())}
+    stop = [sys.executable, "-m", "lmlab.measure.warm_start", "--stop"]
+    subprocess.run(stop, env={**os.environ, **switches}, check=True)
+
+
+@pytest.fixture
+def start_script(tmp_path: Path, environment: dict[str, str]) -> Start:
+    """Measure a point whose model makes a call."""
+
+    def start(call: str, **more: str) -> subprocess.Popen[str]:
+        (tmp_path / "own.py").write_text(MODEL.format(call=call))
+        point = end_to_end_point(model="own:Model").to_json()
+        arguments = ["--point", point, "--machine", find_machine().id, "--out", "point.json"]
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), *arguments],
+            cwd=tmp_path,
+            env={**environment, **more},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "limit_s", "reason"),
     [
-        ("abort()", "900", "process killed by SIGABRT"),
-        ("sleep(3600)", "1", "no result after 1 s, so it was killed"),
+        ("c.abort()", "900", "process killed by SIGABRT"),
+        (HANG, "1", "no result after 1 s, so it was killed"),
     ],
     ids=["crashes", "hangs"],
 )
 def test_a_point_that_cannot_record_its_end_is_a_failure(
-    tmp_path: Path, call: str, limit_s: str, reason: str
+    tmp_path: Path, start_script: Start, call: str, limit_s: str, reason: str
 ) -> None:
-    script = start_script(tmp_path, call, LMLAB_POINT_LIMIT_S=limit_s)
+    script = start_script(call, LMLAB_POINT_LIMIT_S=limit_s)
     stdout, stderr = script.communicate()
     assert (script.returncode, stdout) == (0, f"failed: {reason}\n"), stderr
     result = read(tmp_path / "point.json")
     assert (result.status, result.reason) == ("failed", reason)
-    assert result.parameters["start"] == "cold"
     assert result.elapsed_s > 0
 
 
 @pytest.mark.slow
 def test_an_interrupt_is_one_line_even_if_the_point_hangs(
-    tmp_path: Path, wait_for: Callable[[Path], None]
+    tmp_path: Path, start_script: Start, wait_for: Callable[[Path], None]
 ) -> None:
-    script = start_script(tmp_path, "sleep(3600)")
+    script = start_script(HANG)
     wait_for(tmp_path / "running")
     script.send_signal(signal.SIGINT)
     stdout, stderr = script.communicate()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import yaml
@@ -40,15 +42,11 @@ def slow_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_attention_that_is_not_itself_on_a_device_is_not_measured_in_a_model() -> None:
-    flash = end_to_end_point(attention="flash")
-    with pytest.raises(Unsupported, match=r"^attention = 'flash': on a CPU .* means nothing$"):
-        load("end_to_end")(flash, CPU)
-
-
-def test_an_attention_of_ranks_is_refused_before_their_size_is_chosen() -> None:
-    point = Point("fsdp", {"attention": "sdpa_cudnn", "precision": "bf16"}, {"sizes": ["small"]})
-    with pytest.raises(Unsupported, match="sdpa_cudnn"):
-        refuse_unsupported(point, CPU)
+    with pytest.raises(Unsupported, match="attention = 'flash': on a CPU"):
+        load("end_to_end")(end_to_end_point(attention="flash"), CPU)
+    ranks = Point("fsdp", {"attention": "sdpa_cudnn", "precision": "bf16"}, {"sizes": ["small"]})
+    with pytest.raises(Unsupported, match="sdpa_cudnn"):  # before their size is chosen
+        refuse_unsupported(ranks, CPU)
 
 
 def test_variants_of_one_point_are_not_judged_here() -> None:
@@ -71,23 +69,19 @@ def test_a_long_step_in_a_slow_type_is_refused(point: Point) -> None:
 
 @pytest.mark.usefixtures("slow_bf16")
 @pytest.mark.parametrize(
-    "point",
+    ("device", "changes"),
     [
-        pytest.param(end_to_end_point(precision="bf16"), id="a short step"),
-        pytest.param(end_to_end_point(precision="fp32", **LARGE), id="another type"),
-        pytest.param(
-            end_to_end_point(precision="bf16", model="mine:Model", **LARGE), id="own model"
-        ),
-        pytest.param(end_to_end_point(precision="bf16", start="cold", **LARGE), id="a cold start"),
+        pytest.param("cpu", {"precision": "bf16"}, id="a short step"),
+        pytest.param("cpu", {"precision": "fp32", **LARGE}, id="another type"),
+        pytest.param("cpu", {"precision": "bf16", "model": "m:M", **LARGE}, id="own model"),
+        pytest.param("cpu", {"precision": "bf16", "start": "cold", **LARGE}, id="a cold start"),
+        pytest.param("cuda", {"precision": "bf16", **LARGE}, id="not judged by its host"),
     ],
 )
-def test_what_is_short_or_fast_or_not_counted_or_cold_is_measured(point: Point) -> None:
-    refuse_unsupported(point, CPU)
-
-
-@pytest.mark.usefixtures("slow_bf16")
-def test_a_gpu_is_not_judged_by_its_host() -> None:
-    refuse_unsupported(end_to_end_point(precision="bf16", **LARGE), torch.device("cuda"))
+def test_what_is_short_or_fast_or_not_counted_or_cold_is_measured(
+    device: str, changes: dict[str, Any]
+) -> None:
+    refuse_unsupported(end_to_end_point(**changes), torch.device(device))
 
 
 def test_a_type_with_fast_products_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,16 +89,12 @@ def test_a_type_with_fast_products_may_take_long(monkeypatch: pytest.MonkeyPatch
     refuse_unsupported(end_to_end_point(precision="bf16", **LARGE), CPU)
 
 
-def test_products_are_those_of_the_points_own_mode() -> None:
+def test_products_are_those_of_the_points_own_mode_and_of_both_passes_of_attention() -> None:
     point = end_to_end_point(mode="forward")
     asked = {**point.settings, **point.parameters}
     shape = ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__})
-
     assert flops_of_step(asked) == flops(shape, mode="forward")["forward"]["matmul"]
     assert flops_of_step({**asked, "mode": "train_step"}) == 3 * flops_of_step(asked)
-
-
-def test_products_of_attention_alone_are_those_of_both_passes() -> None:
     point = benchmark_point("naive", sequence=64, head_dim=16, causal=False)
     asked = {**point.settings, **point.parameters}
     assert flops_of_step(asked) == 14 * asked["batch"] * 64**2 * 16

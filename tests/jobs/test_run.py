@@ -22,6 +22,7 @@ from tests.jobs.points import precision_point
 
 POINT = precision_point("layernorm")
 Stand = Callable[[Point, torch.device], Outcome]
+Measure = Callable[..., tuple[int, Path]]
 
 CUDA_MESSAGE = (
     "CUDA out of memory. Tried to allocate 3.05 GiB. GPU 0 has a total capacity of 139.81 GiB of "
@@ -42,7 +43,7 @@ def asking_for_too_much(point: Point, device: torch.device) -> Outcome:
 
 
 @pytest.fixture
-def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, Path]]:
+def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measure:
     """Run the program with a stand-in for the chapter; its status, and the result's place."""
 
     def measure(chapter: Stand, machine: str | None = None) -> tuple[int, Path]:
@@ -84,7 +85,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
     ],
 )
 def test_a_point_that_cannot_be_measured_is_a_result_with_a_reason(
-    measure: Callable[..., tuple[int, Path]], chapter: Stand, status: str, reason: str
+    measure: Measure, chapter: Stand, status: str, reason: str
 ) -> None:
     code, out = measure(chapter)
     result = read(out)
@@ -95,7 +96,7 @@ def test_a_point_that_cannot_be_measured_is_a_result_with_a_reason(
 
 
 def test_a_result_carries_its_point_and_its_provenance(
-    measure: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
+    measure: Measure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = Measurement(samples_ms=(1.0, 2.0, 4.0), clock="wall", cache="warm", stopped="3 samples")
     total = records.timed(times, phase="total")
@@ -116,7 +117,7 @@ def test_a_result_carries_its_point_and_its_provenance(
 
 
 def test_flags_of_the_gpu_join_the_result(
-    measure: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run.GpuWatch, "flags", ["throttled", "gpu_shared"])
     _, out = measure(lambda point, device: Outcome())
@@ -124,7 +125,7 @@ def test_flags_of_the_gpu_join_the_result(
 
 
 def test_another_machine_is_refused_in_one_line(
-    measure: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
+    measure: Measure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = measure(raising(AssertionError("must not run")), machine="nvidia-z9000")
     lines = capsys.readouterr().err.splitlines()
@@ -136,7 +137,7 @@ def test_another_machine_is_refused_in_one_line(
 
 
 def test_a_result_that_cannot_be_written_is_a_failure(
-    measure: Callable[..., tuple[int, Path]],
+    measure: Measure,
 ) -> None:
     code, out = measure(lambda point, device: Outcome(data={"value": float("nan")}))
     assert (code, read(out).status, read(out).data) == (0, "failed", {})
@@ -146,7 +147,7 @@ def test_a_result_that_cannot_be_written_is_a_failure(
     "error", [OSError(28, "No space left on device"), PermissionError(13, "No")]
 )
 def test_a_disk_that_takes_no_result_is_one_line(
-    measure: Callable[..., tuple[int, Path]],
+    measure: Measure,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: OSError,
@@ -160,7 +161,7 @@ def test_a_disk_that_takes_no_result_is_one_line(
 
 
 def test_a_point_that_begins_after_the_budget_is_skipped(
-    measure: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(budget.VARIABLE, "1 240")
     code, out = measure(raising(AssertionError("must not run")))
@@ -171,7 +172,7 @@ def test_a_point_that_begins_after_the_budget_is_skipped(
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit], ids=["ctrl-c", "exit"])
 def test_an_interrupt_goes_through_and_writes_nothing(
-    measure: Callable[..., tuple[int, Path]], tmp_path: Path, interrupt: type[BaseException]
+    measure: Measure, tmp_path: Path, interrupt: type[BaseException]
 ) -> None:
     with pytest.raises(interrupt):
         measure(raising(interrupt()))
@@ -179,7 +180,7 @@ def test_an_interrupt_goes_through_and_writes_nothing(
 
 
 def test_the_working_folder_is_importable_while_measuring(
-    measure: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "found_in_the_working_folder.py").write_text("ANSWER = 42\n")
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from lmlab.jobs.registry import fingerprint
-from lmlab.jobs.staleness import (
-    installed_torch,
-    missing_parts,
-    state_of,
-    summary,
-)
+from lmlab.jobs.staleness import missing_parts, state_of, summary
 from lmlab.study.results import Result
 from tests.jobs.points import precision_point
 
@@ -83,26 +78,21 @@ def test_torch_is_not_compared_for_another_machine(result: Result, tmp_path: Pat
     assert not state_of(POINT, tmp_path, MACHINE, None).stale
 
 
-FOREIGN: dict[str, dict[str, Any]] = {
-    "another point": {"parameters": {"topic": "layernorm"}},
-    "another chapter": {"chapter": "machine"},
-    "another machine": {"machine": {"id": "nvidia-h200", "device": "cuda", "name": "H200"}},
-}
-
-
-@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_the_result_of_something_else_is_unreadable(
-    result: Result, tmp_path: Path, change: dict[str, Any]
+@pytest.mark.parametrize(
+    ("folder", "change", "state"),
+    [
+        (MACHINE, {"parameters": {"topic": "layernorm"}}, "unreadable"),
+        (MACHINE, {"chapter": "machine"}, "unreadable"),
+        (MACHINE, {"machine": {"id": "h200", "device": "cuda", "name": "H200"}}, "unreadable"),
+        (f"{MACHINE}@repeat", {}, "ok"),
+    ],
+    ids=["another point", "another chapter", "another machine", "a second set of the machine"],
+)
+def test_a_result_belongs_to_its_point_and_machine(
+    result: Result, tmp_path: Path, folder: str, change: dict[str, Any], state: str
 ) -> None:
-    replace(result, **change).write(POINT.path(tmp_path, MACHINE))
-    assert state_of(POINT, tmp_path, MACHINE, TORCH).state == "unreadable"
-
-
-def test_a_second_set_of_a_machines_results_is_that_machines(
-    result: Result, tmp_path: Path
-) -> None:
-    result.write(POINT.path(tmp_path, f"{MACHINE}@repeat"))
-    assert state_of(POINT, tmp_path, f"{MACHINE}@repeat", TORCH).state == "ok"
+    replace(result, **change).write(POINT.path(tmp_path, folder))
+    assert state_of(POINT, tmp_path, folder, TORCH).state == state
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema_version": 1}'], ids=["damaged", "schema 1"])
@@ -125,12 +115,6 @@ def test_the_summary_counts_states_and_remarks(result: Result, tmp_path: Path) -
     assert summary(states) == (
         "4 points: 3 ok, 1 missing; 1 stale (code changed); 1 from uncommitted code"
     )
-
-
-def test_the_installed_torch_is_the_one_that_measures() -> None:
-    import torch
-
-    assert torch.__version__.partition("+")[0] == installed_torch().partition("+")[0]
 
 
 def test_missing_parts_of_a_report_are_pages_and_images(tmp_path: Path) -> None:

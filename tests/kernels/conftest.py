@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from lmlab.kernels import launch, launch_cache, problem
+from lmlab.kernels import launch, problem, step
+from lmlab.kernels.configs import DeviceInfo
 from lmlab.kernels.hopper import launch as hopper
-from lmlab.kernels.problem import DeviceInfo
 
 KIB, MIB = 2**10, 2**20
 CAPABILITY = {"ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}
@@ -82,11 +80,6 @@ class FakeGpu:
         return GPUTarget("cuda", CAPABILITY[self.architecture], 32)
 
 
-def empty_bf16_terms(like: Tensor) -> Tensor:
-    """As on a GPU; on a CPU terms are fp32."""
-    return like.new_empty(3 * like.shape[0], *like.shape[1:], dtype=torch.bfloat16)
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, set_device: SetDevice) -> Iterator[FakeGpu]:
     """Launches of tensors on the CPU go to a fake GPU, by default a Hopper."""
@@ -100,10 +93,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, set_device: SetDevice) -> Iterator[Fake
 
     monkeypatch.setattr(driver, "_active", fake)
     monkeypatch.setattr(JITFunction, "run", recorded)
-    monkeypatch.setattr(launch, "kernel_for", lambda kernel, device: kernel)
-    monkeypatch.setattr(launch, "_on", lambda device: nullcontext())
-    monkeypatch.setattr(launch, "empty_terms", empty_bf16_terms)
-    monkeypatch.setattr(launch_cache, "_entries", {})
+    monkeypatch.setattr(step, "kernel_for", lambda kernel, device: kernel)
+    monkeypatch.setattr(launch, "term_dtype", lambda device: torch.bfloat16)
+    launch.choose_with(None)
     yield fake
     for kernel in used:
         for capability in CAPABILITY.values():

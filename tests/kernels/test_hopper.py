@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.kernels import launch
-from lmlab.kernels.configs import Tiles
+from lmlab.kernels import call, launch, step
+from lmlab.kernels.configs import DeviceInfo, Tiles
 from lmlab.kernels.hopper import launch as hopper
 from lmlab.kernels.hopper.dq_accum import accum_pointers
-from lmlab.kernels.problem import DeviceInfo
 from tests.attention.reference import TOLERANCE, Shape, attend, output_and_gradients
 from tests.kernels import warp_emulator
 from tests.kernels.conftest import SetDevice
@@ -32,8 +31,17 @@ MASKS = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal
 Gradients = tuple[Tensor, ...]
 
 
-def forward_tiles(block_m: int = 128, block_n: int = 32, stages: int = 2) -> Tiles:
-    return Tiles(block_m=block_m, block_n=block_n, warps=8, stages=stages, warp_specialized=True)
+def forward_tiles(
+    block_m: int = 128, block_n: int = 32, stages: int = 2, persistent: bool = True
+) -> Tiles:
+    return Tiles(
+        block_m=block_m,
+        block_n=block_n,
+        warps=8,
+        stages=stages,
+        warp_specialized=True,
+        persistent=persistent,
+    )
 
 
 def backward_tiles(block_m: int = 64, stages: int = 2, fused: bool = False) -> Tiles:
@@ -85,6 +93,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch, set_device: SetDevice) -> dict[str,
     found = {name: Emulated(getattr(hopper, name)) for name in names}
     for name, kernel in found.items():
         monkeypatch.setattr(hopper, name, kernel)
+    find = step.kernel_for
+    monkeypatch.setattr(
+        step, "kernel_for", lambda x, device: x if isinstance(x, Emulated) else find(x, device)
+    )
     return found
 
 
@@ -179,7 +191,7 @@ def test_fused_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     semaphores = torch.zeros(64, dtype=torch.int32)
-    monkeypatch.setattr(hopper, "semaphores", lambda count, device: semaphores)
+    monkeypatch.setattr(call, "semaphores", lambda count, device: semaphores)
 
     assert_gradients(
         shape.inputs(torch.float16), is_causal, backward_tiles(stages=stages, fused=True)
@@ -203,8 +215,7 @@ def test_low_scores_do_not_reach_past_the_last_key(
 
     assert_gradients((q, k, v, grad_o), is_causal, backward_tiles(fused=True), atol=2e-2)
 
-    # Only the causal mask keeps infinity out of dQ, so without it the two-pass kernels run.
-    assert kernels[DKDV].launches == int(not is_causal)
+    assert kernels[FUSED if head_dim == 64 else FUSED_D128].launches == 1
 
 
 @pytest.mark.parametrize(
@@ -231,7 +242,7 @@ def test_the_portable_kernel_runs_where_these_cannot(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("kernel", "function"),
-    [(FORWARD, "producer"), (FUSED_D128, "producer"), (FUSED_D128, "accumulate_dq")],
+    [(FORWARD, "kv_producer"), (FUSED_D128, "producer"), (FUSED_D128, "accumulate_dq")],
 )
 def test_the_emulator_detects_a_missing_wait(
     kernel: str, function: str, kernels: dict[str, Emulated], monkeypatch: pytest.MonkeyPatch
@@ -317,13 +328,13 @@ def test_forward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
         (128, backward_tiles(64, 2, fused=True)),
         (128, backward_tiles(64, 3, fused=True)),
         (80, backward_tiles(64, 2, fused=True)),
+        (256, backward_tiles(32, 2)),
+        (200, backward_tiles(32, 3)),
     ],
     ids=str,
 )
 def test_backward_on_a_gpu(head_dim: int, tiles: Tiles, is_causal: bool) -> None:
-    # Without a mask the fused kernels take whole key tiles only.
-    keys = 1152 if tiles.fused and not is_causal else 1111
-    shape = Shape(keys=keys, queries=1000, head_dim=head_dim, heads=4, batch=2)
+    shape = Shape(keys=1111, queries=1000, head_dim=head_dim, heads=4, batch=2)
     q, k, v, grad_o = shape.inputs(torch.bfloat16, "cuda")
     options = {"is_causal": is_causal, "scale": head_dim**-0.5}
     o, lse = launch.forward(q, k, v, **options)

@@ -83,6 +83,15 @@ class Descriptor:
         block[tuple(slice(0, size) for size in inside.shape)] = inside
         return block
 
+    def write(self, corner: Sequence[Any], block: np.ndarray[Any, Any]) -> None:
+        """Store a block at a corner, clipped to the tensor."""
+        inside = self.memory[
+            tuple(
+                slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
+            )
+        ]
+        inside[...] = block[tuple(slice(0, size) for size in inside.shape)]
+
 
 class Shared:
     """Shared memory, or a view of it."""
@@ -195,6 +204,23 @@ def copy_to_shared(
     threading.Thread(target=later).start()
 
 
+_stores = threading.local()
+"""Copies to global memory that a warpgroup has begun; they read shared memory when waited for."""
+
+
+def copy_to_global(target: Descriptor, corner: Sequence[Any], source: Shared) -> None:
+    if not hasattr(_stores, "begun"):
+        _stores.begun = []
+    _stores.begun.append((target, corner, source))
+
+
+def wait_for_stores(pending: int) -> None:
+    while len(_stores.begun) > pending:
+        target, corner, source = _stores.begun.pop(0)
+        jitter()
+        target.write(corner, source.memory)
+
+
 def allocate(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
     if layout != "barrier":
         return Shared(np.full(shape, np.nan, dtype))
@@ -287,6 +313,7 @@ class Emulator:
 
     def launch(self, programs: int, *arguments: Any, **constants: Any) -> None:
         """Run all programs; raises what one of them raised."""
+        self._programs = programs
 
         def run(program: int) -> None:
             self._program.id = program
@@ -327,6 +354,7 @@ class Emulator:
             int64=np.int64,
             float32=np.float32,
             program_id=lambda axis: wrap(self._program.id),
+            num_programs=lambda axis: wrap(self._programs),
             static_range=range,
             minimum=lambda a, b: wrap(np.minimum(a, b)),
             maximum=lambda a, b: wrap(np.maximum(a, b)),
@@ -362,7 +390,11 @@ class Emulator:
             "gl": language,
             "tl": language,
             "mbarrier": barriers,
-            "tma": SimpleNamespace(async_copy_global_to_shared=copy_to_shared),
+            "tma": SimpleNamespace(
+                async_copy_global_to_shared=copy_to_shared,
+                async_copy_shared_to_global=copy_to_global,
+                store_wait=wait_for_stores,
+            ),
             "warpgroup_mma": warpgroup_mma,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             "fence_async_shared": lambda: None,

@@ -200,7 +200,7 @@ class TestOnAGpu:
             )
             for flush in (True, False)
         )
-        assert cold.median_ms > warm.median_ms
+        assert cold.summary.minimum > warm.summary.minimum, "a late host adds to the others"
 
     def test_a_step_waits_for_the_gpu(self) -> None:
         a = torch.randn(8192, 8192, device="cuda")

@@ -78,16 +78,10 @@ def test_the_causal_convention_halves_attention_only() -> None:
     assert full["optimizer"] == causal["optimizer"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "phases"),
-    [
-        ("forward", ["forward"]),
-        ("forward_backward", ["forward", "backward"]),
-        ("train_step", ["forward", "backward", "optimizer"]),
-    ],
-)
-def test_each_mode_has_its_phases(mode: Any, phases: list[str]) -> None:
-    assert list(flops(SMALL, mode=mode)) == phases
+def test_each_mode_has_its_phases() -> None:
+    assert list(flops(SMALL, mode="forward")) == ["forward"]
+    assert list(flops(SMALL, mode="forward_backward")) == ["forward", "backward"]
+    assert list(flops(SMALL, mode="train_step")) == ["forward", "backward", "optimizer"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("mode", "train"), ("convention", "half")])

@@ -172,16 +172,6 @@ def test_precisions_of_equal_width_take_the_same_memory(one: Any, other: Any) ->
     assert memory(SMALL, one, "train_step") == memory(SMALL, other, "train_step")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@given(shape=shapes)
-def test_each_mode_takes_at_least_as_much_as_the_one_it_extends(
-    precision: Any, shape: ModelShape
-) -> None:
-    modes: list[Any] = ["forward_graph", "forward_backward", "train_step"]
-    peaks = [predicted_peak(shape, precision, mode).parts.total for mode in modes]
-    assert peaks == sorted(peaks)
-
-
 @pytest.mark.parametrize(
     ("changes", "mode", "phase", "name"),
     [

@@ -1,9 +1,12 @@
-"""The promised command line parses; every other one stays as typed."""
+"""The promised command line parses, also without a home; every other one stays as typed."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from snakemake_logger_plugin_lmlab.cache_folder import ensure_writable
 from snakemake_logger_plugin_lmlab.command_line import repair
 
 TARGET = "report/writeup.md"
@@ -50,3 +53,13 @@ def test_every_other_command_line_is_left_alone(typed: str) -> None:
     argv = typed.split()
     repair(argv)
     assert argv == typed.split()
+
+
+def test_a_home_that_cannot_be_written_is_replaced_as_a_cache(tmp_path: Path) -> None:
+    """A file in place of the folder stops even the superuser."""
+    (tmp_path / "file").touch()
+    for home, usable in ((tmp_path, True), (tmp_path / "file", False)):
+        environment = {"HOME": str(home)}
+        ensure_writable(environment)
+        assert ("XDG_CACHE_HOME" not in environment) is usable
+    assert Path(environment["XDG_CACHE_HOME"]).is_dir()

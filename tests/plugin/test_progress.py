@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,9 +85,9 @@ def test_of_a_failed_allocation_only_the_job_that_broke_is_reported(
     assert broke(job(*failed)) is to_blame
 
 
-def test_the_handler_prints_points_and_passes_on_the_rest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def emit() -> Callable[..., None]:
+    """Give the handler a message with its fields."""
     handler = LogHandler(SimpleNamespace(dryrun=False, verbose=False), None)  # type: ignore[arg-type]
 
     def emit(message: str, **fields: Any) -> None:
@@ -94,6 +95,12 @@ def test_the_handler_prints_points_and_passes_on_the_rest(
         vars(record).update(fields)
         handler.emit(record)
 
+    return emit
+
+
+def test_the_handler_prints_points_and_passes_on_the_rest(
+    emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     started = {"jobid": 1, "rule_name": "machine", "wildcards": {}, "output": []}
     emit("stats", event=LogEvent.RUN_INFO, stats={"machine": 1, "total": 1})
     emit("ten lines", event=LogEvent.JOB_INFO, **started)
@@ -105,3 +112,12 @@ def test_the_handler_prints_points_and_passes_on_the_rest(
         "[1/1] machine",
         "An allocation of 2 points failed, see 7.log",
     ]
+
+
+def test_an_interrupt_is_one_line_and_the_last(
+    emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    emit("Terminating processes on user request, this might take some time.")
+    emit("Error in rule", event=LogEvent.JOB_ERROR, indent=False)
+    emit("At least one job did not complete successfully.")
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -9,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from lmlab.measure.records import value
+from lmlab.report import provenance
 from lmlab.report.compare import Compare
 from lmlab.report.frame import Results, derive
 from lmlab.report.page import Report, answers_in, build_chapters, environment_for
@@ -34,11 +37,7 @@ TABLE = Table(title="T", rows=["size", "precision"], columns={"ms": time(phase="
 def page(**more: Any) -> ModuleType:
     declared = {
         "TITLE": "Steps",
-        "TABLES": {
-            "steps": Table(
-                title="T", rows=["size", "precision"], columns={"ms": time(phase="total")}
-            )
-        },
+        "TABLES": {"steps": TABLE},
         "FIGURES": {"steps": STEPS},
         "COMPARISONS": {
             "bf16": Compare(
@@ -149,3 +148,25 @@ def test_answers_are_the_first_sentences_in_bold() -> None:
     )
     answers = {link: answer["sentence"] for link, answer in answers_in(text, "a.md").items()}
     assert answers == {"a.md#does-it-pay": "Yes, by 2.3x.", "a.md#why": "Because."}
+
+
+def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path) -> None:
+    commits: dict[str, Any] = {
+        "clean": {"id": "a" * 40, "dirty": False},
+        "edited": {"id": "a" * 40, "dirty": True},
+        "given": {"id": "a" * 40, "dirty": None, "unverified": True},
+        "unknown": {"id": None, "dirty": None},
+    }
+    records = [time_record([7.0], phase="total")]
+    results = [
+        replace(result({"size": size, "precision": "fp32"}, records), commit=commit)
+        for size, commit in commits.items()
+    ]
+    found = written(tmp_path, results)
+    table = TABLE.render(found.rows)
+    assert {size: f"| {size} | fp32 | 7.00§ |" in table for size in commits} == {
+        size: size == "edited" for size in commits
+    }
+    numbers = re.findall(r"\d+", provenance.unreproducible(found))
+    assert numbers == ["4", "1", "2"], "of 4 results, 1 uncommitted, 2 unverified"
+    assert provenance.unreproducible(written(tmp_path / "clean", results[:1])) == ""

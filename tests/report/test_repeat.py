@@ -22,6 +22,7 @@ def one_set(folder: Path, *, faster: float = 1.0, steps: int = 3) -> Results:
             time_record([wall] * steps, phase="total"),
             time_record([98.0 if size == "large" else 10.0], clock="device", phase="total"),
             time_record([1.0], clock="events", phase="kernel"),
+            time_record([0.0], clock="device", phase="zero_grad"),
             value("tokens", 7, ""),
         ]
         results.append(result({"size": size}, records, settings={"steps": steps}))

@@ -15,8 +15,8 @@ from tests.workflow.conftest import MACHINE, NANO, Project, checkout
 pytestmark = pytest.mark.slow
 
 # Chapters of the nano study that run the model, and the others.
-RUN_THE_MODEL = {"end_to_end", "profile", "memory", "attention", "data_parallel"}
-MEASURE = {"machine", "precision", "collectives", "calculations", *RUN_THE_MODEL}
+RUN_THE_MODEL = {"end_to_end", "profile", "memory", "attention", "data_parallel", "fastest_step"}
+MEASURE = {"machine", "precision", "collectives", "calculations", "principles", *RUN_THE_MODEL}
 CODE = "\nCHANGED = 1\n"
 LAYERNORM = f"results/{MACHINE}/precision/topic~layernorm.json"
 

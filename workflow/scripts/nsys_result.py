@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmlab.chapters.profile.nsys_result import complete
+from lmlab.chapters.profile.trace_data import complete
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ def flash_attention(
     is_transformed = not is_traced and torch._C._are_functorch_transforms_active()
     if q.dim() in (3, 4) and not is_traced and not is_transformed:
         # It checks and casts itself; doing so twice would cost time on short sequences.
-        return FlashAttention.apply(q, k, v, is_causal, scale)
+        return FlashAttention.apply_eagerly(q, k, v, is_causal, scale)
     q, k, v = cast_for_autocast(q, k, v)
     check(q, k, v, is_causal)
     check_supported(q, scale)
@@ -79,6 +79,13 @@ class FlashAttention(torch.autograd.Function):
         """Attention; overridden because older PyTorch does not accept `is_causal` by keyword."""
         return super().apply(q, k, v, is_causal, scale)
 
+    @classmethod
+    def apply_eagerly(
+        cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
+    ) -> Any:
+        """`apply` without the Python of `torch.autograd.Function`, where no transform is active."""
+        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, scale)
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False,
@@ -86,6 +93,13 @@ class FlashAttention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """The output, in the dtype of q."""
         q, k, v = cast_for_autocast(q, k, v)
+        ctx.is_causal = is_causal
+        ctx.scale = q.shape[-1] ** -0.5 if scale is None else scale
+        call = launch.known_forward(q, k, v, is_causal, ctx.scale) if q.is_cuda else None
+        if call is not None:
+            o, lse = call(q, k, v)
+            ctx.save_for_backward(q, k, v, o, lse)
+            return o
         check(q, k, v, is_causal)
         check_supported(q, scale)
         if q.dim() not in (3, 4):
@@ -93,8 +107,7 @@ class FlashAttention(torch.autograd.Function):
                 f"FlashAttention: q has shape {tuple(q.shape)}; allowed: (batch, queries, d),"
                 " (batch, heads, queries, d); flash_attention accepts others"
             )
-        ctx.is_causal = is_causal
-        ctx.scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        ctx.scale = float(ctx.scale)
         folded = fold_all(q, k, v)
         if torch.compiler.is_compiling() or q.is_meta:
             o, lse = flash_forward(*folded, is_causal, ctx.scale)

@@ -3,10 +3,10 @@
 To PyTorch a Triton launch from Python is arbitrary code, at which the compiler would break the
 graph. The operators `lmlab::flash_forward` and `lmlab::flash_backward` have fake kernels (shape,
 type and strides of results), a gradient, and a vmap rule that folds the mapped dimension into the
-batch.
+batch. They are registered with the dispatcher itself: `torch.library.custom_op` would add Python of
+its own to every call, longer than attention over a short sequence.
 
-Eager code does not use them: PyTorch's dispatcher in Python takes longer than attention over a
-short sequence.
+Eager code does not use them, because the dispatcher calls Python several times for a gradient.
 """
 
 from typing import Any
@@ -15,24 +15,28 @@ import torch
 from torch import Tensor
 
 from lmlab.kernels import launch
-from lmlab.kernels.views import empty_bshd, empty_gradient
+from lmlab.kernels.views import bshd_strides, gradient_strides, vector_strides
+
+_LIBRARY = torch.library.Library("lmlab", "FRAGMENT")
+_LIBRARY.define(
+    "flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float scale) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "flash_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,"
+    " bool is_causal, float scale) -> (Tensor, Tensor, Tensor)"
+)
+flash_forward = torch.ops.lmlab.flash_forward.default
+flash_backward = torch.ops.lmlab.flash_backward.default
 
 
-@torch.library.custom_op("lmlab::flash_forward", mutates_args=())
-def flash_forward(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp for inputs of (batch, heads, sequence, head_dim)."""
     return launch.forward(q, k, v, is_causal=is_causal, scale=scale)
 
 
-@flash_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return empty_bshd(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op("lmlab::flash_backward", mutates_args=())
-def flash_backward(
+def _backward(
     grad_o: Tensor,
     q: Tensor,
     k: Tensor,
@@ -46,9 +50,21 @@ def flash_backward(
     return launch.backward(grad_o, q, k, v, o, lse, is_causal=is_causal, scale=scale)
 
 
-@flash_backward.register_fake
-def _(grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_gradient(q), empty_gradient(k), empty_gradient(v)
+for _device in ("CUDA", "CPU"):
+    _LIBRARY.impl("flash_forward", _forward, _device)
+    _LIBRARY.impl("flash_backward", _backward, _device)
+
+
+@torch.library.register_fake("lmlab::flash_forward")
+def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    rows = q.shape[:3]
+    o = q.new_empty_strided(q.shape, bshd_strides(q.shape))
+    return o, q.new_empty_strided(rows, vector_strides(rows), dtype=torch.float32)
+
+
+@torch.library.register_fake("lmlab::flash_backward")
+def _(grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty_strided(x.shape, gradient_strides(x)) for x in (q, k, v))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -60,7 +76,7 @@ def _differentiate(ctx: Any, grad_o: Tensor, grad_lse: Tensor) -> tuple[Any, ...
     return (*flash_backward(grad_o, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None)
 
 
-flash_forward.register_autograd(_differentiate, setup_context=_save)
+torch.library.register_autograd("lmlab::flash_forward", _differentiate, setup_context=_save)
 
 
 def _vmap_rule(operator: Any) -> Any:
@@ -84,5 +100,5 @@ def _batch_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
-flash_forward.register_vmap(_vmap_rule(flash_forward))
-flash_backward.register_vmap(_vmap_rule(flash_backward))
+torch.library.register_vmap("lmlab::flash_forward", _vmap_rule(flash_forward))
+torch.library.register_vmap("lmlab::flash_backward", _vmap_rule(flash_backward))

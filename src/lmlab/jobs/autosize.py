@@ -57,17 +57,17 @@ class Choice:
 
     def records(self, purpose: str) -> list[Record]:
         """Records of the choice, its purpose, and the sizes left out."""
-        chosen = [value("size", self.candidate.size, "", purpose=purpose)]
-        chosen += [
+        chosen = [
+            value("size", self.candidate.size, "", purpose=purpose),
+            value("all_reduce_bandwidth", self.all_reduce_gb_per_s, "GB/s", purpose=purpose),
+            value("over_limit", self.over_limit, "", purpose=purpose),
+        ]
+        if self.step_s is not None:
+            chosen.append(value("trial_step", self.step_s * 1e3, "ms", purpose=purpose))
+        return chosen + [
             without_value("size", "unsupported", one.reason, purpose=purpose, candidate=one.size)
             for one in self.left_out
         ]
-        chosen.append(
-            value("all_reduce_bandwidth", self.all_reduce_gb_per_s, "GB/s", purpose=purpose)
-        )
-        if self.step_s is not None:
-            chosen.append(value("trial_step", self.step_s * 1e3, "ms", purpose=purpose))
-        return [*chosen, value("over_limit", self.over_limit, "", purpose=purpose)]
 
 
 def choose(
@@ -75,51 +75,36 @@ def choose(
     device: torch.device,
     *,
     limit_s: float,
-    messages: float,
-    try_step: Callable[[Candidate], float],
+    messages: float = 1,
+    try_step: Callable[[Candidate], float] | None = None,
 ) -> Choice:
-    """The first size that fits and whose step stays under the limit; else the last.
+    """The first size that fits and whose step stays under the limit; the last may be slow.
 
     A step sends at least `messages` times the bytes of the gradient. `try_step` returns a step's
-    seconds on this rank.
+    seconds on this rank; without it the choice is made by arithmetic.
     """
     rate = bandwidth(device)
     left_out: list[LeftOut] = []
     for candidate in sizes:
-        last = candidate is sizes[-1]
+        last, step_s = candidate is sizes[-1], None
         reason = why_too_large(candidate, device)
         if reason is None and not last:
             reason = why_too_slow(candidate, rate, messages=messages, limit_s=limit_s)
-        if reason is None:
+        if reason is None and try_step is not None:
             step_s = across_ranks.max_over_ranks(try_step(candidate))
             release(device)
-            if step_s <= limit_s or last:
-                return Choice(
-                    candidate=candidate,
-                    all_reduce_gb_per_s=rate / 1e9,
-                    step_s=step_s,
-                    over_limit=step_s > limit_s,
-                    left_out=left_out,
-                )
-            reason = f"a step takes {step_s:.3g} s, more than {limit_s:g} s"
+            if step_s > limit_s and not last:
+                reason = f"a step takes {step_s:.3g} s, more than {limit_s:g} s"
+        if reason is None:
+            return Choice(
+                candidate=candidate,
+                all_reduce_gb_per_s=rate / 1e9,
+                step_s=step_s,
+                over_limit=step_s is not None and step_s > limit_s,
+                left_out=left_out,
+            )
         left_out.append(LeftOut(candidate.size, reason))
     raise MemoryError(f"no size fits: {left_out[-1].size} {left_out[-1].reason}")
-
-
-def largest_that_fits(
-    sizes: Sequence[Candidate], device: torch.device, *, limit_s: float
-) -> Choice:
-    """The first size that arithmetic does not rule out, without a trial; else the last."""
-    rate = bandwidth(device)
-    left_out: list[LeftOut] = []
-    for candidate in sizes:
-        reason = why_too_large(candidate, device) or why_too_slow(
-            candidate, rate, messages=1, limit_s=limit_s
-        )
-        if reason is None or candidate is sizes[-1]:
-            break
-        left_out.append(LeftOut(candidate.size, reason))
-    return Choice(candidate=candidate, all_reduce_gb_per_s=rate / 1e9, left_out=left_out)
 
 
 def bandwidth(device: torch.device) -> float:
@@ -155,14 +140,14 @@ def why_too_large(candidate: Candidate, device: torch.device) -> str | None:
     """The reason, if the cost model puts the ranks of one device over its free memory."""
     expected = expected_memory(candidate.workload, device)
     if expected is None:
-        return None
-    needed = expected.peak
+        return None  # a model that the cost model does not know is tried
     sharing = across_ranks.ranks_per_device(device)
+    needed = sharing * expected.peak
     free = across_ranks.min_over_ranks(free_bytes(device))
-    if needed * sharing <= USABLE * free:
+    if needed <= USABLE * free:
         return None
     who = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"
-    return f"{who} about {needed * sharing / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
+    return f"{who} about {needed / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
 
 
 def free_bytes(device: torch.device) -> float:

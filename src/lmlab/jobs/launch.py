@@ -28,11 +28,10 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from lmlab.jobs import budget
 from lmlab.jobs.job import SIGNAL_BASE, Job, watching_for_signals
@@ -54,14 +53,11 @@ _FAILURE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchrunExit:
-    """How a torchrun ended."""
+class TorchrunExit(NamedTuple):
+    """How a torchrun ended: its status, None if it was killed, and the end of its stderr."""
 
     status: int | None
-    """Exit status; None when it was killed at its deadline."""
     stderr: str
-    """The end of what it and its ranks wrote to the error stream."""
 
 
 def torchrun_args(point: Point, ranks: Mapping[str, Any]) -> list[str]:
@@ -158,27 +154,24 @@ def run_torchrun(
             kill_family(process.pid)
             process.wait()
             copier.join(timeout=5)
-    return TorchrunExit(status=status, stderr="".join(tail))
+    return TorchrunExit(status, "".join(tail))
 
 
 def rank_environment(point: Point, errors: Path) -> dict[str, str]:
     """This environment's torchrun first, cores shared by the ranks, loopback on a single node."""
-    variables = {
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if point.settings["nnodes"] == 1 else {}
+    return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks_per_node(point))),
         "PET_LOG_DIR": str(errors),  # torchrun would leave its own log folders behind
         RANK_ERRORS: str(errors),
+        **loopback,
     }
-    if point.settings["nnodes"] == 1 and sys.platform == "linux":
-        variables["GLOO_SOCKET_IFNAME"] = "lo"
-    return variables
 
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def why_it_failed(
@@ -187,14 +180,12 @@ def why_it_failed(
     """Status and reason of a job that wrote no result."""
     for rank, number in crashed_ranks(ended.stderr).items():
         return "failed", f"rank {rank}: {death_reason(number)}"
-    if errors:
-        first = errors[0]
+    for first in errors:
         who = "" if first["status"] == "unsupported" else f"rank {first['rank']}: "
         return first["status"], f"{who}{first['reason']}"
     if ended.status is None:
         return "failed", f"no result after {deadline:g} s, so its ranks were killed"
-    lines = ended.stderr.strip().splitlines()
-    last = f": {lines[-1]}" if lines else ""
+    last = "".join(f": {line}" for line in ended.stderr.strip().splitlines()[-1:])
     return "failed", f"torchrun exited with status {ended.status} and no result{last}"
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lmlab.measure.across_ranks import gather
 from lmlab.measure.clock import synchronize
 from lmlab.measure.statistics import Measurement
 from lmlab.measure.stop_rule import StopRule
@@ -34,21 +35,6 @@ class RankTimes:
     """The slowest rank of each repetition."""
     rank_median_ms: tuple[float, ...]
     """The median of each rank."""
-
-
-def gather_floats(values: list[float], device: torch.device) -> list[list[float]]:
-    """The values of all ranks, on every rank, in rank order."""
-    # Gloo sends from host memory, NCCL from GPU memory.
-    home = device if dist.get_backend() == "nccl" else torch.device("cpu")
-    mine = torch.tensor(values, dtype=torch.float64, device=home)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, mine)
-    return [part.tolist() for part in parts]
-
-
-def largest(value: float, device: torch.device) -> float:
-    """The largest of the ranks' values, the same on every rank."""
-    return max(part[0] for part in gather_floats([value], device))
 
 
 def time_on_all_ranks(
@@ -82,9 +68,8 @@ def time_on_all_ranks(
         quick = by_repetition and max(by_repetition[-1]) < QUICK_S * 1e3
         batch = min(QUICK_BATCH if quick else 1, max_samples - rule.n)
         mine = [_sample_ms(run, device) for _ in range(batch)]
-        *samples, elapsed = zip(
-            *gather_floats([*mine, time.perf_counter() - began_s], device), strict=True
-        )
+        ranks_samples = gather([*mine, time.perf_counter() - began_s])
+        *samples, elapsed = zip(*ranks_samples, strict=True)
         for ranks in samples:
             by_repetition.append(list(ranks))
             rule.add(max(ranks))

@@ -27,10 +27,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -53,18 +53,12 @@ TIMEOUT = "LMLAB_COLLECTIVE_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = "45"
 
 
-@dataclass(frozen=True)
-class Rank:
-    """Which of the ranks this process is, from torchrun's environment."""
+class Rank(NamedTuple):
+    """Which of the ranks this process is, as torchrun says in its environment."""
 
     rank: int
     local_rank: int
     local_world_size: int
-
-    @classmethod
-    def of_this_process(cls) -> Rank:
-        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return cls(*(int(os.environ[name]) for name in names))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,9 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--point", required=True, help="the point as JSON")
     parser.add_argument("--out", required=True, type=Path, help="file that rank 0 writes")
     arguments = parser.parse_args(argv)
-    me = Rank.of_this_process()
-    if sys.platform == "linux":
-        die_with_parent(os.getppid())  # or it would outlive a torchrun that was killed
+    me = Rank(*(int(os.environ[field.upper()]) for field in Rank._fields))
+    die_with_parent(os.getppid())  # or it would outlive a torchrun that was killed
     try:
         result = take_part(point_from_json(arguments.point), me)
         if result is not None:

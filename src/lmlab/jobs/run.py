@@ -63,9 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         point = point_from_json(arguments.point)
         return write(measure_point(point, machine, limit_s=budget.limit_s()), arguments.out)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(error, file=sys.stderr)
-        return NOTHING_WRITTEN
+    except OSError as error:
+        print(f"{error.filename or arguments.out}: {error.strerror}", file=sys.stderr)
+    return NOTHING_WRITTEN
 
 
 def measure_point(point: Point, machine: Machine, *, limit_s: float = 0) -> Result:

@@ -56,14 +56,13 @@ class PointState:
     def remarks(self) -> list[str]:
         """What a reader should know beyond the state."""
         settings = ", ".join(self.settings_changed)
-        possible = [
-            *self.failed_variants,
-            self.reason,
-            "stale: code changed" if self.code_changed else None,
-            f"stale: settings changed ({settings})" if settings else None,
-            f"measured with torch {self.other_torch}" if self.other_torch else None,
-        ]
-        return [remark for remark in possible if remark]
+        possible = {
+            self.reason: self.reason,
+            "stale: code changed": self.code_changed,
+            f"stale: settings changed ({settings})": settings,
+            f"measured with torch {self.other_torch}": self.other_torch,
+        }
+        return [*self.failed_variants, *(str(text) for text, true in possible.items() if true)]
 
 
 def state_of(

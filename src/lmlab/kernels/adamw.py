@@ -37,7 +37,8 @@ COLUMNS = 5
 @triton.jit
 def update_block(
     weights, gradients, firsts, seconds, rounded, offsets, size,
-    beta1, beta2, decay, step_size, eps, HAS_MASTER: tl.constexpr, MASKED: tl.constexpr,
+    beta1, rest1, beta2, rest2, decay, step_size, eps,
+    HAS_MASTER: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Update one block; only the last block of a tensor needs a mask, which prevents wide loads."""
     mask = offsets < size if MASKED else None
@@ -45,8 +46,8 @@ def update_block(
     weight = tl.load(weights + offsets, mask=mask)
     first = tl.load(firsts + offsets, mask=mask)
     second = tl.load(seconds + offsets, mask=mask)
-    first = beta1 * first + (1 - beta1) * gradient
-    second = beta2 * second + (1 - beta2) * gradient * gradient
+    first = beta1 * first + rest1 * gradient
+    second = beta2 * second + rest2 * gradient * gradient
     weight = weight * decay - step_size * first / (tl.sqrt(second) + eps)
     tl.store(firsts + offsets, first, mask=mask)
     tl.store(seconds + offsets, second, mask=mask)
@@ -57,7 +58,8 @@ def update_block(
 
 @triton.jit
 def adamw_kernel(
-    table, sizes, tensor_of_block, block_in_tensor, beta1, beta2, decay, step_size, eps,
+    table, sizes, tensor_of_block, block_in_tensor,
+    beta1, rest1, beta2, rest2, decay, step_size, eps,
     PARAMETER: tl.constexpr, HAS_MASTER: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -77,12 +79,12 @@ def adamw_kernel(
     if start + BLOCK <= size:
         update_block(
             weights, gradients, firsts, seconds, rounded, offsets, size,
-            beta1, beta2, decay, step_size, eps, HAS_MASTER, False,
+            beta1, rest1, beta2, rest2, decay, step_size, eps, HAS_MASTER, False,
         )  # fmt: skip
     else:
         update_block(
             weights, gradients, firsts, seconds, rounded, offsets, size,
-            beta1, beta2, decay, step_size, eps, HAS_MASTER, True,
+            beta1, rest1, beta2, rest2, decay, step_size, eps, HAS_MASTER, True,
         )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ class FusedAdamW(Optimizer):
         correction = math.sqrt(1 - beta2 ** group["step"])
         kernel_for(adamw_kernel, device)[(len(blocks),)](
             self._table(addresses, device), sizes, tensors, blocks,
-            beta1, beta2, 1 - group["lr"] * group["weight_decay"],
+            beta1, 1 - beta1, beta2, 1 - beta2, 1 - group["lr"] * group["weight_decay"],
             group["lr"] * correction / (1 - beta1 ** group["step"]), group["eps"] * correction,
             PARAMETER=TRITON_TYPES[dtype], HAS_MASTER=dtype != torch.float32,
             COLUMNS=COLUMNS, BLOCK=BLOCK, num_warps=8,
@@ -136,11 +138,10 @@ class FusedAdamW(Optimizer):
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None, "parameters without a gradient are left out"
         if not state:
-            wide = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
-            state["exp_avg"] = torch.zeros_like(parameter, **wide)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, **wide)
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
             if parameter.dtype != torch.float32:
-                state["master"] = parameter.detach().to(**wide)
+                state["master"] = parameter.detach().float()
         if gradient.dtype != parameter.dtype or not gradient.is_contiguous():
             parameter.grad = gradient = gradient.to(parameter.dtype).contiguous()
         master = state.get("master", parameter)

@@ -36,6 +36,17 @@ SMALLEST_TILE = 16
 """A tensor-core product needs 16 rows."""
 
 
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a launch must know about a device."""
+
+    architecture: str
+    num_sms: int
+    shared_limit: int
+    """Shared memory that one program may use, in bytes."""
+    l2_bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
     """Tile shape and options of one launch."""
@@ -87,8 +98,9 @@ class Tiles:
         # Two stages suit the fused backward; the portable kernel spills with them.
         stages = 3 if self.fused else self.stages
         return replace(
-            self, block_m=block_m, stages=stages, tma=True, warp_specialized=False, fused=False
-        )
+            self, block_m=block_m, stages=stages, tma=True, persistent=False,
+            warp_specialized=False, fused=False,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return f"{self.block_m} x {self.block_n}, {self.warps} warps, {self.stages} stages"
@@ -140,6 +152,11 @@ def architecture(major: int, minor: int) -> str | None:
     return "ampere" if major == 8 else None
 
 
+def q_slots(tiles: Tiles, block_d: int) -> int:
+    """Tiles of Q per consumer of the warp-specialized forward: the next one too, if it fits."""
+    return 2 if tiles.persistent and block_d <= 128 else 1
+
+
 def shared_bytes(case: Case, tiles: Tiles) -> int:
     """Estimated shared memory of a launch: the size of its tiles.
 
@@ -152,6 +169,8 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     resident_tensors, row_stats = (1, 0) if case.direction == "forward" else (2, 8)
     # tf32x3 keeps each resident tile twice, leading and trailing digits.
     copies = 2 if case.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
+    if case.direction == "forward" and tiles.warp_specialized:
+        copies = q_slots(tiles, power_of_two(case.head_dim))
     total = resident_tensors * copies * resident * row
     total += tiles.stages * streamed * (2 * row + row_stats)
     if tiles.inline_delta:
@@ -164,8 +183,9 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     return total + 2048  # barriers, and alignment of each tile
 
 
-def choose(case: Case, shared_limit: int) -> list[Tiles]:
+def choose(case: Case, device: DeviceInfo) -> list[Tiles]:
     """Tiles for a case that fit by estimate, the best first, each smaller than the one before."""
+    shared_limit = device.shared_limit
     candidates = _shrink(case.direction, look_up(case))
     fitting = [tiles for tiles in candidates if shared_bytes(case, tiles) <= shared_limit]
     if not fitting:

@@ -44,6 +44,7 @@ from lmlab.kernels.tile_ops import (
     store_partial,
     store_tile,
     tile_of_program,
+    vector_offset,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -161,7 +162,7 @@ def dkdv_tile(
     )
     for member in range(group_size):
         q_head = head * group_size + member
-        row_base = (batch * heads + q_head) * queries
+        row_base = vector_offset(batch, q_head, heads, queries)
         if IS_CAUSAL:
             grads = dkdv_inner(
                 grads, k_tile, v_tile, q, do, o, q_strides, do_strides, o_strides, batches,
@@ -210,7 +211,7 @@ def dq_tile(
     if SPLITS > 1:
         first, end = split_range(first, end, split, BLOCK_N, SPLITS)
         unmasked = tl.minimum(tl.maximum(unmasked, first), end)
-    row_base = (batch * heads + head) * queries
+    row_base = vector_offset(batch, head, heads, queries)
     q_tile = load_terms(
         q_ptr, batches, q_strides, batch, head, start, queries,
         BLOCK_M, BLOCK_D, HEAD_DIM, RAGGED_QUERIES, False, TERMS,

@@ -10,7 +10,7 @@ compute what they need inline.
 import triton
 import triton.language as tl
 
-from lmlab.kernels.tile_ops import load_tile, tile_of_program
+from lmlab.kernels.tile_ops import load_tile, tile_of_program, vector_offset
 
 
 @triton.jit
@@ -29,7 +29,8 @@ def compute_delta(
 def store_delta(rowsum, delta, batch, head, start, heads, queries, ROWS: tl.constexpr):
     """Store delta of a tile of queries."""
     rows = start + tl.arange(0, ROWS)
-    tl.store(delta + (batch * heads + head) * queries + rows, rowsum, mask=rows < queries)
+    row_base = vector_offset(batch, head, heads, queries)
+    tl.store(delta + row_base + rows, rowsum, mask=rows < queries)
 
 
 @triton.jit(do_not_specialize=["batch_heads", "heads"])

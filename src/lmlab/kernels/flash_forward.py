@@ -38,6 +38,7 @@ from lmlab.kernels.tile_ops import (
     split_range,
     store_tile,
     tile_of_program,
+    vector_offset,
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -138,7 +139,7 @@ def epilogue(
     output = acc * (1.0 / row_sum)[:, None]
     store_tile(o, o_strides, batch, head, start, queries, output, BLOCK_M, BLOCK_D, HEAD_DIM)
     offs_m = start + tl.arange(0, BLOCK_M)
-    row_base = lse + (batch * heads + head) * queries
+    row_base = lse + vector_offset(batch, head, heads, queries)
     tl.store(row_base + offs_m, (row_max + tl.log2(row_sum)) * LN2, mask=offs_m < queries)
 
 

@@ -96,7 +96,8 @@ def tiles_for(like: Tensor) -> dict[str, int]:
     if like.device.type != "cuda" or like.dtype == torch.float32:
         tiles = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
     else:
-        limit = torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin
+        card: Any = torch.cuda.get_device_properties(like.device)
+        limit = card.shared_memory_per_block_optin
         columns = 256 if limit >= 150_000 else 128
         stages = min(4, limit // (2 * 64 * (128 + columns)))
         tiles = {"BLOCK_M": 128, "BLOCK_N": columns, "BLOCK_K": 64}

@@ -1,12 +1,13 @@
 """From tensors to launches: one forward, one to three backward, with little work on the host.
 
-A short sequence takes the GPU a few microseconds, less than Python needs to plan the launch. So all
-that follows from the shapes (tiles, grid, constants) is computed once per shape and cached; a call
-allocates its outputs and launches.
+A short sequence takes the GPU a few microseconds, less than Python needs to plan the launch. So a
+call is planned once for its shapes, strides and types (tiles, grid, buffers, constants) and kept;
+the next one like it allocates its results and launches.
 
 Outputs are (batch, heads, sequence, head_dim), in memory (batch, sequence, heads, head_dim), so
 that a model merges its heads without a copy. A gradient has the layout of its input, because
-autograd would otherwise copy it.
+autograd would otherwise copy it. Vectors of one number per query have rows padded to 16 bytes, so
+that TMA reads them whatever the length.
 
 fp32 products are exact unless TF32 is requested in PyTorch's own way, by
 `torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision`.
@@ -14,21 +15,20 @@ fp32 products are exact unless TF32 is requested in PyTorch's own way, by
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lmlab.kernels.configs import Direction, Tiles, choose
+from lmlab.kernels.call import Call
+from lmlab.kernels.configs import BF16_TERMS, Direction, Tiles, choose
 from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_delta import delta_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
 from lmlab.kernels.fp32_terms import decompose_kernel
-from lmlab.kernels.interpreted import kernel_for
-from lmlab.kernels.launch_cache import cached_launch
 from lmlab.kernels.problem import (
     Problem,
     backward_plan,
@@ -38,36 +38,38 @@ from lmlab.kernels.problem import (
     forward_plan,
     row_constants,
 )
+from lmlab.kernels.step import Operand, Step, Tiled
 from lmlab.kernels.views import (
     addressable,
-    empty_bshd,
-    empty_gradient,
-    empty_terms,
+    bshd_strides,
+    gradient_strides,
     row_strides,
     supports_tma,
-    tma_descriptor,
+    tma_strides,
+    vector_strides,
 )
-from lmlab.kernels.workspace import split_workspace
 
 LOG2E = 1.4426950408889634
+ALIGNMENT = 16
+MAX_CALLS = 4096
+"""More than a process uses, unless its shapes keep changing."""
 
 
 class TilesTooLarge(ValueError):
     """Explicitly requested tiles that this GPU cannot hold."""
 
 
-Tensors = tuple[Tensor, ...]
 Chooser = Callable[[Problem, Direction], Tiles]
 
 _chooser: Chooser | None = None
-_choices: dict[tuple[Problem, Direction], list[Tiles]] = {}
+_calls: dict[tuple[Any, ...], Call] = {}
 
 
 def choose_with(chooser: Chooser | None) -> None:
     """Let `chooser` select the tiles of a problem from now on; None restores the table."""
     global _chooser
     _chooser = chooser
-    _choices.clear()
+    _calls.clear()
 
 
 def forward(
@@ -78,16 +80,19 @@ def forward(
     q is (batch, heads, queries, head_dim), k and v (batch, kv_heads, keys, head_dim), of one type
     and device; heads is a multiple of kv_heads. Without `tiles`, the table in `tile_sizes` decides.
     """
-    problem = Problem.of(q, k, is_causal)
-    inputs = addressable(q), addressable(k), addressable(v)
-    o = empty_bshd(q)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-
-    def launch(tiles: Tiles) -> Any:
-        return launch_forward(problem, inputs, (o, lse), scale, tiles)
-
-    launch_fitting(problem, "forward", tiles, launch)
+    call = known_forward(q, k, v, is_causal, scale, tiles)
+    if call is None:
+        o, lse = _plan("forward", (q, k, v), is_causal, scale, tiles)
+    else:
+        o, lse = call(q, k, v)
     return o, lse
+
+
+def known_forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, tiles: Tiles | None = None
+) -> Call | None:
+    """The call for such inputs, if there has been one; its inputs need no checks."""
+    return _calls.get(_key((q, k, v), is_causal, scale, tiles))
 
 
 def backward(
@@ -103,154 +108,220 @@ def backward(
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    problem = Problem.of(q, k, is_causal)
-    grads = empty_gradient(q), empty_gradient(k), empty_gradient(v)
-    inputs = *map(addressable, (grad_o, q, k, v, o)), lse.contiguous()
-
-    def launch(tiles: Tiles) -> Any:
-        return launch_backward(problem, inputs, grads, scale, tiles)
-
-    launch_fitting(problem, "backward", tiles, launch)
-    return grads
+    inputs = q, k, v, grad_o, o, lse
+    call = _calls.get(_key(inputs, is_causal, scale, tiles))
+    if call is None:
+        grad_q, grad_k, grad_v = _plan("backward", inputs, is_causal, scale, tiles)
+    else:
+        grad_q, grad_k, grad_v = call(*inputs)
+    return grad_q, grad_k, grad_v
 
 
-def launch_fitting(
-    problem: Problem, direction: Direction, tiles: Tiles | None, launch: Callable[[Tiles], Any]
-) -> Any:
-    """Launch with the requested tiles, or with the best that the device can hold."""
-    if not problem.batch_heads:
-        return None
-    with _on(problem.device):
-        if tiles is not None:
-            try:
-                return launch(tiles)
-            except OutOfResources as error:
+def _key(
+    inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles | None
+) -> tuple[Any, ...]:
+    """Everything that a call depends on."""
+    q, k, v, *others = inputs
+    pointers = q.data_ptr() | k.data_ptr() | v.data_ptr()
+    layouts = []
+    for x in others:
+        pointers |= x.data_ptr()
+        layouts.append(x.stride())
+    tf32 = q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), *layouts, q.dtype, k.dtype,
+        v.dtype, q.device, k.device, v.device, pointers % ALIGNMENT, is_causal, scale, tf32, tiles,
+    )  # fmt: skip
+
+
+def _plan(
+    direction: Direction,
+    inputs: Sequence[Tensor],
+    is_causal: bool,
+    scale: float,
+    tiles: Tiles | None,
+) -> tuple[Tensor, ...]:
+    """Run a call that is not known yet, with the tiles requested or the best that fit."""
+    usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
+    problem = Problem.of(usable[0], usable[1], is_causal)
+    is_aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in usable)
+    choices = [tiles] if tiles is not None else _choose(problem, direction)
+    plan = plan_forward if direction == "forward" else plan_backward
+    while choices:
+        call = plan(problem, usable, scale, choices.pop(0), is_aligned)
+        try:
+            results = call(*usable)
+        except OutOfResources as error:  # the estimate of shared memory was too low
+            if tiles is not None:
                 raise TilesTooLarge(f"tiles {tiles}: {error}") from error
-        choices = _choices.get((problem, direction)) or _choose(problem, direction)
-        while True:
-            try:
-                return launch(choices[0])
-            except OutOfResources:
-                # The estimate of shared memory was too low; do not try these tiles again.
-                if len(choices) == 1:
-                    raise
-                del choices[0]
+            if not choices:
+                raise
+            continue
+        if len(_calls) >= MAX_CALLS:
+            _calls.clear()
+        if all(a is b for a, b in zip(usable, inputs, strict=True)):
+            _calls[_key(tuple(inputs), is_causal, scale, tiles)] = call
+        break
+    return results
 
 
 def _choose(problem: Problem, direction: Direction) -> list[Tiles]:
-    choices = choose(problem.case(direction), device_info(problem.device).shared_limit)
-    if _chooser is not None:
-        choices = [_chooser(problem, direction), *choices]
-    _choices[problem, direction] = choices
-    return choices
+    choices = choose(problem.case(direction), device_info(problem.device))
+    return [_chooser(problem, direction), *choices] if _chooser is not None else choices
 
 
-def launch_forward(
-    problem: Problem, inputs: Tensors, outputs: Tensors, scale: float, tiles: Tiles
-) -> Any:
-    """One launch of (q, k, v) to (o, lse); returns the compiled kernel, None if interpreted."""
-    (q, k, v), (o, lse) = inputs, outputs
+def compiled_kernel(inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles) -> Any:
+    """The compiled kernel of a call that has been made: the largest; None if interpreted.
+
+    `inputs` are those of `forward`, or q, k, v, grad_o, o and lse.
+    """
+    steps = _calls[_key(inputs, is_causal, scale, tiles)].steps
+    kernels = [step.compiled for step in steps if step.compiled is not None]
+    return max(kernels, key=lambda kernel: kernel.metadata.shared, default=None)
+
+
+def _padded(vectors: Tensor) -> Tensor:
+    """The log-sum-exp with rows as the forward pads them; a copy if it is another's."""
+    strides = vector_strides(vectors.shape)
+    if vectors.stride() == strides:
+        return vectors
+    padded = vectors.new_empty_strided(vectors.shape, strides)
+    return padded.copy_(vectors)
+
+
+def plan_forward(
+    problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles, is_aligned: bool
+) -> Call:
+    """One launch of (q, k, v) to (o, lse)."""
+    call = Call.of(inputs)
+    q, k, v = call.operands
+    o = call.result(q.shape, bshd_strides(q.shape), q.dtype)
+    lse = call.result(q.shape[:3], vector_strides(q.shape[:3]), torch.float32)
+    if not problem.batch_heads:
+        return call
     plan = forward_plan(problem, tiles)
     if tiles.warp_specialized:
         # Not at the top: Gluon is experimental, and most launches do without it.
         from lmlab.kernels.hopper import launch as hopper
 
-        if hopper.can_forward(problem, tiles, plan, inputs):
-            return hopper.launch_forward(problem, inputs, outputs, scale, tiles, plan)
+        if hopper.can_forward(problem, tiles, plan, (q, k, v), is_aligned):
+            hopper.add_forward(call, problem, (q, k, v, o, lse), scale, tiles, plan)
+            return call
         tiles = tiles.portable()
         plan = forward_plan(problem, tiles)
     block_d = plan.constants["BLOCK_D"]
     # A partial is an accumulator with a row sum and a row maximum per query.
-    workspace = split_workspace(plan, tiles.block_m * (block_d + 2), q.device, unused=lse)
+    partials, semaphores = _add_splits(call, plan, tiles.block_m * (block_d + 2), lse)
     numbers = (
-        row_strides(q), row_strides(k), row_strides(v), row_strides(o), scale * LOG2E,
+        *map(row_strides, (q, k, v, o)), scale * LOG2E,
         problem.batch_heads, problem.heads, problem.group_size, plan.l2_heads,
         plan.programs, problem.queries, problem.keys,
     )  # fmt: skip
-    kernel, written = kernel_for(flash_forward_kernel, q.device), (o, lse, *workspace)
-    if tiles.tma and all(map(supports_tma, inputs)):
+    streamed, constants = (q, k, v), plan.constants
+    if tiles.tma and is_aligned and all(map(supports_tma, streamed)):
         rows = tiles.block_m, tiles.block_n, tiles.block_n
-        descriptors = (tma_descriptor(x, n, block_d) for x, n in zip(inputs, rows, strict=True))
-        constants = plan.constants | {"DESCRIPTOR": True}
-        return kernel[(plan.grid,)](*descriptors, *written, *numbers, **constants)
-    return cached_launch(kernel, (plan.grid,), plan, (*inputs, *written), numbers, plan.constants)
+        streamed = tuple(_tiled(x, n, block_d) for x, n in zip(streamed, rows, strict=True))
+        constants = constants | {"DESCRIPTOR": True}
+    arguments = *streamed, o, lse, partials, semaphores, *numbers
+    call.steps.append(Step(flash_forward_kernel, (plan.grid,), arguments, constants, is_aligned))
+    return call
 
 
-def launch_delta(problem: Problem, grad_o: Tensor, o: Tensor) -> Tensor:
-    """delta = rowsum(o * grad_o) in one launch."""
-    delta = _empty_delta(problem, o)
-    numbers = (
-        row_strides(o), row_strides(grad_o), problem.batch_heads, problem.heads, problem.queries
-    )  # fmt: skip
-    kernel, tensors = kernel_for(delta_kernel, o.device), (o, grad_o, delta)
-    cached_launch(kernel, delta_grid(problem), problem, tensors, numbers, row_constants(problem))
-    return delta
-
-
-def _empty_delta(problem: Problem, o: Tensor) -> Tensor:
-    return o.new_empty(problem.batch, problem.heads, problem.queries, dtype=torch.float32)
-
-
-def launch_decompose(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, o: Tensor
-) -> tuple[Tensors, Tensor]:
-    """The first four as bf16 terms (`lmlab.kernels.fp32_terms`), and delta, in one launch."""
-    terms = empty_terms(q), empty_terms(k), empty_terms(v), empty_terms(grad_o)
-    delta = _empty_delta(problem, o)
-    tensors = q, grad_o, k, v, o, terms[0], terms[3], terms[1], terms[2], delta
-    numbers = (
-        *map(row_strides, (q, grad_o, k, v, o, terms[0], terms[1])), problem.batch_heads,
-        problem.heads, problem.batch_kv_heads, problem.kv_heads, problem.queries, problem.keys,
-    )  # fmt: skip
-    kernel, grid = kernel_for(decompose_kernel, q.device), decompose_grid(problem)
-    cached_launch(kernel, grid, problem, tensors, numbers, row_constants(problem))
-    return terms, delta
-
-
-def launch_backward(
-    problem: Problem, inputs: Tensors, grads: Tensors, scale: float, tiles: Tiles
-) -> Any:
-    """One to three launches of (grad_o, q, k, v, o, lse) to the gradients of q, k and v.
-
-    Returns the compiled kernel of the gradients, None if interpreted.
-    """
-    grad_o, q, k, v, o, lse = inputs
+def plan_backward(
+    problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles, is_aligned: bool
+) -> Call:
+    """One to three launches of (q, k, v, grad_o, o, lse) to the gradients of q, k and v."""
+    call = Call.of(inputs)
+    q, k, v, grad_o, o, lse = call.operands
+    grads = tuple(
+        call.result(x.shape, gradient_strides(tensor), x.dtype)
+        for x, tensor in zip((q, k, v), inputs, strict=False)
+    )
+    if not problem.batch_heads:
+        return call
     plan = backward_plan(problem, tiles)
-    sources: Tensors = (q, k, v, grad_o)
+    sources = q, k, v, grad_o
     if tiles.warp_specialized:
         from lmlab.kernels.hopper import launch as hopper
 
-        if hopper.can_backward(problem, tiles, (*sources, lse)):
-            delta = launch_delta(problem, grad_o, o)
-            inputs = grad_o, q, k, v, lse, delta
-            return hopper.launch_backward(problem, inputs, grads, scale, tiles, plan)
+        if hopper.can_backward(problem, tiles, (*sources, *grads), is_aligned):
+            delta = _add_delta(call, problem, grad_o, o, is_aligned)
+            hopper.add_backward(call, problem, (*sources, lse, delta), grads, scale, tiles, plan)
+            return call
         tiles = tiles.portable()
         plan = backward_plan(problem, tiles)
     if plan.constants["TERMS"] > 1:
-        sources, delta = launch_decompose(problem, q, k, v, grad_o, o)
+        sources, delta = _add_decompose(call, problem, is_aligned)
     elif plan.constants["INLINE_DELTA"]:
         delta = lse  # not read
     else:
-        delta = launch_delta(problem, grad_o, o)
+        delta = _add_delta(call, problem, grad_o, o, is_aligned)
     block_d = plan.constants["BLOCK_D"]
     # A partial is two accumulators, dK and dV.
-    workspace = split_workspace(plan, 2 * tiles.block_n * block_d, q.device, unused=lse)
+    partials, semaphores = _add_splits(call, plan, 2 * tiles.block_n * block_d, lse)
     numbers = (
         *map(row_strides, (*sources, o, *grads)), problem.batch, scale, problem.batch_kv_heads,
         problem.kv_heads, problem.group_size, plan.l2_heads, problem.queries, problem.keys,
     )  # fmt: skip
-    kernel = kernel_for(flash_backward_kernel, q.device)
-    others = o, lse, delta, *grads, *workspace
-    if tiles.tma and all(map(supports_tma, sources)):
-        descriptors = (tma_descriptor(x, tiles.block_m, block_d) for x in sources)
-        constants = plan.constants | {"DESCRIPTOR": True}
-        return kernel[(plan.grid,)](*descriptors, *sources, *others, *numbers, **constants)
-    tensors = *sources, *sources, *others
-    return cached_launch(kernel, (plan.grid,), plan, tensors, numbers, plan.constants)
+    streamed, constants = sources, plan.constants
+    if tiles.tma and is_aligned and all(map(supports_tma, sources)):
+        streamed = tuple(_tiled(x, tiles.block_m, block_d) for x in sources)
+        constants = constants | {"DESCRIPTOR": True}
+    arguments = *streamed, *sources, o, lse, delta, *grads, partials, semaphores, *numbers
+    call.steps.append(Step(flash_backward_kernel, (plan.grid,), arguments, constants, is_aligned))
+    return call
 
 
-def _on(device: torch.device) -> AbstractContextManager[None]:
-    """Launches go to the current device, which need not be the tensors'."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+def _add_splits(call: Call, plan: Any, elements: int, unused: Operand) -> tuple[Operand, Operand]:
+    """Partials of `elements` fp32 numbers per program, and semaphores; `unused` without splits."""
+    if plan.splits == 1:
+        return unused, unused
+    partials = call.scratch((plan.programs * elements,), (1,), torch.float32)
+    return partials, call.add_semaphores(plan.programs // plan.splits)
+
+
+def _add_delta(
+    call: Call, problem: Problem, grad_o: Operand, o: Operand, is_aligned: bool
+) -> Operand:
+    """delta = rowsum(o * grad_o) in one launch."""
+    delta = call.scratch(o.shape[:3], vector_strides(o.shape[:3]), torch.float32)
+    arguments = (
+        o, grad_o, delta, row_strides(o), row_strides(grad_o),
+        problem.batch_heads, problem.heads, problem.queries,
+    )  # fmt: skip
+    constants = row_constants(problem)
+    call.steps.append(Step(delta_kernel, delta_grid(problem), arguments, constants, is_aligned))
+    return delta
+
+
+def _add_decompose(
+    call: Call, problem: Problem, is_aligned: bool
+) -> tuple[tuple[Operand, ...], Operand]:
+    """q, k, v and grad_o as bf16 terms (`lmlab.kernels.fp32_terms`), and delta, in one launch."""
+    q, k, v, grad_o, o, _ = call.operands[:6]
+    terms = []
+    for x in (q, k, v, grad_o):
+        batch, heads, rows, columns = x.shape
+        strides = heads * rows * columns, rows * columns, columns, 1
+        terms.append(
+            call.scratch((BF16_TERMS * batch, *x.shape[1:]), strides, term_dtype(call.device))
+        )
+    delta = call.scratch(o.shape[:3], vector_strides(o.shape[:3]), torch.float32)
+    arguments = (
+        q, grad_o, k, v, o, terms[0], terms[3], terms[1], terms[2], delta,
+        *map(row_strides, (q, grad_o, k, v, o, terms[0], terms[1])), problem.batch_heads,
+        problem.heads, problem.batch_kv_heads, problem.kv_heads, problem.queries, problem.keys,
+    )  # fmt: skip
+    grid, constants = decompose_grid(problem), row_constants(problem)
+    call.steps.append(Step(decompose_kernel, grid, arguments, constants, is_aligned))
+    return tuple(terms), delta
+
+
+def term_dtype(device: torch.device) -> torch.dtype:
+    """Type of the terms; the interpreter cannot multiply bf16, there one term is the number."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _tiled(x: Operand, rows: int, columns: int) -> Tiled:
+    """An operand read by TMA in tiles of rows x columns of one head."""
+    return Tiled(x, tma_strides(x), (1, 1, rows, columns), TensorDescriptor)

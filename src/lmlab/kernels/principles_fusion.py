@@ -12,7 +12,6 @@ the same seed gives the same mask, in any kernel that repeats the hash.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,8 +19,6 @@ from torch import Tensor
 from lmlab.kernels.interpreted import kernel_for
 
 BLOCK = 1024
-HASH_STEPS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
-"""Shift and multiplier of each round: an integer hash with little bias."""
 
 
 @triton.jit
@@ -77,17 +74,3 @@ def gelu_dropout_residual(
         BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return y
-
-
-def keep_mask(like: Tensor, p: float, seed: int) -> Tensor:
-    """The elements that the kernel keeps, computed in PyTorch."""
-    hashed = (torch.arange(like.numel(), device=like.device) + seed) & 0xFFFFFFFF
-    for shift, factor in HASH_STEPS:
-        hashed = ((hashed ^ (hashed >> shift)) * factor) & 0xFFFFFFFF
-    return (hashed >= int(p * 2**32)).view(like.shape)
-
-
-def unfused(x: Tensor, bias: Tensor, residual: Tensor, *, p: float, keep: Tensor) -> Tensor:
-    """The same chain as four PyTorch operations with a given mask, for checking."""
-    gelu = F.gelu(x.float() + bias, approximate="tanh")
-    return (residual.float() + keep * gelu / (1 - p)).to(x.dtype)

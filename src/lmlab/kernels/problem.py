@@ -21,7 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmlab.kernels.configs import Case, Direction, Tiles, architecture, power_of_two, shared_bytes
+from lmlab.kernels.configs import (
+    Case,
+    DeviceInfo,
+    Direction,
+    Tiles,
+    architecture,
+    power_of_two,
+    shared_bytes,
+)
 
 MAX_SPLITS = 16
 MIN_TILES_PER_SPLIT = 4
@@ -32,17 +40,6 @@ RESIDENT_WARPS = 16
 
 class UnsupportedDevice(ValueError):
     """A device that the kernels do not run on."""
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """What a launch must know about a device."""
-
-    architecture: str
-    num_sms: int
-    shared_limit: int
-    """Shared memory that one program may use, in bytes."""
-    l2_bytes: int
 
 
 @cache

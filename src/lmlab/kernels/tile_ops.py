@@ -78,6 +78,12 @@ def store_tile(
 
 
 @triton.jit
+def vector_offset(batch, head, heads, queries):
+    """Offset of one head's row of lse or delta; TMA needs rows padded to 16 bytes."""
+    return (batch.to(tl.int64) * heads + head) * ((queries + 3) // 4 * 4)
+
+
+@triton.jit
 def load_vector(source, start, length, beyond, ROWS: tl.constexpr, BOUNDED: tl.constexpr):
     """Load one number per query in [start, start + ROWS), and `beyond` past the last query."""
     rows = tl.arange(0, ROWS)

@@ -1,11 +1,12 @@
 """Whether repeated samples of one quantity are steady, and how well they fix its median.
 
-A median with its quartiles describes samples that scatter around one value. Samples that creep (a
-GPU that warms up, a host that slows down) or fall into two groups (a thread that moved to another
-core) have no single value, so they are recognized and quoted as a range:
+A median with its quartiles describes samples that scatter around one value. Samples whose level
+changes (a GPU that warms up, a host that runs at two speeds for a while each) or that fall into two
+groups have no single value, so they are recognized and quoted as a range:
 
-- *drifting*: the rank correlation of the samples with their order (Spearman) is significant at
-  1 %, and the last third lies more than 3 % from the first, median against median;
+- *drifting*: the medians of the first, middle and last third differ by more than 3 %, and the rank
+  correlation of the samples with their order (Spearman), or with their predecessors, is significant
+  at 1 %: they rise, fall or wander, which scatter does not;
 - *bimodal*: cut at the widest gap that leaves a quarter of the samples on either side, the medians
   of the two groups differ by more than 5 % of the whole and by more than twice the spread (the
   middle 80 %) within either. Fewer than 16 samples show gaps by chance and are not judged.
@@ -32,17 +33,20 @@ SIGNIFICANT = 2.576
 def stability(samples: Sequence[float]) -> Stability:
     """What kind of samples they are, in the order in which they were taken."""
     change = drift(samples)
-    if change is not None and abs(change) > SMALLEST_DRIFT and _follows_order(samples):
+    if change is not None and change > SMALLEST_DRIFT and _depends_on_order(samples):
         return "drifting"
     return "bimodal" if _has_two_groups(sorted(samples)) else "steady"
 
 
 def drift(samples: Sequence[float]) -> float | None:
-    """Relative change from the first third of the samples to the last; None for few samples."""
-    third = len(samples) // 3
-    if len(samples) < FEWEST_FOR_DRIFT or min(samples) <= 0:
+    """How far the medians of the first, middle and last third lie apart, relative to the smallest;
+    None for few samples."""
+    n = len(samples)
+    if n < FEWEST_FOR_DRIFT or min(samples) <= 0:
         return None
-    return statistics.median(samples[-third:]) / statistics.median(samples[:third]) - 1
+    thirds = (samples[: n // 3], samples[n // 3 : n - n // 3], samples[n - n // 3 :])
+    medians = [statistics.median(third) for third in thirds]
+    return max(medians) / min(medians) - 1
 
 
 def median_error(samples: Sequence[float]) -> float:
@@ -58,11 +62,13 @@ def median_error(samples: Sequence[float]) -> float:
     return (ordered[-outside] - ordered[outside - 1]) / 2 / statistics.median(ordered)
 
 
-def _follows_order(samples: Sequence[float]) -> bool:
-    if min(samples) == max(samples):
+def _depends_on_order(samples: Sequence[float]) -> bool:
+    ranks = _ranks(samples)
+    if len({*ranks[1:]}) == 1 or len({*ranks[:-1]}) == 1:
         return False
-    correlation = statistics.correlation(range(len(samples)), _ranks(samples))
-    return abs(correlation) * math.sqrt(len(samples) - 1) > SIGNIFICANT
+    trend = abs(statistics.correlation(range(len(ranks)), ranks))
+    neighbours = statistics.correlation(ranks[:-1], ranks[1:])
+    return max(trend, neighbours) * math.sqrt(len(ranks) - 1) > SIGNIFICANT
 
 
 def _ranks(samples: Sequence[float]) -> list[float]:

@@ -42,7 +42,7 @@ class Summary:
     sd: float | None
     """Sample standard deviation (n - 1); None for a single sample."""
     drift: float | None
-    """Relative change from the first third of the samples to the last; None for few samples."""
+    """How far the medians of the thirds of the samples lie apart; None for few samples."""
     stability: Stability
 
     @property

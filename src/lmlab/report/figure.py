@@ -86,6 +86,8 @@ class Figure:
     facet: str | None = None
     """A field with one panel per value, side by side."""
     facet_title: str = "{}"
+    wrap: int | None = None
+    """Panels per row; all in one row unless given."""
     where: Mapping[str, Any] = field(default_factory=dict)
     data: Callable[[Results], Rows] | None = None
     """Builds the rows from the results, for figures that draw payloads such as timelines."""
@@ -147,31 +149,37 @@ class Figure:
 
     def _draw(self, rows: Rows) -> Canvas:
         facets = [value for (value,) in distinct(rows, [self.facet])] if self.facet else [None]
+        columns = self.wrap or len(facets)
+        lines = -(-len(facets) // columns)
         canvas, grid = plt.subplots(
-            1,
-            len(facets),
-            figsize=(WIDTH_INCHES, self.height),
+            lines,
+            columns,
+            figsize=(WIDTH_INCHES, lines * self.height),
             sharex=self.share_x,
             sharey=self.share_y,
             squeeze=False,
         )
+        panels: list[Axes] = list(grid.flat)
+        for unused in panels[len(facets) :]:
+            unused.set_visible(False)
+        panels = panels[: len(facets)]
         colors = self.colors(rows)
-        for axes, value in zip(grid[0], facets, strict=True):
+        for axes, value in zip(panels, facets, strict=True):
             mine = rows if self.facet is None else select(rows, **{self.facet: value})
             DRAW[self.mark](self, axes, mine, colors)
             if self.facet:
                 axes.set_title(self.facet_title.format(value), fontsize=10)
         # After all panels have data: a limit set on one of them ends the scaling that they share.
-        for panel, axes in enumerate(grid[0]):
-            self._dress(axes, first=panel == 0 or not self.share_y)
+        for panel, axes in enumerate(panels):
+            self._dress(axes, first=panel % columns == 0 or not self.share_y)
         canvas.suptitle(self.title, fontsize=11)
         handles: dict[str, Any] = {}
-        for axes in grid[0]:
+        for axes in panels:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         if len(handles) > 1:
-            columns = max(1, min(6, LEGEND_CHARACTERS // (8 + max(map(len, handles)))))
+            fitting = max(1, min(6, LEGEND_CHARACTERS // (8 + max(map(len, handles)))))
             canvas.legend(
-                handles.values(), handles.keys(), loc="outside lower center", ncols=columns
+                handles.values(), handles.keys(), loc="outside lower center", ncols=fitting
             )
         return canvas
 
@@ -214,7 +222,9 @@ class Figure:
                 "sort": None,
             }
         if self.facet:
-            encoding["column"] = {"field": self.facet, "type": "nominal", "sort": None}
+            wrapped = {"columns": self.wrap} if self.wrap else {}
+            channel = "facet" if self.wrap else "column"
+            encoding[channel] = {"field": self.facet, "type": "nominal", "sort": None, **wrapped}
         if self.dash:
             encoding["strokeDash"] = {"field": self.dash, "type": "nominal"}
         if self.x2:

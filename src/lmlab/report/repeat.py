@@ -30,8 +30,11 @@ def pairs(one: Results, other: Results, chapter: str, **where: Any) -> Rows:
         for each in (one, other)
     )
     found = left.merge(right, on=on).rename(columns={"value_x": "first", "value_y": "second"})
-    ratio = pd.to_numeric(found["first"]) / pd.to_numeric(found["second"])
-    return found.assign(difference=ratio.where(ratio > 1, 1 / ratio) - 1)
+    found = found.astype({"first": float, "second": float})
+    ratio = found["first"] / found["second"]
+    found["difference"] = ratio.where(ratio > 1, 1 / ratio) - 1
+    # Where both are 0 (the device time of a phase without kernels), nothing could differ.
+    return found.dropna(subset=["difference"], ignore_index=True)
 
 
 def identity(one: Results, other: Results, chapter: str) -> list[str]:
@@ -64,14 +67,12 @@ def _kinds(found: Rows) -> pd.Series[Any]:
     same = [name for name in found if name not in ("clock", "first", "second", "difference")]
     device = select(found, clock="device")[[*same, "first"]]
     busy = found.merge(device, on=same, how="left", suffixes=("", "_busy"))["first_busy"]
-    gpu_bound = (found["clock"] == "wall") & (
-        pd.to_numeric(busy / found["first"]) >= GPU_BOUND_FROM
-    )
+    gpu_bound = (found["clock"] == "wall") & (busy / found["first"] >= GPU_BOUND_FROM)
     return found["clock"].map(KIND_OF_CLOCK).mask(gpu_bound, GPU_BOUND)
 
 
 def _counted(rows: Rows, telling: list[str]) -> dict[str, Any]:
-    worst = rows.sort_values("difference", key=pd.to_numeric).iloc[-1]
+    worst = rows.sort_values("difference").iloc[-1]
     return {
         "count": len(rows),
         "within": int((rows["difference"] <= WITHIN).sum()),

@@ -57,6 +57,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "digits": lambda value: f"{float(value):.4f}",
     "ms": scaled(1),
     "us": scaled(1e3),
+    "mJ": scaled(1e3),
     "s": scaled(1e-3),
     "GiB": scaled(1 / GIB),
     "MiB": scaled(1 / MIB),

@@ -34,6 +34,8 @@ RENAMED = {
     "arm_cap_s": "variant_cap_s",
     "kept": "block_m",
     "walked": "block_n",
+    "size": "sizes",
+    "context": "contexts",
 }
 
 

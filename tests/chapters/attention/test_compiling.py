@@ -18,10 +18,6 @@ def plus_one(x: Tensor) -> Tensor:
     return x + 1
 
 
-def environment() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in VARIABLES}
-
-
 def test_a_second_compilation_of_a_function_is_an_error() -> None:
     compiled = torch.compile(plus_one, backend="eager", dynamic=False)
     with compiler():
@@ -33,13 +29,13 @@ def test_a_second_compilation_of_a_function_is_an_error() -> None:
 
 
 def test_cold_caches_are_temporary() -> None:
-    before = environment()
+    before = {name: os.environ.get(name) for name in VARIABLES}
     with compiler(cold=True):
         folders = [os.environ[name] for name in VARIABLES]
         assert set(folders).isdisjoint(before.values())
         Path(folders[0]).mkdir()
     assert not any(map(os.path.exists, folders))
-    assert environment() == before
+    assert {name: os.environ.get(name) for name in VARIABLES} == before
 
 
 def test_tritons_cache_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,15 @@ END, COMPILE, FAST = (
     "Does torch.compile pay?",
     "How fast is our FlashAttention?",
 )
-SETTINGS = {"batch": 1, "heads": 16, "causal": True}
+SETTINGS = {"batch": 1, "heads": 16, "causal": True, "stages": 3, "precision": "bf16"}
 FLOPS = [value("flops", 1e9, "FLOP", phase=p) for p in ("forward", "backward", "both")]
 ATTENTION: dict[str, Any] = {"head_dim": 64, "precision": "bf16"}
 
 
-def times(variant: str, **ms: float) -> list[Any]:
+def times(variant: str, clock: str = "wall", **ms: float) -> list[Any]:
     """Times of a variant by phase."""
     return [
-        time_record([each * j for j in JITTER], variant=variant, phase=phase)
+        time_record([each * j for j in JITTER], clock, variant=variant, phase=phase)
         for phase, each in ms.items()
     ]
 
@@ -72,6 +73,7 @@ def compiled(ms: float) -> Result:
         {"topic": "model_compile", "size": "small", "context": 512, "precision": "bf16"},
         *times("eager", **dict.fromkeys(phases, 100)),
         *times("compiled", **dict.fromkeys(phases, ms)),
+        *times("compiled", "device", **dict.fromkeys(phases, ms / 2)),
         value("first_step_time", 9000, "ms", variant="compiled"),
     )
 
@@ -96,16 +98,51 @@ def test_both_passes_may_not_take_far_longer_than_the_two_apart(tmp_path: Path) 
     assert best.best.ratio == pytest.approx(1.5)
 
 
-def test_rates_memory_and_eager_steps_elsewhere(tmp_path: Path) -> None:
+def test_rates_and_memory(tmp_path: Path) -> None:
     results = [kernels("benchmark", 2), compiled(50), model(40), naive(1024)]
     chapter = built(written(tmp_path, results), "attention")["attention"]
     assert chapter.value(quantity="rate", variant="flash", phase="both") == pytest.approx(0.5)
-    assert chapter.value(quantity="eager_elsewhere") == 80
-    assert chapter.value(quantity="speedup_elsewhere") == pytest.approx(1.6)
     assert chapter.value(quantity="peak_reduction") == 2 * 2**30
     assert chapter.facts["naive"]["agreement"] == pytest.approx(1)
     assert chapter.facts["naive"]["scores"] == 4
     assert [fact["count"] for fact in chapter.facts["checked"]] == [1]
+
+
+def softmax() -> Result:
+    """Operations of 1 ms, and a fused softmax of half of that."""
+    parts = ["scores", "max", "subtract", "exp", "sum", "divide", "output"]
+    ms = {**dict.fromkeys(parts, 1.0), "softmax": 0.5}
+    records = [time_record([each], variant=part, part=part) for part, each in ms.items()]
+    return attention({"topic": "softmax", "size": "small", "context": 512}, *records)
+
+
+def tiles() -> Result:
+    """Of two tile sizes one is rejected."""
+    plain = {"block_m": 64, "num_warps": 4, "specialized": False, "sequence": 4096}
+    return attention(
+        {"topic": "tiles", "head_dim": 64, "direction": "forward"},
+        time_record([2.0], variant="64x32", block_n=32, **plain),
+        without_value("time", "unsupported", "shared memory", variant="64x64", block_n=64, **plain),
+        time_record([1.0], variant="chosen", block_n=64, **plain),
+    )
+
+
+def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
+    capped = without_value("time", "unsupported", "would exceed the time cap", variant="tiled")
+    shape = {"topic": "shapes", "precision": "bf16", "batch": 4, "size": "small", "context": 512}
+    variants = [*times("sdpa_cudnn", both=2), *times("flash", both=1), capped]
+    results = [softmax(), tiles(), compiled(50), attention(shape, *FLOPS, *variants)]
+    board = kernels("leaderboard", 2)
+    slow = {**time_record([2.5], variant="flash", phase="both"), "quantity": "sustained_time"}
+    results.append(replace(board, measurements=(*board.measurements, slow)))
+    front, pages = rendered(tmp_path, written(tmp_path / "results", results), "attention")
+    chapter = built(written(tmp_path / "again", results), "attention")["attention"]
+    assert chapter.value(quantity="fused_to_matmuls") == 0.25
+    assert chapter.value(quantity="written_to_matmuls") == 2.5
+    assert [pair.ratio for pair in chapter.facts["shapes"]["both"].pairs] == [pytest.approx(2)]
+    cells = ("| small | 512 | 2.00 | 0.500 | 5.00 |", "| over-cap |", "| 64x32 | 2.00 | 1.00 |")
+    assert [cell for cell in cells if cell not in pages["attention"]] == []
+    assert "ours (Triton) 2.50 ms" in front
 
 
 OOM = naive(65536, status="oom", reason="naive: full")

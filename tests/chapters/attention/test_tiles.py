@@ -51,11 +51,11 @@ def test_m_counts_queries_and_n_counts_keys_in_both_directions(direction: Direct
 def test_tiles_that_do_not_fit_are_unsupported(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(*_: object) -> None:
+    def too_large(**_: object) -> None:
         raise topic.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
 
     run = kernel("forward", cpu)
-    monkeypatch.setattr(topic.launch, "launch_fitting", too_large)
+    monkeypatch.setattr(run, "_call", too_large)
     with pytest.raises(Unsupported, match="out of resource: shared memory"):
         list(run.resources(topic.tiles_of(32, 16, "forward", stages=2)))
 

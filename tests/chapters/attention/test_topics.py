@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from lmlab.chapters.attention.measure import benchmark, measure, memory
+from lmlab.chapters.attention.measure import benchmark, leaderboard, measure, memory
 from lmlab.chapters.attention.measure.problem import Problem, Shape
 from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -95,6 +95,13 @@ def test_softmax_is_timed_fused_and_operation_by_operation(cpu: torch.device) ->
     parts = [record["labels"]["part"] for record in found(outcome, "time")]
     assert parts[2:-1] == ["softmax", "max", "subtract", "exp", "sum", "divide"]
     assert {record["status"] for record in outcome.measurements} == {"ok"}
+
+
+def test_a_sustained_run_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.testing.do_bench", lambda *_, **__: [float(n) for n in range(2000)])
+    asked = leaderboard_point().settings
+    times = leaderboard.sustained(lambda: None, asked)
+    assert times.samples_ms == tuple(float(n) for n in range(0, 2000, 4))
 
 
 def test_host_time_ends_before_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

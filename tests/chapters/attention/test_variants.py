@@ -78,7 +78,7 @@ def test_an_interrupt_is_not_a_failure() -> None:
     assert variants.running == ["a"]
 
 
-def test_a_point_is_ok_as_long_as_one_variant_is() -> None:
+def test_a_point_is_ok_as_long_as_one_variant_is_and_the_first_decides_otherwise() -> None:
     variants = Variants(["a", "b"], CPU)
     variants.stop("a", Unsupported("not here"))
     variants.note("b", "error", 0.5, "", tensor="output")
@@ -89,12 +89,7 @@ def test_a_point_is_ok_as_long_as_one_variant_is() -> None:
     assert value_of(outcome, "error", variant="b") == 0.5
     assert len(found(outcome, "flops")) == 1
     assert found(outcome, "peak_memory") == []
-
-
-def test_without_any_variant_the_first_decides() -> None:
-    variants = Variants(["a", "b"], CPU)
-    variants.stop("a", MemoryError("full"))
-    variants.stop("b", Unsupported("not here"))
+    variants.stop("b", MemoryError("full"))
     outcome = variants.outcome()
-    assert (outcome.status, outcome.reason) == ("oom", "a: full (cpu); b: not here")
+    assert (outcome.status, outcome.reason) == ("unsupported", "a: not here; b: full (cpu)")
     assert not outcome.measurements

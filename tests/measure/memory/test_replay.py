@@ -19,13 +19,6 @@ def totals(result: Replay) -> list[int]:
     return result.totals(lambda allocation: allocation.size)
 
 
-def test_what_was_live_before_is_the_baseline() -> None:
-    never_freed, freed_later = block(0, 1024, 1000), free(4096, 50)
-    result = replayed(alloc(2048, 10) + freed_later, never_freed, block(2048, 512, 10))
-    assert totals(result) == [1050, 1060, 1010]
-    assert {each.address for each in result.live_at(BEFORE)} == {0, 4096}
-
-
 def test_the_peak_is_the_first_highest_position_in_the_given_interval() -> None:
     trace = alloc(0, 4096) + free(0, 4096) + alloc(0, 512) + free(0, 512) + alloc(0, 512)
     result = replayed(trace, block(0, 512, 512))

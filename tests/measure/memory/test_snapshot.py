@@ -91,20 +91,12 @@ def test_events_are_allocations_completed_frees_and_failures() -> None:
     assert history_of(snapshot(trace), 0, max_entries=6).dropped, "a full buffer has lost events"
 
 
-def test_keys_that_older_versions_lack_are_optional() -> None:
-    old = snapshot([{"action": "alloc", "addr": 512, "size": 100, "stream": 0}])
-    states = {512: "active_allocated", 513: "inactive", 1024: "active_awaiting_free"}
-    blocks = [{"size": size // 512 * 512, "state": state} for size, state in states.items()]
-    old["segments"] = [{"address": 512, "total_size": 2048, "blocks": blocks}]
-    found = history_of(old, 0, max_entries=99)
-    assert found.events[0].frames == ()
-    assert [(b.address, b.size) for b in found.live_at_end] == [(512, 512), (1536, 1024)]
-
-
-def test_every_device_has_its_own_history() -> None:
-    second = snapshot(alloc(512, 1), block(512, 512, 1), device=1)
-    counts = [
-        (len(found.events), len(found.live_at_end))
-        for found in (history_of(second, device, max_entries=9) for device in (0, 1))
-    ]
-    assert counts == [(0, 0), (1, 1)]
+def test_keys_that_older_versions_lack_are_optional_and_devices_are_apart() -> None:
+    old = snapshot([{"action": "alloc", "addr": 512, "size": 100, "stream": 0}], device=1)
+    states = [("active_allocated", 512), ("inactive", 512), ("active_awaiting_free", 1024)]
+    blocks = [{"size": size, "state": state} for state, size in states]
+    old["segments"] = [{"device": 1, "address": 512, "total_size": 2048, "blocks": blocks}]
+    first, second = (history_of(old, device, max_entries=99) for device in (0, 1))
+    assert second.events[0].frames == ()
+    assert [(b.address, b.size) for b in second.live_at_end] == [(512, 512), (1536, 1024)]
+    assert (first.events, first.live_at_end) == ([], [])

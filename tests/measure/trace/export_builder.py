@@ -50,19 +50,10 @@ class ExportBuilder:
             self._insert("StringIds", id=self._strings[text], value=text)
         return self._strings[text]
 
-    def call(
-        self,
-        name: str,
-        start: int,
-        end: int,
-        correlation: int,
-        *,
-        process: int = 1,
-        thread: int = 1,
-    ) -> None:
-        thread = thread_id(process, thread)
-        row = {"start": start, "end": end, "globalTid": thread, "correlationId": correlation}
-        self._insert("CUPTI_ACTIVITY_KIND_RUNTIME", **row, nameId=self.string(name))
+    def call(self, name: str, start: int, end: int, correlation: int, **other: int) -> None:
+        row = {"start": start, "end": end, "globalTid": thread_id(**other)}
+        row |= {"correlationId": correlation, "nameId": self.string(name)}
+        self._insert("CUPTI_ACTIVITY_KIND_RUNTIME", **row)
 
     def kernel(self, name: str, start: int, end: int, correlation: int, **other: int) -> None:
         self._ran("KERNEL", start, end, correlation, demangledName=self.string(name), **other)
@@ -89,12 +80,11 @@ class ExportBuilder:
         *,
         event: int = 59,
         registered: bool = False,
-        process: int = 1,
-        thread: int = 1,
+        **other: int,
     ) -> None:
         text = {"textId": self.string(name)} if registered else {"text": name}
-        thread = thread_id(process, thread)
-        self._insert("NVTX_EVENTS", start=start, end=end, eventType=event, globalTid=thread, **text)
+        row = {"start": start, "end": end, "eventType": event, "globalTid": thread_id(**other)}
+        self._insert("NVTX_EVENTS", **row, **text)
 
     def _ran(self, table: str, start: int, end: int, correlation: int, **other: int) -> None:
         row = {"deviceId": 0, "streamId": 7, "globalPid": thread_id(other.pop("process", 1), 0)}
@@ -107,6 +97,6 @@ class ExportBuilder:
         self._database.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [*row.values()])
 
 
-def thread_id(process: int, thread: int) -> int:
+def thread_id(process: int = 1, thread: int = 1) -> int:
     """A thread's global id; thread 0 is the process's own."""
     return MACHINE + (process << 24) + thread

@@ -12,6 +12,7 @@ from pathlib import Path
 from lmlab.study.files import ROOT
 
 COMMON = ("--trace", "--sample", "--cpuctxsw", "--capture-range", "--kill", "--force-overwrite")
+OPTIONAL = ("--cuda-memory-usage",)
 STOPPING = {
     "2020.4.1": ("--stop-on-range-end",),
     "2023.4.1": ("--stop-on-range-end", "--capture-range-end"),
@@ -46,7 +47,8 @@ def options(command, arguments):
 
 def profile(arguments):
     asked = options("profile", arguments)
-    if asked["--capture-range"] != "cudaProfilerApi" or asked[{stopping!r}] not in ("stop", "true"):
+    marked = asked.get("--capture-range") == "cudaProfilerApi"
+    if marked != (asked.get({stopping!r}) in ("stop", "true")):
         refuse("nothing would be captured")
     if FAULT == "cannot record":
         refuse("The target application could not be launched.")
@@ -93,7 +95,7 @@ def install(folder: Path, version: str = "2026.3.1", fault: str = "") -> Path:
             version=version,
             suffix=SUFFIX.get(version, ".qdrep"),
             fault=fault,
-            profile=(*COMMON, *stopping, "--output"),
+            profile=(*COMMON, *OPTIONAL, *stopping, "--output"),
             stopping=stopping[-1],
         )
     )

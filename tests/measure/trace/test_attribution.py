@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.trace.attribution import STILL_OPEN, paths_at
@@ -26,6 +26,7 @@ def paths(spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]) -> 
     return list(paths_at(ranges, processes, times))
 
 
+@settings(deadline=None)
 @given(SPANS, MOMENTS)
 def test_a_range_contains_its_start_and_not_its_end(
     spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]

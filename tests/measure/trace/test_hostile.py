@@ -79,19 +79,18 @@ def test_a_malformed_export_is_one_line(tmp_path: Path, statements: str) -> None
         nsys.read(path)
 
 
-def columns() -> list[tuple[str, str]]:
-    database = sqlite3.connect(":memory:")
-    for table, declared in TABLES.items():
-        database.execute(f"CREATE TABLE {table} ({declared})")
-    found = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE NOT c.pk"
-    return database.execute(found).fetchall()
-
-
+COLUMNS = [
+    (table, column.split()[0])
+    for table, declared in TABLES.items()
+    for column in declared.split(", ")
+    if "PRIMARY KEY" not in column
+]
 SQL_VALUES = ["NULL", "'x'", "X'00FF'", "9e999", "1e300", "-1", "1.5", "CAST(X'6BFF' AS TEXT)"]
+SQL_VALUES += [str(2**63 - 1), str(-(2**63))]
 
 
 @DRAWN
-@given(st.sampled_from(columns()), st.sampled_from([*SQL_VALUES, str(2**63 - 1), str(-(2**63))]))
+@given(st.sampled_from(COLUMNS), st.sampled_from(SQL_VALUES))
 def test_any_value_in_any_column_is_read_or_one_line(
     tmp_path: Path, column: tuple[str, str], value: str
 ) -> None:

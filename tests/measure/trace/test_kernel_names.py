@@ -9,7 +9,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.trace.families import FAMILIES, RULES, family, is_optimizer, rule_of
@@ -42,18 +42,10 @@ def test_kernels_published_for_other_gpus_are_all_known() -> None:
     assert {name for name in names if family(name) == "other"} == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("optimizer", True),
-        ("optimizer step", True),
-        ("Optimizer.step#AdamW.step", True),
-        ("Optimizer.zero_grad#AdamW.zero_grad", False),
-        ("zero_grad", False),
-    ],
-)
-def test_the_optimizers_range_is_recognized_by_name(name: str, expected: bool) -> None:
-    assert is_optimizer(["step", name]) is expected
+def test_the_optimizers_range_is_recognized_by_name() -> None:
+    steps = ("optimizer", "optimizer step", "Optimizer.step#AdamW.step")
+    assert all(is_optimizer(["step", name]) for name in steps)
+    assert not is_optimizer(["step", "zero_grad", "Optimizer.zero_grad#AdamW.zero_grad"])
 
 
 def test_a_truncated_name_keeps_the_number_at_its_end() -> None:
@@ -62,6 +54,7 @@ def test_a_truncated_name_keeps_the_number_at_its_end() -> None:
     assert shorten(f"{long}10") != shorten(f"{long}17")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_short_name_exceeds_the_limit(name: str) -> None:
     assert len(shorten(name)) <= MAX_LENGTH

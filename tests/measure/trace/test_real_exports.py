@@ -35,41 +35,24 @@ def test_all_kernels_of_a_train_step_are_read_with_their_launches() -> None:
     kernels = train_step()
     assert (len(kernels), kernels["duration_ns"].sum()) == (3655, 148_043_935)
     assert not kernels["launch_ns"].isna().any()
+    optimizer = kernels["family"] == "optimizer"
+    assert optimizer.tolist() == ["optimizer step" in path for path in kernels["ranges"]]
     other = kernels.loc[kernels["family"] == "other", "short_name"]
     assert set(other) == {"DeviceRadixSortSingleTileKernel"}
 
 
 @pytest.mark.parametrize(
-    ("phase", "kernels", "total_ns", "top"),
+    ("phase", "kernels", "total_ns"),
     [
-        ("forward pass", 632, 43_591_993, ("ampere_sgemm_128x32_tn", 13_653_179, 24)),
-        ("backward pass", 1238, 91_969_099, ("ampere_sgemm_64x32_sliced1x4_nt", 21_023_800, 72)),
-        ("optimizer step", 1776, 11_828_728, None),
+        ("forward pass", 632, 43_591_993),
+        ("backward pass", 1238, 91_969_099),
+        ("optimizer step", 1776, 11_828_728),
     ],
 )
-def test_phases_own_the_kernels_launched_in_them(
-    phase: str, kernels: int, total_ns: int, top: tuple[str, int, int] | None
-) -> None:
+def test_phases_own_the_kernels_launched_in_them(phase: str, kernels: int, total_ns: int) -> None:
     rows = summary.within(train_step(), phase)
     assert (len(rows), rows["duration_ns"].sum()) == (kernels, total_ns)
     assert gpu_time.busy_ns(rows) == total_ns, "one stream: nothing overlaps"
-    if top is not None:
-        first = summary.kernel_summary(rows).iloc[0]
-        assert (first["name"], first["total_ns"], first["instances"]) == top
-
-
-def test_the_optimizer_family_is_exactly_the_optimizers_range() -> None:
-    kernels = export("small_train_step_A100").kernels
-    in_range = summary.within(kernels, "optimizer step")
-    assert set(in_range["family"]) == {"optimizer"}
-    assert set(kernels.index[kernels["family"] == "optimizer"]) == set(in_range.index)
-
-
-def test_the_host_waits_after_the_optimizer() -> None:
-    waits = gpu_time.waits(export("small_train_step_A100"))
-    assert waits[["name", "after"]].to_numpy().tolist() == [
-        ["cudaDeviceSynchronize", "optimizer step"]
-    ]
 
 
 def one_decimal(value: float) -> str:
@@ -89,12 +72,6 @@ def test_the_kernel_summary_is_nsyss_own_row_by_row() -> None:
     table["name"] = [name if len(name) <= 100 else name[:99] + "…" for name in table["name"]]
     assert table.astype(str).to_numpy().tolist() == golden
     assert len(table) == 23
-
-
-def test_an_export_without_ranges_has_kernels_in_none() -> None:
-    trace = export("forward_2.7b_A100")
-    assert trace.ranges.empty
-    assert set(trace.kernels["ranges"]) == {()}
 
 
 def test_nested_ranges_come_outermost_first() -> None:

@@ -9,15 +9,15 @@ Values come from the block `attention` of the study in config.yaml.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from lmlab.chapters.attention.compiles import COMPILES
 from lmlab.study.config import Study
 from lmlab.study.points import Point, Scalar
 
+COMPILES = ("compiled", "flex", "flash_compiled_backward")
 Block = Mapping[str, Any]
 
 
@@ -63,38 +63,16 @@ def _benchmark(study: Study, block: Block) -> list[Point]:
 
 def _shapes(study: Study, block: Block) -> list[Point]:
     asked = block["shapes"]
-    return [
-        _point(
-            study,
-            {
-                "topic": "shapes",
-                "precision": precision,
-                "batch": batch,
-                "size": size,
-                "context": context,
-            },
-            {**asdict(study.sizes[size]), **_only(asked, "variants", "samples", "variant_cap_s")},
-            causal=True,
-        )
-        for precision, batch, size, context in product(
-            asked["precisions"], asked["batches"], block["sizes"], asked["contexts"]
-        )
-    ]
+    axes = product(asked["precisions"], asked["batches"], block["sizes"], asked["contexts"])
+    names = ("precision", "batch", "size", "context")
+    return [_size_point(study, asked, "shapes", names, values, "variants") for values in axes]
 
 
 def _softmax(study: Study, block: Block) -> list[Point]:
-    asked = block["softmax"]
+    asked, names = block["softmax"], ("size", "context")
+    axes = product(block["sizes"], asked["contexts"])
     return [
-        _point(
-            study,
-            {"topic": "softmax", "size": size, "context": context},
-            {
-                **asdict(study.sizes[size]),
-                **_only(asked, "batch", "precision", "samples", "variant_cap_s"),
-            },
-            causal=True,
-        )
-        for size, context in product(block["sizes"], asked["contexts"])
+        _size_point(study, asked, "softmax", names, values, "batch", "precision") for values in axes
     ]
 
 
@@ -175,6 +153,21 @@ TOPICS: dict[str, Callable[[Study, Block], list[Point]]] = {
     "leaderboard": _leaderboard,
     "model": _model,
 }
+
+
+def _size_point(
+    study: Study,
+    asked: Block,
+    topic: str,
+    names: Sequence[str],
+    values: Sequence[Scalar],
+    *keys: str,
+) -> Point:
+    """Attention alone, in the shape that it has in a model of some size."""
+    parameters = {"topic": topic, **dict(zip(names, values, strict=True))}
+    size = asdict(study.sizes[str(parameters["size"])])
+    settings = _only(asked, *keys, "samples", "variant_cap_s")
+    return _point(study, parameters, {**size, **settings}, causal=True)
 
 
 def _model_point(

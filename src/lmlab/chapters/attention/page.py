@@ -41,13 +41,13 @@ LABELS = ("topic", "variant", "phase", "stage", "tensor", "part", "direction", "
 COLUMNS = (*LABELS, "block_m", "block_n", *dict.fromkeys([*SHAPE, *MODEL_SHAPE]))
 WRITTEN_OUT = ("max", "subtract", "exp", "sum", "divide")
 OVER_CAP, OVER_CAP_REASON = "over-cap", "exceed the time cap"
+TIMES = {"quantity": "time", "clock": ["wall", "events"]}
 # Both passes in one call should take about as long as the two timed apart.
 INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, rates, ratios, eager steps
-    elsewhere."""
+    """Display names, consistency flags, memory by the formula, ratios of softmax, rates."""
     rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
@@ -61,7 +61,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    return with_eager_elsewhere(with_rates(with_softmax(rows), results), results)
+    return with_rates(with_softmax(rows), results)
 
 
 def with_softmax(rows: Rows) -> Rows:
@@ -80,7 +80,7 @@ def with_softmax(rows: Rows) -> Rows:
 
 def mark_inconsistent(rows: Rows) -> Rows:
     """Flag times of both passes that far exceed the sum of the passes timed apart."""
-    parts = {p: {"quantity": "time", "phase": p} for p in reversed(PASSES)}
+    parts = {p: {"quantity": "time", "topic": [*ON], "phase": p} for p in reversed(PASSES)}
     key = ["source", "variant"]
     rows = combine(rows, "excess", parts, lambda p: p.both / (p.forward + p.backward), on=key)
     excess = select(rows, quantity="excess")
@@ -131,37 +131,13 @@ def with_rates(rows: Rows, results: Results) -> Rows:
     )
 
 
-def with_eager_elsewhere(rows: Rows, results: Results) -> Rows:
-    """The fastest eager step that other processes measured for the model that was compiled: an
-    eager step that waits for the host takes another time in every process."""
-    same = ["size", "context", "precision", "batch"]
-    steps = {"quantity": "time", "clock": "wall", "status": "ok"}
-    model = {"chapter": "attention", "topic": "model", "variant": NAIVE, "phase": "train_step"}
-    end_to_end = {"chapter": "end_to_end", "mode": "train_step", "start": "warm", "phase": "total"}
-    found = pd.concat([select(results.rows, **steps, **where) for where in (model, end_to_end)])
-    compiled = select(rows, topic="model_compile", phase="train_step", variant=COMPILED, **steps)
-    if found.empty or compiled.empty:
-        return rows
-    fastest = found.groupby(same)["value"].min().rename("eager").reset_index()
-    new = compiled.assign(noisy=None, n=None).merge(fastest, on=same)
-    eager = new.assign(quantity="eager_elsewhere", value=new["eager"])
-    ratio = new.assign(quantity="speedup_elsewhere", value=new["eager"] / new["value"])
-    return pd.concat([rows, eager, ratio], ignore_index=True)
-
-
 def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
     """Two variants of the same points, which took turns in one process."""
     return Compare(
         variant={"variant": variant},
         baseline={"variant": baseline},
         on=on,
-        where={
-            "quantity": "time",
-            "clock": ["wall", "events"],
-            "topic": topic,
-            "flags": consistent,
-            **where,
-        },
+        where={**TIMES, "topic": topic, "flags": consistent, **where},
     )
 
 
@@ -169,7 +145,7 @@ COMPARISONS = {
     "compiled_model": versus(COMPILED, EAGER, "model_compile", ["precision", "size", "phase"]),
     "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
     "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
-    "model": versus(OURS, NAIVE, "model", ["size", "context"], phase="train_step"),
+    "model": versus(OURS, NAIVE, "model", ["size", "context"], phase=STEP),
 }
 
 
@@ -234,7 +210,7 @@ def best_tiles(rows: Rows) -> Rows:
     counts = tried.assign(rejected=tried["status"] != "ok").groupby(key)["rejected"].sum()
     keys = best[key].itertuples(index=False, name=None)
     rejected = best.assign(quantity="rejected", value=[int(counts[each]) for each in keys])
-    return pd.concat([best, chosen, rejected])
+    return pd.concat([best.sort_index(), chosen, rejected])
 
 
 def rejected_tiles(rows: Rows) -> Rows:
@@ -251,16 +227,6 @@ def longest_tiles(rows: Rows) -> Rows:
     """Tiles at the longest sequence and the largest head dimension."""
     rows = at_widest(rows, "tiles")
     return rows[rows["sequence"] == rows["sequence"].max()]
-
-
-def tile_panels(results: Results) -> Rows:
-    """Time of every plain tile over the fastest, by direction and head dimension."""
-    rows = select(results.rows, topic="tiles", quantity="time", status="ok")
-    rows = select(rows, variant=lambda name: name != CHOSEN)
-    rows = rows[rows["sequence"] == rows["sequence"].max()]
-    panel = rows["direction"] + ", head dim " + rows["head_dim"].astype(str)
-    fastest = rows.groupby("source")["value"].transform("min")
-    return rows.assign(panel=panel, value=rows["value"] / fastest)
 
 
 def leaderboard(rows: Rows) -> Rows:
@@ -351,23 +317,31 @@ def passes(variant: str) -> dict[str, Column]:
     return {f"{name} (ms)": time(variant=variant, phase=name) for name in PASSES[:2]}
 
 
-OURS_AND_THEIRS = {
-    "its time (ms)": quantity("speedup", "ms", "theirs"),
-    "ours (ms)": quantity("speedup", "ms", "ours"),
-    "ours over it": quantity("speedup", "times"),
-}
-
-
-def variants_table(phase: str, title: str) -> Table:
-    """All variants at all shapes."""
+def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any) -> Table:
+    """One column per variant, at every shape of a topic."""
     return Table(
-        title=f"{title}, {{precision}}, milliseconds",
+        title=f"{title}, {{precision}}",
         facet="precision",
-        rows=["head_dim", "sequence"],
+        rows=["head_dim", "sequence"] if topic == "benchmark" else ["batch", "size", "context"],
         across="attention",
-        where={"topic": "benchmark"},
-        columns={"{attention}": kernel_time(phase)},
-        note="over-cap: not started, because one pass would exceed the time cap",
+        where={"topic": topic},
+        columns={"{attention}": column},
+        **more,
+    )
+
+
+def slower(title: str, topic: str, **more: Any) -> Table:
+    """Shapes of a topic at which another variant is faster than ours."""
+    return Table(
+        title=title,
+        rows=[*ON[topic], "phase", "attention"],
+        data=partial(slower_shapes, topic=topic),
+        columns={
+            "its time (ms)": quantity("speedup", "ms", "theirs"),
+            "ours (ms)": quantity("speedup", "ms", "ours"),
+            "ours over it": quantity("speedup", "times"),
+        },
+        **more,
     )
 
 
@@ -380,17 +354,15 @@ TABLES = {
         columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
     ),
     "front_compile": Table(
-        title="Compiled over eager, alternating in one process",
-        rows=["precision", "size"],
+        title="Training step, eager and compiled, alternating in one process",
+        rows=["size"],
+        across="precision",
         where={"topic": "model_compile"},
         data=partial(with_speedups, "compiled_model"),
         columns={
-            "eager step (ms)": time(variant=EAGER, phase=STEP),
-            "compiled (ms)": time(variant=COMPILED, phase=STEP),
-            **{
-                f"{name}, speed-up": speedup(phase=phase)
-                for name, phase in (*zip(PASSES[:2], PASSES[:2], strict=True), ("step", STEP))
-            },
+            "eager (ms), {precision}": time(variant=EAGER, phase=STEP),
+            "compiled (ms), {precision}": time(variant=COMPILED, phase=STEP),
+            "speed-up, {precision}": speedup(phase=STEP),
         },
     ),
     "front_leaderboard": Table(
@@ -455,15 +427,13 @@ TABLES = {
         },
     ),
     "compiled_costs": Table(
-        title="What compiling costs and saves, and the fastest eager step of any other process",
+        title="What compiling costs and saves",
         rows=["precision", "size"],
         where={"topic": "model_compile"},
         columns={
             "first compiled step (s)": quantity("first_step_time", "s", variant=COMPILED),
             "peak, eager (GiB)": memory(variant=EAGER),
             "peak, compiled (GiB)": memory(variant=COMPILED),
-            "fastest eager elsewhere (ms)": quantity("eager_elsewhere", "ms"),
-            "speed-up over that": quantity("speedup_elsewhere", "times"),
         },
     ),
     "best": Table(
@@ -475,12 +445,7 @@ TABLES = {
         where={"phase": "both"},
         columns={"{sequence}": speedup()},
     ),
-    "slower": Table(
-        title="Where another variant is faster than ours",
-        rows=[*SHAPE, "phase", "attention"],
-        data=partial(slower_shapes, topic="benchmark"),
-        columns=OURS_AND_THEIRS,
-    ),
+    "slower": slower("Where another variant is faster than ours", "benchmark"),
     "shapes": Table(
         title="Our kernels over the fastest other variant at the models' shapes, {phase}",
         facet="phase",
@@ -489,34 +454,23 @@ TABLES = {
         data=partial(best_shapes, topic="shapes"),
         columns={"{context}": speedup()},
     ),
-    "shapes_slower": Table(
-        title="Models' shapes where another variant is faster than ours",
-        rows=[*MODEL_SHAPE, "phase", "attention"],
-        data=partial(slower_shapes, topic="shapes"),
-        columns=OURS_AND_THEIRS,
+    "shapes_slower": slower(
+        "Models' shapes where another variant is faster than ours, the largest first",
+        "shapes",
+        limit=20,
     ),
-    "shapes_times": Table(
-        title="Forward and backward at the models' shapes, {precision}, milliseconds",
-        facet="precision",
-        rows=["batch", "size", "context"],
-        across="attention",
-        where={"topic": "shapes"},
-        columns={"{attention}": kernel_time("both")},
+    "shapes_times": by_variant(
+        "Forward and backward in ms at the models' shapes", kernel_time("both"), "shapes"
     ),
-    "host": Table(
-        title="Host time per call at the models' shapes, forward and backward, microseconds",
-        rows=["precision", "batch", "size", "context"],
-        across="attention",
-        where={"topic": "shapes"},
-        columns={"{attention}": quantity("host_time", "us", phase="both")},
+    "host": by_variant(
+        "Host time in µs of launching forward and backward",
+        quantity("host_time", "us", phase="both"),
+        "shapes",
     ),
-    "race_memory": Table(
-        title="Peak memory of forward and backward in MiB, one head, {precision}, largest head dim",
-        facet="precision",
-        rows=["head_dim", "sequence"],
-        across="attention",
+    "race_memory": by_variant(
+        "Peak memory of forward and backward in MiB, largest head dim",
+        memory("memory", "MiB", stage="peak"),
         data=partial(at_widest, topic="benchmark"),
-        columns={"{attention}": memory("memory", "MiB", stage="peak")},
     ),
     "softmax": Table(
         title="Softmax against the two matmuls of attention",
@@ -546,9 +500,9 @@ TABLES = {
         where={"topic": "benchmark", "variant": OURS},
         columns={"{sequence}": quantity("rate", phase="both")},
     ),
-    "forward": variants_table("forward", "Forward"),
-    "backward": variants_table("backward", "Backward"),
-    "both": variants_table("both", "Forward and backward"),
+    "forward": by_variant("Forward in ms", kernel_time("forward")),
+    "backward": by_variant("Backward in ms", kernel_time("backward")),
+    "both": by_variant("Forward and backward in ms", kernel_time("both")),
     "tiles_best": Table(
         title="Fastest plain tile (BLOCK_M x BLOCK_N) and the chosen kernel, {direction}",
         facet="direction",
@@ -587,7 +541,7 @@ TABLES = {
         data=leaderboard,
         columns={
             **{f"{name} (ms)": kernel_time(name) for name in PASSES},
-            "sustained, mean (ms)": quantity("sustained_time", "ms", "mean"),
+            "sustained (ms)": quantity("sustained_time", "ms"),
             **{f"{name}, ours over it": speedup(phase=name) for name in PASSES},
             "TFLOP/s": quantity("rate", phase="both"),
             "of matmul": quantity("matmul_share", "percent", phase="both"),
@@ -599,10 +553,10 @@ TABLES = {
         where={"topic": "model"},
         data=partial(with_speedups, "model"),
         columns={
-            "naive (ms)": time(variant=NAIVE, phase="train_step"),
-            "ours (ms)": time(variant=OURS, phase="train_step"),
-            "naive, device (ms)": time(variant=NAIVE, phase="train_step", clock="device"),
-            "ours, device (ms)": time(variant=OURS, phase="train_step", clock="device"),
+            "naive (ms)": time(variant=NAIVE, phase=STEP),
+            "ours (ms)": time(variant=OURS, phase=STEP),
+            "naive, device (ms)": time(variant=NAIVE, phase=STEP, clock="device"),
+            "ours, device (ms)": time(variant=OURS, phase=STEP, clock="device"),
             "speed-up": speedup(),
             "peak, naive (GiB)": memory(variant=NAIVE),
             "peak, ours (GiB)": memory(variant=OURS),
@@ -641,12 +595,13 @@ FIGURES = {
         data=naive_panels,
     ),
     "tiles": Figure(
-        title="Plain kernels by tile size: time over the fastest (blank: rejected)",
+        title="Plain kernels by tile size, longest sequence: milliseconds (blank: rejected)",
         mark="heatmap",
-        facet="panel",
+        facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
         y=Axis(field="block_m", title="BLOCK_M (queries)", categorical=True),
-        data=tile_panels,
+        data=lambda results: longest_tiles(results.rows),
+        where={"quantity": "time", "status": "ok", "variant": lambda name: name != CHOSEN},
         share_y=False,
     ),
     "shapes": Figure(
@@ -675,7 +630,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         },
         "naive": naive_facts(rows),
         "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
-        "elsewhere": extremes(select(ok, quantity="speedup_elsewhere")),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
         "single": sum(is_single(pair) for pair in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},

@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_clock import RankTimes, largest, time_on_all_ranks
+from lmlab.jobs.rank_clock import RankTimes, time_on_all_ranks
+from lmlab.measure.across_ranks import max_over_ranks
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import precision_named
 from lmlab.measure.records import Label, timed, without_value
@@ -142,7 +143,7 @@ class Job:
         """Times of one case, or the reason why there are none."""
         if case.kind in self._unsupported:
             return self._unsupported[case.kind]
-        left_s = self._cap_s - largest(time.perf_counter() - self._began_s, self._device)
+        left_s = self._cap_s - max_over_ranks(time.perf_counter() - self._began_s)
         each_s = self._s_per_byte.get(case.kind, 0.0) * case.bytes
         if reason := why_skipped(left_s, each_s):
             return reason

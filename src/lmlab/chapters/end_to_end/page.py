@@ -219,7 +219,7 @@ def speedups(rows: Rows) -> Rows:
 
 def front_speedups(rows: Rows) -> Rows:
     """By device time, which repeats from machine to machine; by wall clock on a CPU."""
-    found = speedups(select(rows, **MAIN))
+    found = select(speedups(rows), main=True)
     return found if found.empty else select(found, basis=found["basis"].iloc[0])
 
 

@@ -5,7 +5,8 @@ A float has a fixed number of significant bits, so the spacing of floats grows w
 
 - `formats`: bits of exponent and mantissa, range and spacing of each format, and where a sum stops
   growing because its terms are less than half the spacing. Records per dtype: `exponent_bits`,
-  `mantissa_bits`, `largest`, `smallest_normal`, `spacing` (at 1), `stalls_at` per term.
+  `mantissa_bits`, `largest_power` and `smallest_power` (normal numbers lie between these powers
+  of two), `spacing` (at 1), `stalls_at` per term.
   `data.stalled_sums` follows a sum of ones in each format.
 - `accumulation`: a growing sum swallows its terms. Records: `sum`, `exact` and `error` per loop;
   `data.fp16_trace` follows the fp16 sum (step, sum, spacing to the next float, what was added).
@@ -68,8 +69,8 @@ def formats(term: float) -> Outcome:
         records += [
             value("exponent_bits", info.bits - 1 - mantissa, "", dtype=name),
             value("mantissa_bits", mantissa, "", dtype=name),
-            value("largest", info.max, "", dtype=name),
-            value("smallest_normal", info.smallest_normal, "", dtype=name),
+            value("largest_power", math.ceil(math.log2(info.max)), "", dtype=name),
+            value("smallest_power", round(math.log2(info.smallest_normal)), "", dtype=name),
             value("spacing", info.eps, "", dtype=name),
         ]
         for added in dict.fromkeys((1.0, term)):
@@ -190,9 +191,13 @@ def variance(x: Tensor) -> Tensor:
 
 def variance_summed_in_format(x: Tensor) -> Tensor:
     """The same with every partial sum rounded to x's own format."""
+    return _moments_in_format(x)[1]
+
+
+def _moments_in_format(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = _sum_in_format(x) / x.shape[-1]
     centered = x - mean.unsqueeze(-1)
-    return _sum_in_format(centered * centered) / x.shape[-1]
+    return mean, _sum_in_format(centered * centered) / x.shape[-1]
 
 
 def _sum_in_format(x: Tensor) -> Tensor:
@@ -233,8 +238,8 @@ def layer_norm(x: Tensor) -> Tensor:
 
 def layer_norm_summed_in_format(x: Tensor) -> Tensor:
     """LayerNorm as its formula reads, with mean and variance accumulated in x's own format."""
-    mean = (_sum_in_format(x) / x.shape[-1]).unsqueeze(-1)
-    return (x - mean) / torch.sqrt(variance_summed_in_format(x).unsqueeze(-1) + EPSILON)
+    mean, variance = (each.unsqueeze(-1) for each in _moments_in_format(x))
+    return (x - mean) / torch.sqrt(variance + EPSILON)
 
 
 def output_error(

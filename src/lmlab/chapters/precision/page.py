@@ -60,8 +60,8 @@ TABLES = {
         columns={
             "exponent bits": quantity("exponent_bits", "integer"),
             "mantissa bits": quantity("mantissa_bits", "integer"),
-            "largest": quantity("largest", "scientific"),
-            "smallest normal": quantity("smallest_normal", "scientific"),
+            "from 2^": quantity("smallest_power", "integer"),
+            "to 2^": quantity("largest_power", "integer"),
             "spacing at 1": quantity("spacing", "scientific"),
             "adding 1 stalls at": quantity("stalls_at", "integer", term="1"),
             "adding 0.01 stalls at": quantity("stalls_at", "integer", term="0.01"),

@@ -3,7 +3,7 @@
 The forward pass is timed by the wall clock without a profiler; then all modes are warmed up and one
 run of each (forward without gradient, forward and backward, train step) is recorded in one capture,
 distinguished by ranges. PyTorch's profiler runs inside this process. Nsight Systems must have been
-started around it; then this process only opens the capture, and `nsys_result` adds the report.
+started around it; then this process only opens the capture, and `trace_data` adds the report.
 
 A mode that runs out of memory is a record with a reason, and the others are recorded without it.
 
@@ -42,7 +42,7 @@ from lmlab.study.points import Point
 
 TRACES = Path("traces")
 TORCH_TRACE = "trace.json.gz"
-# The first run loads and allocates everything, the second finds it there.
+# The first run loads and allocates, the second finds everything there.
 WARMUP = 2
 
 Steps = dict[str, Step]
@@ -86,22 +86,24 @@ def _why_not(workload: Workload, point: Point, device: torch.device) -> str | No
 
 
 def warm_up(steps: Steps, device: torch.device) -> dict[str, Record]:
-    """Run every mode; by mode, why it runs out of memory. The others are recorded without it."""
-    too_large = {}
-    for mode, step in steps.items():
+    """Run the largest mode that fits, which loads and allocates all that the smaller ones need; by
+    mode, why larger ones run out of memory."""
+    too_large: dict[str, Record] = {}
+    for mode, step in reversed(steps.items()):
         try:
             for _ in range(WARMUP):
                 run_mode(step)
                 synchronize(device)
+            return too_large
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             reason = memory_reason(error, device)
             too_large[mode] = without_value("span_time", "oom", reason, mode=mode, phase=TOTAL)
-        if mode in too_large:  # the error, whose traceback kept tensors alive, is gone by now
-            vars(step)["_loss"] = None
-            step.zero_grad()
-            torch.cuda.empty_cache()
+        # The error, whose traceback kept tensors alive, is gone by now.
+        vars(step)["_loss"] = None
+        step.zero_grad()
+        torch.cuda.empty_cache()
     return too_large
 
 

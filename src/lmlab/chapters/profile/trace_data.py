@@ -24,6 +24,7 @@ mode that fitted); `layer`, every kernel of one layer of its forward pass. Kerne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from lmlab.measure.trace.families import MATMULS
 from lmlab.measure.trace.frames import Trace, TraceError
 from lmlab.measure.trace.summary import kernel_summary, within
 from lmlab.measure.trace.timeline import one_layer, timeline
+from lmlab.study.results import read
 
 PHASES_OF_MODE = {
     "forward": ("forward",),
@@ -62,6 +64,22 @@ def mode_range(mode: str) -> str:
 def of_export(path: Path) -> Reduced:
     """A trace that nsys recorded."""
     return of_trace(nsys.read(path))
+
+
+def complete(measured: Path, export: Path, out: Path) -> str:
+    """Write the result of a point that nsys recorded: what the process measured, and what the
+    report adds, which exists only after the process has ended. A point without numbers (out of
+    memory, say) has no report and is complete as it is. Its headline, or an error of one line."""
+    result = read(measured)
+    if result.status == "ok":
+        records, data = of_export(export)
+        result = replace(
+            result,
+            measurements=(*result.measurements, *records),
+            data={**result.data, **data},
+        )
+    result.write(out)
+    return result.headline()
 
 
 def of_trace(trace: Trace) -> Reduced:

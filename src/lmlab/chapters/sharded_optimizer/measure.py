@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lmlab.jobs.autosize import choose, largest_that_fits
+from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_records import round_records, take_turns, work_records
@@ -69,7 +69,7 @@ def measure_memory(
     sizes: list[Candidate], device: torch.device
 ) -> tuple[list[Record], dict[str, str]]:
     """Records of every optimizer at the largest size that fits, and which are wrong and why."""
-    choice = largest_that_fits(sizes, device, limit_s=MEMORY_STEP_LIMIT_S)
+    choice = choose(sizes, device, limit_s=MEMORY_STEP_LIMIT_S)
     work = RankWork(choice.candidate.workload, device, own_tokens=False)
     found = {name: first_steps(make, work) for name, make in OPTIMIZERS.items()}
     records = [*choice.records("memory"), *expected_records(work.workload, device)]

@@ -12,10 +12,12 @@ the loop edge, the compiler cannot tell their registers apart and serializes eve
 C7512). The other warpgroup fills that gap.
 
 Registers set the sizes: at head dimension 128 the accumulators dK and dV of 64 rows take 128 of a
-thread's 240 registers, and blocks of 64 queries just fit. Head dimension 256 does not fit.
+thread's 240 registers, and blocks of 64 queries just fit. At 256 only one of them does, so
+`bwd_dkdv` runs once for each and computes S once more.
 
 The log-sum-exp and delta are loaded by TMA along with Q and dO. Past the last query TMA reads zeros
-everywhere, so P = 1 is multiplied by dO = 0 and no mask is needed.
+everywhere, so P = 1 is multiplied by dO = 0 and no mask is needed. Past the last key, K = 0 gives
+P = exp(-lse), which may be infinite: where no causal mask hides such keys, P is capped at one.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -29,28 +31,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_rows
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_by_tma
 
 
 @gluon.jit
 def producer(
     resident, streamed, vectors, tiles, barriers, coords, first, last,
     CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    HAS_VECTORS: gl.constexpr, REVERSED: gl.constexpr,
+    HAS_VECTORS: gl.constexpr, REVERSED: gl.constexpr, NEEDS_DP: gl.constexpr,
 ):  # fmt: skip
-    """Load both resident tiles of each consumer, then stream blocks [first, last) of a and b.
+    """Load the resident tiles of each consumer, then stream blocks [first, last) of a and b.
 
     `vectors` holds one number per streamed row for a (lse) and b (delta); K and V have none.
+    Without NEEDS_DP the second resident tile is not used.
     """
     a_resident, b_resident, a_streamed, b_streamed, a_vectors, b_vectors = tiles
     resident_full, a_full, b_full, empty = barriers
     batch, head, streamed_head, start = coords
     STAGE_BYTES: gl.constexpr = streamed[0].block_type.nbytes + (4 * BLOCK if HAS_VECTORS else 0)
-    mbarrier.expect(resident_full, 2 * CONSUMERS * resident[0].block_type.nbytes)
+    RESIDENT: gl.constexpr = 2 if NEEDS_DP else 1
+    mbarrier.expect(resident_full, RESIDENT * CONSUMERS * resident[0].block_type.nbytes)
     for wg in gl.static_range(CONSUMERS):
         corner = [batch, head, start + wg * WG_ROWS, 0]
         tma.async_copy_global_to_shared(resident[0], corner, resident_full, a_resident.index(wg))
-        tma.async_copy_global_to_shared(resident[1], corner, resident_full, b_resident.index(wg))
+        if NEEDS_DP:
+            b_tile = b_resident.index(wg)
+            tma.async_copy_global_to_shared(resident[1], corner, resident_full, b_tile)
     for step in range(0, last - first):
         block = first + step
         if REVERSED:
@@ -74,9 +80,9 @@ def producer(
 def start_s_and_dp(
     tiles, barriers, step,
     WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    S_LAYOUT: gl.constexpr,
+    NEEDS_DP: gl.constexpr, S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Issue both products of resident with streamed tiles: S and dP."""
+    """Issue the products of resident with streamed tiles: S and, if needed, dP."""
     a_resident, b_resident, a_streamed, b_streamed, _, _ = tiles
     _, a_full, b_full, _ = barriers
     stage = step % STAGES
@@ -86,10 +92,12 @@ def start_s_and_dp(
     streamed = a_streamed.index(stage).reshape([BLOCK, BLOCK_D]).permute((1, 0))
     mbarrier.wait(a_full.index(stage), phase)
     s = warpgroup_mma(resident, streamed, zeros, use_acc=False, is_async=True)
-    resident = b_resident.index(WG).reshape([WG_ROWS, BLOCK_D])
-    streamed = b_streamed.index(stage).reshape([BLOCK, BLOCK_D]).permute((1, 0))
+    dp = zeros
     mbarrier.wait(b_full.index(stage), phase)
-    dp = warpgroup_mma(resident, streamed, zeros, use_acc=False, is_async=True)
+    if NEEDS_DP:
+        resident = b_resident.index(WG).reshape([WG_ROWS, BLOCK_D])
+        streamed = b_streamed.index(stage).reshape([BLOCK, BLOCK_D]).permute((1, 0))
+        dp = warpgroup_mma(resident, streamed, zeros, use_acc=False, is_async=True)
     return s, dp
 
 
@@ -97,12 +105,17 @@ def start_s_and_dp(
 def alloc_tiles(
     resident, streamed,
     CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    NEEDS_DP: gl.constexpr,
 ):  # fmt: skip
-    """Shared memory for both resident tiles of each consumer and STAGES of both streamed ones."""
+    """Shared memory for the resident tiles of each consumer and STAGES of both streamed ones."""
     resident_shape: gl.constexpr = [CONSUMERS, 1, 1, WG_ROWS, BLOCK_D]
     stage_shape: gl.constexpr = [STAGES, 1, 1, BLOCK, BLOCK_D]
     a_resident = gl.allocate_shared_memory(resident[0].dtype, resident_shape, resident[0].layout)
-    b_resident = gl.allocate_shared_memory(resident[1].dtype, resident_shape, resident[1].layout)
+    b_resident = a_resident
+    if NEEDS_DP:
+        b_resident = gl.allocate_shared_memory(
+            resident[1].dtype, resident_shape, resident[1].layout
+        )
     a_streamed = gl.allocate_shared_memory(streamed[0].dtype, stage_shape, streamed[0].layout)
     b_streamed = gl.allocate_shared_memory(streamed[1].dtype, stage_shape, streamed[1].layout)
     return a_resident, b_resident, a_streamed, b_streamed
@@ -112,10 +125,11 @@ def alloc_tiles(
 def alloc_dkdv_tiles(
     resident, streamed, vectors,
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    NEEDS_DP: gl.constexpr,
 ):  # fmt: skip
     """Shared memory of a pass over queries, whose blocks come with lse and delta."""
     a_resident, b_resident, a_streamed, b_streamed = alloc_tiles(
-        resident, streamed, CONSUMERS, BLOCK_M, BLOCK_D, STAGES
+        resident, streamed, CONSUMERS, BLOCK_M, BLOCK_D, STAGES, NEEDS_DP
     )
     a_vectors = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, BLOCK_M], vectors[0].layout)
     b_vectors = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, BLOCK_M], vectors[1].layout)
@@ -171,11 +185,13 @@ def query_blocks(
 
 @gluon.jit
 def store_dkdv(
-    dk_acc, dv_acc, outputs, batch, head, start, keys, scale,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
+    grads, outputs, staging, batch, head, start, scale,
+    BLOCK_D: gl.constexpr, NEEDS_DK: gl.constexpr, NEEDS_DV: gl.constexpr,
 ):  # fmt: skip
-    """Store dK and dV of 64 keys."""
-    dk, dv, dk_strides, dv_strides = outputs
-    store_rows(dv_acc, dv, dv_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, LAYOUT)
-    dk_acc = dk_acc * scale
-    store_rows(dk_acc, dk, dk_strides, batch, head, start, keys, BLOCK_D, HEAD_DIM, LAYOUT)
+    """Store dK and dV of 64 keys; `staging` is a tile that only this warpgroup used."""
+    dk_acc, dv_acc = grads
+    dk, dv = outputs
+    if NEEDS_DV:
+        store_by_tma(dv_acc, dv, staging, batch, head, start, BLOCK_D)
+    if NEEDS_DK:
+        store_by_tma(dk_acc * scale, dk, staging, batch, head, start, BLOCK_D)

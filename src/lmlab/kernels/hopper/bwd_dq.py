@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lmlab.kernels.hopper.bwd_common import alloc_barriers, alloc_tiles, producer, start_s_and_dp
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_rows
-from lmlab.kernels.tile_ops import tile_of_program
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_by_tma
+from lmlab.kernels.tile_ops import tile_of_program, vector_offset
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -32,7 +32,7 @@ def key_loop(
     _, _, _, empty = barriers
     for block in range(first, last):
         stage = block % STAGES
-        s, dp = start_s_and_dp(tiles, barriers, block, WG, BLOCK_D, BLOCK_N, STAGES, S_LAYOUT)
+        s, dp = start_s_and_dp(tiles, barriers, block, WG, BLOCK_D, BLOCK_N, STAGES, True, S_LAYOUT)
         s = warpgroup_mma_wait(1, deps=[s])
         p = gl.exp2(s * scale_log2 - lse_vec[:, None])
         if MASKED:
@@ -54,18 +54,18 @@ def key_loop(
 @gluon.jit
 def consumer(
     tiles, barriers, outputs, coords, bounds, scale,
-    WG: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """dQ of 64 queries: one warpgroup."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     batch, head, _, start = coords
     unmasked, last, heads, queries, keys = bounds
-    dq, dq_strides, lse, delta = outputs
+    dq, lse, delta = outputs
     start = start + WG * WG_ROWS
     offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
-    row_base = (batch.to(gl.int64) * heads + head) * queries
+    row_base = vector_offset(batch, head, heads, queries)
     # Past the last query lse = inf makes P zero.
     lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf")) * LOG2E
     delta_vec = gl.load(delta + row_base + offs_m, mask=offs_m < queries, other=0.0)
@@ -79,15 +79,13 @@ def consumer(
         dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, unmasked, last, keys, keys - queries,
         scale * LOG2E, WG, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
-    dq_acc = dq_acc * scale
-    store_rows(dq_acc, dq, dq_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, O_LAYOUT)
+    store_by_tma(dq_acc * scale, dq, tiles[1].index(WG), batch, head, start, BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads"])
 def flash_bwd_dq_kernel(
-    q, k, v, do, lse, delta, dq, dq_strides,
-    scale, batch_heads, heads, group_size, l2_heads, queries, keys,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
+    q, k, v, do, lse, delta, dq, scale, batch_heads, heads, group_size, l2_heads, queries, keys,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One program per query tile of BLOCK_M = 64 * CONSUMERS rows; streams BLOCK_N keys."""
@@ -105,18 +103,18 @@ def flash_bwd_dq_kernel(
         end = gl.minimum(keys, tile * BLOCK_M + BLOCK_M + keys - queries)
     last = (end + BLOCK_N - 1) // BLOCK_N
     a_resident, b_resident, a_streamed, b_streamed = alloc_tiles(
-        (q, do), (k, v), CONSUMERS, BLOCK_N, BLOCK_D, STAGES
+        (q, do), (k, v), CONSUMERS, BLOCK_N, BLOCK_D, STAGES, True
     )
     # The last two are placeholders for lse and delta, which this kernel does not stream.
     tiles = (a_resident, b_resident, a_streamed, b_streamed, a_streamed, b_streamed)
     barriers = alloc_barriers(CONSUMERS, STAGES)
-    outputs = (dq, dq_strides, lse, delta)
+    outputs = (dq, lse, delta)
     bounds = (unmasked // BLOCK_N, last, heads, queries, keys)
     gl.warp_specialize([
         (consumer, (tiles, barriers, outputs, coords, bounds, scale,
-                    0, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
+                    0, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL)),
         (consumer, (tiles, barriers, outputs, coords, bounds, scale,
-                    1, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
+                    1, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL)),
         (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last,
-                    CONSUMERS, BLOCK_N, STAGES, False, False)),
+                    CONSUMERS, BLOCK_N, STAGES, False, False, True)),
     ], [4, 1], [240, 24])  # fmt: skip

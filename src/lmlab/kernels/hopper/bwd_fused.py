@@ -56,7 +56,7 @@ warpgroup_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 def query_loop(
     grads, tiles, barriers, ds_pipe, offs_n, first, last, end, shift, scale_log2,
     WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
-    MASKED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    MASKED: gl.constexpr, RAGGED_KEYS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Accumulate dK and dV of 64 keys in steps [first, last), from the last block backwards."""
     _, _, q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
@@ -67,10 +67,13 @@ def query_loop(
     dk, dv = grads
     for step in range(first, last):
         stage = step % STAGES
-        s, dp = start_s_and_dp(tiles, barriers, step, WG, BLOCK_D, BLOCK_M, STAGES, S_LAYOUT)
+        s, dp = start_s_and_dp(tiles, barriers, step, WG, BLOCK_D, BLOCK_M, STAGES, True, S_LAYOUT)
         lse_vec = lse_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT) * LOG2E
         s = warpgroup_mma_wait(1, deps=[s])
-        p = gl.exp2(s * scale_log2 - lse_vec[None, :])
+        p = s * scale_log2 - lse_vec[None, :]
+        if RAGGED_KEYS:
+            p = gl.minimum(p, 0.0)
+        p = gl.exp2(p)
         if MASKED:
             offs_m = (end - 1 - step) * BLOCK_M + gl.arange(0, BLOCK_M, COL_LAYOUT)
             p = gl.where(offs_n[:, None] <= offs_m[None, :] + shift, p, 0.0)
@@ -96,14 +99,14 @@ def query_loop(
 @gluon.jit
 def consumer(
     tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
-    WG: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of 64 keys, and dS for the dQ warpgroup: one warpgroup."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     batch, head, _, start = coords
-    first, unmasked, last, keys, shift = bounds
+    first, unmasked, last, shift = bounds
     start = start + WG * WG_ROWS
     offs_n = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
     zero = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
@@ -111,17 +114,15 @@ def consumer(
     mbarrier.wait(barriers[0], 0)
     grads = query_loop(
         grads, tiles, barriers, ds_pipe, offs_n, 0, last - unmasked, last, shift, scale * LOG2E,
-        WG, BLOCK_D, BLOCK_M, STAGES, False, S_LAYOUT, O_LAYOUT,
+        WG, BLOCK_D, BLOCK_M, STAGES, False, RAGGED_KEYS, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
     if IS_CAUSAL:
         grads = query_loop(
             grads, tiles, barriers, ds_pipe, offs_n, last - unmasked, last - first, last, shift,
-            scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, True, S_LAYOUT, O_LAYOUT,
+            scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, True, RAGGED_KEYS, S_LAYOUT, O_LAYOUT,
         )  # fmt: skip
-    dk_acc, dv_acc = grads
-    store_dkdv(
-        dk_acc, dv_acc, outputs, batch, head, start, keys, scale, BLOCK_D, HEAD_DIM, O_LAYOUT
-    )
+    staging = tiles[1].index(WG)
+    store_dkdv(grads, outputs, staging, batch, head, start, scale, BLOCK_D, True, True)
 
 
 @gluon.jit
@@ -162,7 +163,7 @@ def dq_warpgroup(
     ds_tiles, ds_full, ds_empty = ds_pipe
     dq, dq_strides, queries = dq_output
     batch, head, batch_head, _ = coords
-    first, _, last, _, shift = bounds
+    first, _, last, shift = bounds
     own_semaphore = semaphores + batch_head * (last_tile + 1) + tile
     prev_semaphore = own_semaphore - 1
     # The first query block that sees a key of the next program; earlier ones are final here.
@@ -202,10 +203,10 @@ def dq_warpgroup(
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "l2_heads"])
 def flash_bwd_fused_kernel(
-    q, k, v, do, lse, delta, dq_accum, semaphores, dq, dk, dv, dq_strides, dk_strides, dv_strides,
+    q, k, v, do, lse, delta, dk, dv, dq, dq_accum, semaphores, dq_strides,
     scale, batch_heads, heads, l2_heads, queries, keys,
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One program per key tile of BLOCK_N = 128 rows: its dK and dV, and its part of dQ."""
     BLOCK_N: gl.constexpr = CONSUMERS * WG_ROWS
@@ -216,22 +217,24 @@ def flash_bwd_fused_kernel(
     batch, head = batch.to(gl.int32), head.to(gl.int32)
     coords = (batch, head, head, tile * BLOCK_N)
     first, unmasked, last = query_blocks(tile, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
-    tiles = alloc_dkdv_tiles((k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, STAGES)
+    tiles = alloc_dkdv_tiles(
+        (k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, STAGES, True
+    )
     ds_pipe = alloc_ds_pipe(q.dtype, BLOCK_M, DS_STAGES, 1)
     barriers = alloc_barriers(CONSUMERS, STAGES)
-    outputs = (dk, dv, dk_strides, dv_strides)
+    outputs = (dk, dv)
     dq_output = (dq, dq_strides, queries)
-    bounds = (first, unmasked, last, keys, keys - queries)
+    bounds = (first, unmasked, last, keys - queries)
     dq_coords = (batch, head, batch * heads + head, 0)
     # Constexprs survive only in tuples written in the call itself.
     gl.warp_specialize([
         (consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
-                    0, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL)),
+                    0, BLOCK_D, BLOCK_M, STAGES, IS_CAUSAL, RAGGED_KEYS)),
         (consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
-                    1, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL)),
+                    1, BLOCK_D, BLOCK_M, STAGES, IS_CAUSAL, RAGGED_KEYS)),
         (dq_warpgroup, (tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, dq_coords,
                         bounds, tile, key_tiles - 1, scale,
                         BLOCK_D, HEAD_DIM, BLOCK_M, BLOCK_N, IS_CAUSAL)),
         (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
-                    CONSUMERS, BLOCK_M, STAGES, True, True)),
+                    CONSUMERS, BLOCK_M, STAGES, True, True, True)),
     ], [4, 4, 1], [200, 88, 24])  # fmt: skip

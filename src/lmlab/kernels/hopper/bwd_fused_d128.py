@@ -133,7 +133,7 @@ def query_loop(
     s, grads, tiles, barriers, ds_pipe, dq_output, order, coords, offs_n, tile, first, last,
     end, final_end, shift, scale,
     WG: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
-    STAGES: gl.constexpr, MASKED: gl.constexpr, FINAL: gl.constexpr,
+    STAGES: gl.constexpr, MASKED: gl.constexpr, FINAL: gl.constexpr, RAGGED_KEYS: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Steps [first, last) of 64 keys: query blocks from the last backwards.
@@ -155,7 +155,10 @@ def query_loop(
         do_tile = do_tiles.index(stage).reshape([BLOCK_M, BLOCK_D])
         dp = warpgroup_mma(resident, do_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
         lse_vec = lse_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT) * LOG2E
-        p = gl.exp2(s * (scale * LOG2E) - lse_vec[None, :])
+        p = s * (scale * LOG2E) - lse_vec[None, :]
+        if RAGGED_KEYS:
+            p = gl.minimum(p, 0.0)
+        p = gl.exp2(p)
         if MASKED:
             offs_m = (end - 1 - step) * BLOCK_M + gl.arange(0, BLOCK_M, COL_LAYOUT)
             p = gl.where(offs_n[:, None] <= offs_m[None, :] + shift, p, 0.0)
@@ -192,13 +195,13 @@ def consumer(
     tiles, barriers, ds_pipe, order, outputs, dq_output, coords, bounds, tile, last_tile,
     final_end, scale,
     WG: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of 64 keys, and half the columns of the part of dQ from 128 keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     batch, head, _, start = coords
-    first, unmasked, last, keys, shift = bounds
+    first, unmasked, last, shift = bounds
     start = start + WG * WG_ROWS
     offs_n = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
     zero = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
@@ -212,12 +215,12 @@ def consumer(
     s, dk_acc, dv_acc = query_loop(
         s, (zero, zero), tiles, barriers, ds_pipe, dq_output, order, coords, offs_n, tile,
         0, steps, last, final_end, shift, scale,
-        WG, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, False, False, S_LAYOUT, O_LAYOUT,
+        WG, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, False, False, RAGGED_KEYS, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
     s, dk_acc, dv_acc = query_loop(
         s, (dk_acc, dv_acc), tiles, barriers, ds_pipe, dq_output, order, coords, offs_n, tile,
         steps, last - first, last, final_end, shift, scale,
-        WG, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
+        WG, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL, True, RAGGED_KEYS, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
     if last > first:
         dq_part = start_dq(tiles, ds_pipe, last - first - 1, WG, BLOCK_D, BLOCK_M, S_LAYOUT)
@@ -226,9 +229,8 @@ def consumer(
             dq_part, last - first - 1, dq_output, order, coords, tile, last, final_end, scale,
             WG, BLOCK_D, HEAD_DIM, BLOCK_M, True, S_LAYOUT,
         )  # fmt: skip
-    store_dkdv(
-        dk_acc, dv_acc, outputs, batch, head, start, keys, scale, BLOCK_D, HEAD_DIM, O_LAYOUT
-    )
+    grads, staging = (dk_acc, dv_acc), tiles[1].index(WG)
+    store_dkdv(grads, outputs, staging, batch, head, start, scale, BLOCK_D, True, True)
 
 
 @gluon.jit
@@ -312,10 +314,10 @@ def alloc_order_barriers():
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "l2_heads"])
 def flash_bwd_fused_d128_kernel(
-    q, k, v, do, lse, delta, dq_accum, semaphores, dq, dk, dv, dq_strides, dk_strides, dv_strides,
+    q, k, v, do, lse, delta, dk, dv, dq, dq_accum, semaphores, dq_strides,
     scale, batch_heads, heads, l2_heads, queries, keys,
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One program per key tile of BLOCK_N = 128 rows: its dK and dV, and its part of dQ."""
     BLOCK_N: gl.constexpr = CONSUMERS * WG_ROWS
@@ -333,23 +335,25 @@ def flash_bwd_fused_d128_kernel(
         final_end = gl.maximum((tile + 1) * BLOCK_N - (keys - queries), 0) // BLOCK_M
     if tile == key_tiles - 1:
         final_end = last
-    tiles = alloc_dkdv_tiles((k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, STAGES)
+    tiles = alloc_dkdv_tiles(
+        (k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, STAGES, True
+    )
     ds_pipe = alloc_ds_pipe(q.dtype, BLOCK_M, DS_STAGES, 2)
     order = alloc_order_barriers()
     barriers = alloc_barriers(CONSUMERS, STAGES)
-    outputs = (dk, dv, dk_strides, dv_strides)
+    outputs = (dk, dv)
     dq_output = (dq_accum, dq, dq_strides, queries)
-    bounds = (first, unmasked, last, keys, keys - queries)
+    bounds = (first, unmasked, last, keys - queries)
     own_semaphore = semaphores + batch_head * key_tiles + tile
     steps = gl.maximum(last - first, 0)
     # Constexprs survive only in tuples written in the call itself.
     gl.warp_specialize([
         (consumer, (tiles, barriers, ds_pipe, order, outputs, dq_output, coords, bounds,
                     tile, key_tiles - 1, final_end, scale,
-                    0, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL)),
+                    0, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL, RAGGED_KEYS)),
         (consumer, (tiles, barriers, ds_pipe, order, outputs, dq_output, coords, bounds,
                     tile, key_tiles - 1, final_end, scale,
-                    1, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL)),
+                    1, BLOCK_D, HEAD_DIM, BLOCK_M, STAGES, IS_CAUSAL, RAGGED_KEYS)),
         (wait_previous, (order, own_semaphore - 1, tile, steps)),
         (signal_next, (order, own_semaphore, steps, last - final_end)),
         (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,

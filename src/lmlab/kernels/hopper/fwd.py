@@ -11,6 +11,9 @@ kernel is written in Gluon, where warpgroups and barriers are explicit.
   the second meanwhile. The other warpgroups do the same, out of phase.
 - Barriers: a stage is `full` when its bytes have arrived and `empty` when every consumer has read
   it. The phase bit flips each time round the ring.
+- Programs are persistent, one per SM: while the consumers finish one query tile and store it (by
+  TMA, from the shared memory of its Q), the producer already loads the next. Without that, starting
+  and ending a program would take a third of the time at a thousand keys.
 
 BLOCK_M (query rows) is 64 per consumer, BLOCK_N (key rows) the length of a K/V block.
 """
@@ -27,37 +30,90 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_rows
-from lmlab.kernels.tile_ops import tile_of_program
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, begin_tma_store
+from lmlab.kernels.tile_ops import tile_of_program, vector_offset
 
 LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def producer(
-    inputs, tensors, coords, blocks,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+def work_item(turn, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """This program's query tile in a turn: its batch, head and first row, and its key blocks.
+
+    Returns the blocks that need no mask and all blocks. Tiles are numbered from the longest to the
+    shortest; every other turn is dealt out in reverse, so that programs get about the same work.
+    """
+    place, programs, batch_heads, heads, l2_heads, queries, keys = sizes
+    BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
+    tiles = (queries + BLOCK_M - 1) // BLOCK_M
+    if turn % 2 == 1:
+        place = programs - 1 - place
+    number = turn * programs + place
+    last = tiles * batch_heads - 1
+    tile, batch, head = tile_of_program(
+        gl.minimum(number, last), tiles, batch_heads, heads, l2_heads, IS_CAUSAL
+    )
+    start = tile * BLOCK_M
+    end = keys
+    unmasked = keys
+    if IS_CAUSAL:
+        end = gl.minimum(keys, start + BLOCK_M + keys - queries)
+        unmasked = gl.minimum(keys, start + 1 + keys - queries)
+    blocks = (end + BLOCK_N - 1) // BLOCK_N
+    if number > last:  # nothing is left for this program
+        blocks = 0
+    return batch.to(gl.int32), head.to(gl.int32), start, unmasked // BLOCK_N, blocks
+
+
+@gluon.jit
+def q_producer(
+    q, tensors, sizes, turns,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Load Q once, then K and V block by block into empty stages."""
-    q, k, v = inputs
-    q_tiles, k_tiles, v_tiles, barriers, _, _, _ = tensors
-    batch, head, kv_head, start = coords
-    q_full, k_full, k_empty, v_full, v_empty = barriers
-    mbarrier.expect(q_full, CONSUMERS * q.block_type.nbytes)
-    for wg in gl.static_range(CONSUMERS):
-        corner = [batch, head, start + wg * WG_ROWS, 0]
-        tma.async_copy_global_to_shared(q, corner, q_full, q_tiles.index(wg))
-    for block in range(blocks):
-        stage = block % STAGES
-        # The first wait on each stage passes: a fresh barrier counts as one phase ahead.
-        phase = (block // STAGES & 1) ^ 1
-        corner = [batch, kv_head, block * BLOCK_N, 0]
-        mbarrier.wait(k_empty.index(stage), phase)
-        mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, corner, k_full.index(stage), k_tiles.index(stage))
-        mbarrier.wait(v_empty.index(stage), phase)
-        mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-        tma.async_copy_global_to_shared(v, corner, v_full.index(stage), v_tiles.index(stage))
+    """Load rows of Q for each consumer, as long as one of its SLOTS is free: one warp.
+
+    Consumers get them one by one, so that they stay out of phase from one query tile to the next.
+    """
+    q_tiles, _, _, barriers, _, _ = tensors
+    q_full, q_empty, _, _, _, _, _ = barriers
+    for turn in range(turns):
+        batch, head, start, _unmasked, blocks = work_item(
+            turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL
+        )
+        if blocks > 0:
+            for wg in gl.static_range(CONSUMERS):
+                # The first wait passes: a fresh barrier counts as one phase ahead.
+                slot = wg * SLOTS + turn % SLOTS
+                mbarrier.wait(q_empty.index(slot), (turn // SLOTS & 1) ^ 1)
+                mbarrier.expect(q_full.index(slot), q.block_type.nbytes)
+                corner = [batch, head, start + wg * WG_ROWS, 0]
+                tma.async_copy_global_to_shared(q, corner, q_full.index(slot), q_tiles.index(slot))
+
+
+@gluon.jit
+def kv_producer(
+    k, v, tensors, sizes, turns, group_size,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """For each query tile load K and V block by block into empty stages: one warp."""
+    _, k_tiles, v_tiles, barriers, _, _ = tensors
+    _, _, k_full, k_empty, v_full, v_empty, _ = barriers
+    step = 0
+    for turn in range(turns):
+        batch, head, _start, _unmasked, blocks = work_item(
+            turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL
+        )
+        for block in range(blocks):
+            stage = step % STAGES
+            phase = (step // STAGES & 1) ^ 1
+            corner = [batch, head // group_size, block * BLOCK_N, 0]
+            mbarrier.wait(k_empty.index(stage), phase)
+            mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
+            tma.async_copy_global_to_shared(k, corner, k_full.index(stage), k_tiles.index(stage))
+            mbarrier.wait(v_empty.index(stage), phase)
+            mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
+            tma.async_copy_global_to_shared(v, corner, v_full.index(stage), v_tiles.index(stage))
+            step += 1
 
 
 @gluon.jit
@@ -83,28 +139,52 @@ def online_softmax(s, row_max, row_sum, scale_log2):
 
 
 @gluon.jit
+def wait_turn(order, step, WG: gl.constexpr, PINGPONG: gl.constexpr):
+    """Issue products after the consumer before this one has issued its own.
+
+    Consumers then compute the softmax one after the other, while the tensor cores work for another.
+    """
+    if PINGPONG:
+        FIRST: gl.constexpr = 1 if WG == 0 else 0  # it need not wait for its first turn
+        mbarrier.wait(order.index(WG), (step & 1) ^ FIRST)
+
+
+@gluon.jit
+def end_turn(order, WG: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr):
+    """Let the next consumer issue its products."""
+    if PINGPONG:
+        NEXT: gl.constexpr = (WG + 1) % CONSUMERS
+        mbarrier.arrive(order.index(NEXT), count=1)
+
+
+@gluon.jit
 def key_loop(
-    state, q_tile, k_tiles, v_tiles, barriers, offs_m, first, last, keys, shift, scale_log2,
-    BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, first, last, keys, shift, scale_log2,
+    WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, MASKED: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Key blocks [first, last), software-pipelined: S of this block with P V of the previous one.
 
-    Both products are in flight when the softmax begins, which needs only the first.
+    Both products are in flight when the softmax begins, which needs only the first. `base` is the
+    number of blocks before this query tile, for the place in the ring.
     """
-    _, k_full, k_empty, v_full, v_empty = barriers
+    _, _, k_full, k_empty, v_full, v_empty, order = barriers
     acc, p, row_sum, row_max = state
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     zeros = gl.zeros([WG_ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     for block in range(first, last):
-        stage = block % STAGES
-        prev_stage = (block - 1) % STAGES
-        mbarrier.wait(k_full.index(stage), block // STAGES & 1)
+        step = base + block
+        stage = step % STAGES
+        prev_stage = (step - 1) % STAGES
+        mbarrier.wait(k_full.index(stage), step // STAGES & 1)
         k_tile = k_tiles.index(stage).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
-        s = warpgroup_mma(q_tile, k_tile, zeros, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(prev_stage), (block - 1) // STAGES & 1)
+        mbarrier.wait(v_full.index(prev_stage), (step - 1) // STAGES & 1)
         v_tile = v_tiles.index(prev_stage).reshape([BLOCK_N, BLOCK_D])
+        wait_turn(order, step, WG, PINGPONG)
+        s = warpgroup_mma(q_tile, k_tile, zeros, use_acc=False, is_async=True)
         acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+        end_turn(order, WG, CONSUMERS, PINGPONG)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
         if MASKED:
@@ -120,18 +200,22 @@ def key_loop(
 
 @gluon.jit
 def first_block(
-    q_tile, k_tiles, barriers, offs_m, keys, shift, scale_log2,
-    BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    q_tile, k_tiles, barriers, offs_m, base, keys, shift, scale_log2,
+    WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Softmax state after key block 0, which is visible to every query."""
-    _, k_full, k_empty, _, _ = barriers
-    mbarrier.wait(k_full.index(0), 0)
-    k_tile = k_tiles.index(0).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
+    _, _, k_full, k_empty, _, _, order = barriers
+    stage = base % STAGES
+    mbarrier.wait(k_full.index(stage), base // STAGES & 1)
+    k_tile = k_tiles.index(stage).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
     zeros = gl.zeros([WG_ROWS, BLOCK_N], gl.float32, S_LAYOUT)
+    wait_turn(order, base, WG, PINGPONG)
     s = warpgroup_mma(q_tile, k_tile, zeros, use_acc=False, is_async=True)
+    end_turn(order, WG, CONSUMERS, PINGPONG)
     s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_empty.index(0), count=1)
+    mbarrier.arrive(k_empty.index(stage), count=1)
     s = apply_mask(s, offs_m, 0, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT)
     row_max = gl.full([WG_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
     row_sum = gl.full([WG_ROWS], 0.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
@@ -143,124 +227,126 @@ def first_block(
 
 
 @gluon.jit
-def epilogue(
-    acc, row_sum, row_max, o, lse, o_strides, batch, head, heads, start, queries,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Normalize by the row sums; store the output and the log-sum-exp (natural log)."""
-    offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
-    row_base = lse + (batch.to(gl.int64) * heads + head) * queries
-    gl.store(row_base + offs_m, (row_max + gl.log2(row_sum)) * LN2, mask=offs_m < queries)
-    output = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    store_rows(output, o, o_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, O_LAYOUT)
-
-
-@gluon.jit
 def consumer(
-    tensors, coords, bounds, scale_log2,
-    WG: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    tensors, sizes, turns, scale_log2,
+    WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Attention of 64 query rows: one warpgroup."""
-    q_tiles, k_tiles, v_tiles, barriers, o, lse, o_strides = tensors
-    batch, head, heads, start = coords
-    queries, keys, unmasked, blocks = bounds
+    """Attention of 64 rows of each query tile: one warpgroup.
+
+    The output leaves through the memory of its Q. With two SLOTS the next Q is there already, and
+    the first is released once the next tile is under way.
+    """
+    q_tiles, k_tiles, v_tiles, barriers, o, lse = tensors
+    _, _, _, heads, _, queries, keys = sizes
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    q_full, _, _, v_full, _ = barriers
-    start = start + WG * WG_ROWS
-    offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
+    q_full, q_empty, _, _, v_full, v_empty, _ = barriers
     shift = keys - queries
-    mbarrier.wait(q_full, 0)
-    q_tile = q_tiles.index(WG).reshape([WG_ROWS, BLOCK_D])
-    state = first_block(
-        q_tile, k_tiles, barriers, offs_m, keys, shift, scale_log2,
-        BLOCK_D, BLOCK_N, IS_CAUSAL, S_LAYOUT, O_LAYOUT,
-    )  # fmt: skip
-    state = key_loop(
-        state, q_tile, k_tiles, v_tiles, barriers, offs_m, 1, unmasked, keys, shift, scale_log2,
-        BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, False, S_LAYOUT, O_LAYOUT,
-    )  # fmt: skip
-    state = key_loop(
-        state, q_tile, k_tiles, v_tiles, barriers, offs_m, gl.maximum(unmasked, 1), blocks, keys,
-        shift, scale_log2, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
-    )  # fmt: skip
-    acc, p, row_sum, row_max = state
-    last = blocks - 1
-    mbarrier.wait(v_full.index(last % STAGES), last // STAGES & 1)
-    v_tile = v_tiles.index(last % STAGES).reshape([BLOCK_N, BLOCK_D])
-    acc = warpgroup_mma(p, v_tile, acc, is_async=True)
-    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-    epilogue(
-        acc, row_sum, row_max, o, lse, o_strides, batch, head, heads, start, queries,
-        BLOCK_D, HEAD_DIM, S_LAYOUT, O_LAYOUT,
-    )  # fmt: skip
+    base = 0
+    for turn in range(turns):
+        batch, head, start, unmasked, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+        if blocks > 0:
+            start = start + WG * WG_ROWS
+            offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
+            slot = WG * SLOTS + turn % SLOTS
+            mbarrier.wait(q_full.index(slot), turn // SLOTS & 1)
+            q_tile = q_tiles.index(slot).reshape([WG_ROWS, BLOCK_D])
+            state = first_block(
+                q_tile, k_tiles, barriers, offs_m, base, keys, shift, scale_log2,
+                WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, S_LAYOUT, O_LAYOUT,
+            )  # fmt: skip
+            if SLOTS == 2 and turn > 0:
+                tma.store_wait(0)
+                mbarrier.arrive(q_empty.index(WG * SLOTS + (turn + 1) % SLOTS), count=1)
+            state = key_loop(
+                state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, 1, unmasked, keys, shift,
+                scale_log2, WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, False,
+                S_LAYOUT, O_LAYOUT,
+            )  # fmt: skip
+            state = key_loop(
+                state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, gl.maximum(unmasked, 1),
+                blocks, keys, shift, scale_log2,
+                WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, True,
+                S_LAYOUT, O_LAYOUT,
+            )  # fmt: skip
+            acc, p, row_sum, row_max = state
+            base += blocks
+            stage = (base - 1) % STAGES
+            mbarrier.wait(v_full.index(stage), (base - 1) // STAGES & 1)
+            v_tile = v_tiles.index(stage).reshape([BLOCK_N, BLOCK_D])
+            acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+            acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+            mbarrier.arrive(v_empty.index(stage), count=1)
+            row_base = lse + vector_offset(batch, head, heads, queries)
+            gl.store(row_base + offs_m, (row_max + gl.log2(row_sum)) * LN2, mask=offs_m < queries)
+            acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
+            begin_tma_store(acc, o, q_tiles.index(slot), batch, head, start, BLOCK_D)
+            if SLOTS == 1:
+                tma.store_wait(0)
+                mbarrier.arrive(q_empty.index(slot), count=1)
+    tma.store_wait(0)
 
 
 @gluon.jit
-def alloc_barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
-    """One barrier for Q; for each stage of K and V one filled by TMA, one released by consumers."""
-    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+def alloc_barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr):
+    """For each Q and each stage of K and V: one filled by TMA, one released; and turns to issue."""
+    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS * SLOTS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS * SLOTS, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(q_full, count=1)
+    for slot in gl.static_range(CONSUMERS * SLOTS):
+        mbarrier.init(q_full.index(slot), count=1)
+        mbarrier.init(q_empty.index(slot), count=1)
+    for wg in gl.static_range(CONSUMERS):
+        mbarrier.init(order.index(wg), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=CONSUMERS)
         mbarrier.init(v_empty.index(stage), count=CONSUMERS)
     fence_async_shared()
-    return q_full, k_full, k_empty, v_full, v_empty
+    return q_full, q_empty, k_full, k_empty, v_full, v_empty, order
 
 
-@gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads"])
+@gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads", "turns"])
 def flash_fwd_hopper_kernel(
-    q, k, v, o, lse, o_strides, scale_log2, batch_heads, heads, group_size, l2_heads, queries, keys,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+    q, k, v, o, lse, scale_log2, batch_heads, heads, group_size, l2_heads, turns, queries, keys,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """One program per query tile of BLOCK_M = 64 * CONSUMERS rows."""
-    BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
-    tiles = (queries + BLOCK_M - 1) // BLOCK_M
-    tile, batch, head = tile_of_program(
-        gl.program_id(0), tiles, batch_heads, heads, l2_heads, IS_CAUSAL
-    )
-    batch, head = batch.to(gl.int32), head.to(gl.int32)
-    start = tile * BLOCK_M
-    end = keys
-    unmasked = keys
-    if IS_CAUSAL:
-        end = gl.minimum(keys, start + BLOCK_M + keys - queries)
-        unmasked = gl.minimum(keys, start + 1 + keys - queries)
-    blocks = (end + BLOCK_N - 1) // BLOCK_N
-    unmasked = unmasked // BLOCK_N
-    q_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, WG_ROWS, BLOCK_D], q.layout)
+    """Each program takes a query tile of 64 * CONSUMERS rows in each of its turns."""
+    q_shape: gl.constexpr = [CONSUMERS * SLOTS, 1, 1, WG_ROWS, BLOCK_D]
+    q_tiles = gl.allocate_shared_memory(q.dtype, q_shape, q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], v.layout)
-    barriers = alloc_barriers(CONSUMERS, STAGES)
-    tensors = (q_tiles, k_tiles, v_tiles, barriers, o, lse, o_strides)
-    coords = (batch, head, heads, start)
-    bounds = (queries, keys, unmasked, blocks)
-    inputs = (q, k, v)
-    load_coords = (batch, head, head // group_size, start)
+    barriers = alloc_barriers(CONSUMERS, STAGES, SLOTS)
+    tensors = (q_tiles, k_tiles, v_tiles, barriers, o, lse)
+    place, programs = gl.program_id(0), gl.num_programs(0)
+    sizes = (place, programs, batch_heads, heads, l2_heads, queries, keys)
     # Constexprs survive only in tuples written in the call itself.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (tensors, coords, bounds, scale_log2,
-                        0, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
-            (consumer, (tensors, coords, bounds, scale_log2,
-                        1, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
-            (producer, (inputs, tensors, load_coords, blocks, CONSUMERS, BLOCK_N, STAGES)),
-        ], [4, 1], [240, 24])  # fmt: skip
+            (consumer, (tensors, sizes, turns, scale_log2,
+                        0, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
+            (consumer, (tensors, sizes, turns, scale_log2,
+                        1, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
+            (kv_producer, (k, v, tensors, sizes, turns, group_size,
+                           CONSUMERS, BLOCK_N, STAGES, IS_CAUSAL)),
+            (q_producer, (q, tensors, sizes, turns, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
+        ], [4, 1, 1], [240, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (tensors, coords, bounds, scale_log2,
-                        0, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
-            (consumer, (tensors, coords, bounds, scale_log2,
-                        1, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
-            (consumer, (tensors, coords, bounds, scale_log2,
-                        2, BLOCK_D, HEAD_DIM, BLOCK_N, STAGES, IS_CAUSAL)),
-            (producer, (inputs, tensors, load_coords, blocks, CONSUMERS, BLOCK_N, STAGES)),
-        ], [4, 4, 1], [160, 160, 32])  # fmt: skip
+            (consumer, (tensors, sizes, turns, scale_log2,
+                        0, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
+            (consumer, (tensors, sizes, turns, scale_log2,
+                        1, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
+            (consumer, (tensors, sizes, turns, scale_log2,
+                        2, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
+            (kv_producer, (k, v, tensors, sizes, turns, group_size,
+                           CONSUMERS, BLOCK_N, STAGES, IS_CAUSAL)),
+            (q_producer, (q, tensors, sizes, turns, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
+        ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip

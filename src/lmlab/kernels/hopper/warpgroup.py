@@ -8,6 +8,7 @@ shared memory.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 WG_ROWS = gl.constexpr(64)
 """Rows of the left operand of one warpgroup."""
@@ -25,3 +26,22 @@ def store_rows(
     pointers = base + rows.to(gl.int64)[:, None] * strides[2] + columns[None, :]
     inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
     gl.store(pointers, tile.to(target.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def begin_tma_store(tile, target, staging, batch, head, start, BLOCK_D: gl.constexpr):
+    """Begin to store 64 rows of a result by TMA, which clips them to the tensor.
+
+    `staging` is shared memory that only this warpgroup still uses. A warpgroup that stores from
+    registers writes 16 bytes to a row at a time, half a sector.
+    """
+    staging.reshape([WG_ROWS, BLOCK_D]).store(tile.to(target.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(target, [batch, head, start, 0], staging)
+
+
+@gluon.jit
+def store_by_tma(tile, target, staging, batch, head, start, BLOCK_D: gl.constexpr):
+    """Store 64 rows of a result; `staging` is free again at the end."""
+    begin_tma_store(tile, target, staging, batch, head, start, BLOCK_D)
+    tma.store_wait(0)

@@ -44,16 +44,14 @@ class Nsys:
     release: tuple[int, int]
     """Year and number of the release: (2025, 3)."""
 
-    def profile_options(self, more: Iterable[str] = ()) -> list[str]:
-        """Options of `nsys profile` that record only what a program marks, and `more` of it."""
-        renamed = self.release >= RENAMED
+    def profile_options(self, more: Iterable[str] = (), *, marked: bool = True) -> list[str]:
+        """Options of `nsys profile` that record what a program marks, or all of it."""
+        stop = "--capture-range-end=stop" if self.release >= RENAMED else "--stop-on-range-end=true"
         return [
             "--trace=cuda,nvtx",
             "--sample=none",
             "--cpuctxsw=none",
-            "--capture-range=cudaProfilerApi",
-            "--capture-range-end=stop" if renamed else "--stop-on-range-end=true",
-            "--kill=none",
+            *(["--capture-range=cudaProfilerApi", stop, "--kill=none"] if marked else []),
             "--force-overwrite=true",
             *more,
         ]

@@ -18,7 +18,6 @@ import importlib
 import importlib.util
 import os
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 LIBRARIES = ("torch", "triton", "torch._dynamo")
@@ -32,7 +31,7 @@ def preload() -> None:
         # triton is not built for every platform.
         if name != "triton" or importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    if DRIVER.exists() and _in_fork(_compiler_can_be_preloaded):
+    if DRIVER.exists() and _compiler_can_be_preloaded():
         _import_compiler()
     if _gpu_is_open():
         raise RuntimeError("importing the libraries opened the GPU; no fork could use it")
@@ -40,23 +39,18 @@ def preload() -> None:
     gc.freeze()  # otherwise the collector writes to every object and unshares its page
 
 
-def _in_fork(question: Callable[[], bool]) -> bool:
-    """Answer a question in a fork, which may touch the GPU; an exception means no."""
-    pid = os.fork()
-    if pid == 0:
-        answer = False
-        try:
-            answer = question()
-        except Exception:
-            traceback.print_exc()
-        finally:
-            os._exit(0 if answer else 1)
-    return os.waitpid(pid, 0)[1] == 0
-
-
 def _compiler_can_be_preloaded() -> bool:
-    _import_compiler()
-    return not _gpu_is_open() and bool(importlib.import_module("torch").cuda.is_available())
+    """Try it in a fork, which may touch the GPU; an exception means no."""
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1] == 0
+    works = False
+    try:
+        _import_compiler()
+        works = not _gpu_is_open() and importlib.import_module("torch").cuda.is_available()
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(not works)
 
 
 def _import_compiler() -> None:

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from lmlab.attention import registry
-from lmlab.chapters.attention.compiles import COMPILES
 from lmlab.chapters.attention.measure import rounds
-from lmlab.chapters.attention.measure.compiling import compiler
+from lmlab.chapters.attention.measure.compiling import COMPILES, compiler
 from lmlab.chapters.attention.measure.problem import Attend, Problem, shape_of
 from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from lmlab.attention import registry
-from lmlab.chapters.attention.compiles import COMPILES
-from lmlab.chapters.attention.measure.compiling import attention_replaced, compiler_for
+from lmlab.chapters.attention.measure.compiling import COMPILES, attention_replaced, compiler_for
 from lmlab.chapters.attention.measure.memory import note_memory
 from lmlab.chapters.attention.measure.problem import Attend, Problem, shape_of
 from lmlab.chapters.attention.measure.rounds import alternate, flop_records, thread_record, try_all

@@ -9,8 +9,8 @@ gives its peak memory), then alternates those that work step by step, by wall cl
 fails is dropped and the rest go on.
 
 Records: `time` per variant and phase (forward, backward, forward_backward, train_step: sums over
-the phases of a step) by wall and device clock, `round_time` (all variants), `loss`, `peak_memory` (GPU only), `tokens`,
-`threads`; `first_step_time` where the first step contains a compilation.
+the phases of a step) by wall and device clock, `round_time` (all variants), `loss`, `peak_memory`
+(GPU only), `tokens`, `threads`; `first_step_time` where the first step contains a compilation.
 """
 
 from __future__ import annotations

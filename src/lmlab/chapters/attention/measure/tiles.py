@@ -114,20 +114,18 @@ class Kernel:
         expected = reference(*problem.inputs, problem.grad_o, is_causal=causal)
         q, k, v = (x.detach() for x in problem.inputs)
         o, lse = launch.forward(q, k, v, **options)
-        p = self._problem = KernelProblem.of(q, k, causal)
-        self._direction, self._limit = direction, device_info(device).shared_limit
+        self._problem = KernelProblem.of(q, k, causal)
+        self._direction, self._device = direction, device_info(device)
         self._call: Callable[..., tuple[Tensor, ...]]
         if direction == "forward":
-            results = torch.empty_like(o), torch.empty_like(lse)
-            self._call = partial(launch.forward, q, k, v, **options)
-            self._launch = partial(launch.launch_forward, p, (q, k, v), results, scale)
+            inputs: tuple[Tensor, ...] = q, k, v
+            self._call = partial(launch.forward, *inputs, **options)
             self._names, self._expected = NAMES[:1], expected[:1]
         else:
-            inputs = problem.grad_o, q, k, v, o, lse
-            grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            self._call = partial(launch.backward, *inputs, **options)
-            self._launch = partial(launch.launch_backward, p, inputs, grads, scale)
+            inputs = q, k, v, problem.grad_o, o, lse
+            self._call = partial(launch.backward, problem.grad_o, q, k, v, o, lse, **options)
             self._names, self._expected = NAMES[1:], expected[1:]
+        self._compiled = partial(launch.compiled_kernel, inputs, causal, scale)
 
     def prepare(self, tiles: Tiles) -> Callable[[], object]:
         """The call that is timed."""
@@ -143,13 +141,14 @@ class Kernel:
         estimate = shared_bytes(self._problem.case(self._direction), tiles)
         yield "estimated_shared_memory", estimate
         try:
-            kernel = launch.launch_fitting(self._problem, self._direction, tiles, self._launch)
+            self._call(tiles=tiles)
         except launch.TilesTooLarge as error:
             raise Unsupported(str(error)) from error
+        kernel = self._compiled(tiles)
         yield "shared_memory", getattr(getattr(kernel, "metadata", None), "shared", None)
         yield "registers", getattr(kernel, "n_regs", None)
         yield "spills", getattr(kernel, "n_spills", None)
 
     def chosen(self) -> Tiles:
         """The tiles that `kernels/tile_sizes.py` selects."""
-        return choose(self._problem.case(self._direction), self._limit)[0]
+        return choose(self._problem.case(self._direction), self._device)[0]

@@ -53,7 +53,6 @@ from lmlab.measure.statistics import Measurement
 from lmlab.model import checkpoint_peak
 from lmlab.model.checkpointing import Strategy, StrategyError, checkpointed, parse_strategy
 from lmlab.model.loss import cross_entropy
-from lmlab.model.peak import Stage
 from lmlab.study.points import Point
 from lmlab.study.results import Status
 
@@ -134,24 +133,21 @@ def _predictions(
     """The cost model's peak of every strategy, and of the segment that it would choose."""
     if not is_predictable(workload):
         return
+    shape = workload.shape
     precision: Any = workload.precision.name
     where: Any = device.type
+    blocks, best = checkpoint_peak.best_segment(shape, precision, device=where)
     for each in variants:
-        labels = labels_of(each.name, each.strategy)
-        if each.strategy.kind == "nested":
-            moment = checkpoint_peak.predicted_peak_nested(workload.shape, precision, device=where)
-        else:
-            moment = checkpoint_peak.predicted_peak_checkpointed(
-                workload.shape, precision, each.strategy.blocks, device=where
+        segment = each.strategy.blocks
+        moment = (
+            checkpoint_peak.predicted_peak_nested(shape, precision, device=where)
+            if each.strategy.kind == "nested"
+            else checkpoint_peak.predicted_peak_checkpointed(
+                shape, precision, segment, device=where
             )
-        yield from predicted_records(moment, **labels)
-    blocks, moment = checkpoint_peak.best_segment(workload.shape, precision, device=where)
-    yield from best_records(blocks, moment)
-
-
-def best_records(blocks: int, moment: Stage) -> list[Record]:
-    """The segment length that the cost model would choose."""
-    return predicted_records(moment, **labels_of(BEST_PREDICTED, Strategy("every", blocks)))
+        )
+        yield from predicted_records(moment, **labels_of(each.name, each.strategy))
+    yield from predicted_records(best, **labels_of(BEST_PREDICTED, Strategy("every", blocks)))
 
 
 def _run_rounds(

@@ -1,0 +1,217 @@
+"""Attention variants on the shapes that users have: `python -m lmlab.attention.bench`.
+
+The shapes are those of the models (every size, context and batch) and a fixed regression set:
+ragged lengths, head dimensions from 32 to 256, both masks, many short sequences and few long ones.
+Inputs have the layout of a model, (batch, sequence, heads, head_dim) in memory.
+
+Device time is the time of a CUDA graph of several calls, so the host has no part in it. The
+variants of a shape alternate, and a time is the median over rounds. Host time is what a call takes
+to return while the device works. The result is a list of records (JSON) and a table: ours against
+the best other variant and, as a geometric mean, against each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlab.attention import registry
+from lmlab.attention.support import why_unsupported
+
+Call = Callable[[], Any]
+OURS = "flash"
+PHASES = ("forward", "backward")
+ROUNDS, GRAPH_MS, MAX_CALLS, HOST_CALLS = 5, 1.0, 16, 40
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One self-attention problem."""
+
+    batch: int
+    heads: int
+    sequence: int
+    head_dim: int
+    is_causal: bool = True
+
+    def __str__(self) -> str:
+        mask = "causal" if self.is_causal else "full"
+        return f"{self.batch} x {self.heads} x {self.sequence} x {self.head_dim} {mask}"
+
+
+MODEL_HEADS = {12: 64, 16: 64, 20: 64, 25: 64, 32: 80}
+"""Heads of the model sizes, small to 2.7b, and their head dimension."""
+MODELS = [
+    Shape(batch, heads, context, head_dim)
+    for heads, head_dim in MODEL_HEADS.items()
+    for context in (128, 256, 512, 1024, 2048, 4096)
+    for batch in (1, 4, 16)
+]
+REGRESSION = [
+    Shape(2, 16, 3001, 64), Shape(4, 16, 1000, 64), Shape(8, 12, 77, 64), Shape(2, 16, 3001, 128),
+    Shape(4, 16, 1000, 128, False), Shape(2, 16, 1500, 64, False), Shape(4, 32, 777, 80),
+    Shape(4, 16, 2048, 32), Shape(4, 16, 2048, 32, False), Shape(8, 16, 512, 96),
+    Shape(2, 16, 4096, 96), Shape(4, 16, 1024, 128), Shape(16, 16, 1024, 128),
+    Shape(2, 32, 4096, 128), Shape(4, 16, 2048, 128, False), Shape(2, 16, 4096, 64, False),
+    Shape(4, 8, 1024, 192), Shape(2, 8, 4096, 192), Shape(4, 8, 1024, 256), Shape(1, 8, 8192, 256),
+    Shape(2, 8, 2048, 256, False), Shape(128, 16, 128, 64), Shape(512, 8, 64, 64),
+    Shape(64, 16, 256, 128), Shape(1, 2, 16384, 64), Shape(1, 1, 32768, 128),
+    Shape(1, 16, 16384, 64), Shape(1, 16, 16384, 128), Shape(1, 16, 16384, 128, False),
+]  # fmt: skip
+SETS = {"models": MODELS, "regression": REGRESSION, "all": MODELS + REGRESSION}
+
+
+def inputs(shape: Shape) -> list[Tensor]:
+    """Random q, k, v and the gradient of the output, in bf16."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    size = shape.batch, shape.sequence, shape.heads, shape.head_dim
+    tensors = [
+        torch.randn(size, device="cuda", dtype=torch.bfloat16, generator=generator).transpose(1, 2)
+        for _ in range(4)
+    ]
+    return [*(x.requires_grad_() for x in tensors[:3]), tensors[3]]
+
+
+def calls(variant: str, shape: Shape, tensors: list[Tensor]) -> dict[str, Call]:
+    """Forward and backward of one variant; the forward builds the graph of autograd."""
+    attend = registry.load(variant)
+    q, k, v, grad_o = tensors
+    o = attend(q, k, v, is_causal=shape.is_causal)
+    return {
+        "forward": lambda: attend(q, k, v, is_causal=shape.is_causal),
+        "backward": lambda: torch.autograd.grad(o, (q, k, v), grad_o, retain_graph=True),
+    }
+
+
+def record_graph(call: Call) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of enough calls to be timed, and their number."""
+    for _ in range(3):
+        call()
+    count = max(1, min(MAX_CALLS, round(GRAPH_MS / max(replay_ms(_graph(call, 1)), 1e-3))))
+    return _graph(call, count), count
+
+
+def _graph(call: Call, count: int) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(count):
+            call()
+    return graph
+
+
+def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    """Time of one replay after one to warm up."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def host_us(call: Call) -> float:
+    """Time that a call takes to return, the device being idle at first."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        call()
+    elapsed = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return elapsed / HOST_CALLS * 1e6
+
+
+def measure(shape: Shape, variants: Sequence[str]) -> list[dict[str, Any]]:
+    """Records of all variants at one shape, with the reason where one cannot run."""
+    tensors = inputs(shape)
+    device = tensors[0].device
+    records: list[dict[str, Any]] = []
+    graphs = []  # with their calls, whose tensors the graphs read
+    for variant in variants:
+        record = asdict(shape) | {"variant": variant}
+        reason = why_unsupported(
+            variant, device=device, dtype=torch.bfloat16, head_dim=shape.head_dim
+        )
+        if reason is not None:
+            records.append(record | {"reason": reason})
+            continue
+        try:
+            for phase, call in calls(variant, shape, tensors).items():
+                graph, count = record_graph(call)
+                host = statistics.median(host_us(call) for _ in range(3))
+                records.append(record | {"phase": phase, "host_us": round(host, 1)})
+                graphs.append((records[-1], graph, count, call))
+        except (RuntimeError, ValueError) as error:
+            records.append(record | {"reason": str(error).partition("\n")[0]})
+    rounds = [[replay_ms(graph) / count for _, graph, count, _ in graphs] for _ in range(ROUNDS)]
+    for (record, *_), *times in zip(graphs, *rounds, strict=True):
+        record["device_us"] = round(1e3 * statistics.median(times), 2)
+    return records
+
+
+def summarize(records: Iterable[dict[str, Any]]) -> str:
+    """A Markdown table: device time by variant and the ratio of ours to the best other."""
+    rows: dict[tuple[Shape, str], dict[str, dict[str, Any]]] = {}
+    for record in records:
+        if "device_us" in record:
+            shape = Shape(*(record[name] for name in Shape.__dataclass_fields__))
+            rows.setdefault((shape, record["phase"]), {})[record["variant"]] = record
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    header = ["shape", "phase", *(f"{name} (us)" for name in names), "ours / best"]
+    lines = [
+        _line([*header, *(f"{name} host" for name in names)]),
+        "|" + "---|" * (2 * len(names) + 3),
+    ]
+    logs: dict[str, list[float]] = {}
+    for (shape, phase), row in rows.items():
+        times = {name: row[name]["device_us"] for name in row}
+        others = [times[name] for name in times if name != OURS]
+        ratio = times[OURS] / min(others) if OURS in times and others else float("nan")
+        device = [f"{times[name]:.1f}" if name in times else "" for name in names]
+        host = [f"{row[name]['host_us']:.0f}" if name in row else "" for name in names]
+        lines.append(_line([str(shape), phase, *device, f"{ratio:.2f}", *host]))
+        for name in times.keys() - {OURS}:
+            if OURS in times:
+                logs.setdefault(f"{phase} against {name}", []).append(times[OURS] / times[name])
+    means = [f"{key}: {statistics.geometric_mean(ratios):.3f}" for key, ratios in logs.items()]
+    return "\n".join([*lines, "", "Geometric means of ours: " + "; ".join(sorted(means))])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure a set of shapes; print the summary and write the records."""
+    parser = argparse.ArgumentParser(prog="lmlab.attention.bench")
+    parser.add_argument("--shapes", choices=SETS, default="all")
+    parser.add_argument("--variants", nargs="+", default=[OURS, "sdpa_cudnn", "sdpa_flash"])
+    parser.add_argument("--json", type=Path, help="write the records to this file")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("a CUDA GPU is needed")
+    records: list[dict[str, Any]] = []
+    for shape in SETS[options.shapes]:
+        with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
+            records += measure(shape, options.variants)
+        torch._dynamo.reset()  # a compiled variant keeps only a few shapes
+        gc.collect()
+        if options.json:
+            options.json.write_text(json.dumps(records, indent=1))
+    print(summarize(records))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

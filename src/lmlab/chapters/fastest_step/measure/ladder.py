@@ -1,0 +1,306 @@
+"""The ladder: from the plain fp32 training step to the fastest one, rung by rung.
+
+Each rung is checked first (its loss and gradients against those of the first rung, within what its
+precision explains), then timed in alternating rounds with the rung below it and with the same rung
+on other attentions. A rung that fails is recorded with its reason, and the next one builds on the
+last that worked. `batch` tries larger batches until one does not fit and keeps the one with most
+tokens per second; `checkpoint` does the same with the batches beyond that. Steps that do not fit
+next to each other are rebuilt for every round (`rebuilt`).
+
+Records have the labels rung, precision, attention, batch_size, checkpoint and side (`rung`,
+`before` for the one below it, `other` for another attention): `time` and `token_time` (ms per step
+and per token, wall clock). Without side: `compile_time` (what the first steps take beyond a later
+one: compilation, capture), `peak_memory`, `energy_per_token`, `loss_error` and `gradient_error`
+with their `loss_tolerance` and `gradient_tolerance`, `flops` (matmuls of the model, causal half of
+attention, recomputation not counted), `tokens`, and `tried_throughput` of every batch tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlab.chapters.attention.measure.compiling import call_ms, compiler
+from lmlab.chapters.attention.measure.shared_model import LOSS_TOLERANCE
+from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
+from lmlab.chapters.fastest_step.measure.rungs import Rung, next_rung, refuse
+from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer, free_memory
+from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
+from lmlab.measure.clock import PhaseClock, measure_steps, synchronize
+from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from lmlab.measure.nvml import nvml_session, query, visible_gpu
+from lmlab.measure.records import Record, timed
+from lmlab.measure.rounds import round_order
+from lmlab.measure.statistics import Measurement
+from lmlab.model import cost, loading
+from lmlab.model.shape import ModelShape
+from lmlab.study.points import Point
+
+GRADIENT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
+"""Relative difference of all sampled gradients to fp32's, by precision."""
+REBUILT_ROUNDS = 3
+BELOW = "below"
+
+
+def measure(point: Point, device: torch.device) -> Outcome:
+    """Climb the ladder with one model."""
+    asked = {**point.settings, **point.parameters}
+    if asked["model"] != loading.DEFAULT:
+        raise Unsupported("rungs exchange parts of the study's own model; this is another one")
+    shape = ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__})
+    with compiler_if("compile" in asked["rungs"]):
+        trainer = Trainer(shape, rope_theta=asked["rope_theta"], seed=asked["seed"], device=device)
+        ladder = Ladder(trainer, asked)
+        for name in asked["rungs"]:
+            ladder.climb(name)
+    return ladder.outcome()
+
+
+def compiler_if(needed: bool) -> AbstractContextManager[None]:
+    """The compiler with empty caches, if a rung compiles; loading it takes a second."""
+    return compiler(cold=True, in_parallel=True) if needed else nullcontext()
+
+
+class Ladder:
+    """The rungs measured so far, and what the next one builds on."""
+
+    def __init__(self, trainer: Trainer, asked: Mapping[str, Any], start: Rung | None = None):
+        self.rung = start or Rung()
+        self.records: list[Record] = []
+        self._trainer, self._asked, self._device = trainer, asked, trainer.device
+        self._below: RungStep | None = None
+        self._reference: tuple[float, list[Tensor]] | None = None
+        self._full: list[int] = []
+        """Batches, in copies of the first, that did not fit."""
+
+    def outcome(self) -> Outcome:
+        """All records; if no rung ran, the status of the first."""
+        failed = next((record for record in self.records if record["status"] != "ok"), None)
+        if self._below is None and failed is not None:
+            return without_numbers(failed["status"], failed["reason"])
+        return Outcome(measurements=self.records)
+
+    def climb(self, name: str) -> None:
+        """Measure the rung of that name on top of the last that worked."""
+        base = self._trainer.shape.batch
+        larger = [batch // base for batch in self._asked["batches"] if batch > base]
+        if name == "batch":
+            self._take_best(name, larger, self.rung.checkpoint)
+        elif name == "checkpoint":
+            beyond = [copies for copies in larger if copies in self._full]
+            self._take_best(name, beyond, self._asked["checkpoint"])
+        else:
+            self.take(next_rung(self.rung, name, self._asked["attentions"][0]))
+
+    def take(self, rung: Rung, *, rebuilt: bool = False) -> None:
+        """Check and time a rung; keep it if it works."""
+        rungs = {rung.name: rung}
+        if rung.attention == self._asked["attentions"][0]:
+            for other in self._asked["attentions"][1:]:
+                rungs[f"{rung.name}, {other}"] = replace(rung, attention=other)
+        variants = self._variants(rungs)
+        steps: dict[str, RungStep] = {}
+        for name, each in rungs.items():
+            with variants.attempt(name):
+                steps[name] = self._prepare(variants, name, each)
+                if rebuilt:
+                    steps[name].close()
+        if rung.name in steps:
+            rebuilt = self._time(rung.name, steps, rebuilt)
+            for name, step in steps.items():
+                self._note_energy(variants, name, step)
+                if rebuilt:
+                    step.close()
+        self.records += variants.records
+        kept = steps.pop(rung.name, None)
+        for step in steps.values():
+            step.close()
+        if kept is not None:
+            if self._below is not None:
+                self._below.close()
+            self.rung, self._below = rung, kept
+
+    def _variants(self, rungs: Mapping[str, Rung]) -> Variants:
+        batch = self._trainer.shape.batch
+        return Variants({name: each.labels(batch) for name, each in rungs.items()}, self._device)
+
+    def _take_best(self, name: str, candidates: list[int], checkpoint: str) -> None:
+        """Try batches until one does not fit, and take the one with the most tokens per second."""
+        if self._below is not None:
+            self._below.close()
+        rates: dict[int, float] = {}
+        for copies in candidates:
+            rung = replace(self.rung, name=name, copies=copies, checkpoint=checkpoint)
+            rate = self._try(rung)
+            if rate is None:
+                self._full = [each for each in candidates if each >= copies]
+                break
+            rates[copies] = rate
+        if rates:
+            best = max(rates, key=lambda copies: rates[copies])
+            self.take(
+                replace(self.rung, name=name, copies=best, checkpoint=checkpoint), rebuilt=True
+            )
+        else:
+            with (variants := self._variants({name: replace(self.rung, name=name)})).attempt(name):
+                reason = "no larger batch fits" if candidates else "all batches fit without it"
+                raise Unsupported(reason)
+            self.records += variants.records
+
+    def _try(self, rung: Rung) -> float | None:
+        """Tokens per second of a batch, or None if it does not fit."""
+        variants = self._variants({rung.name: rung})
+        rate = None
+        with variants.attempt(rung.name):
+            step = RungStep(self._trainer, replace(rung, graph=False))
+            step.run()
+            rate = 1e3 * step.tokens / min(call_ms(step.run, self._device) for _ in range(2))
+            variants.note(rung.name, "tried_throughput", rate, "1/s")
+            step.close()
+        self._trainer.drop_gradients()
+        free_memory(self._device)
+        self.records += [{**record, "quantity": "tried_throughput"} for record in variants.records]
+        return rate
+
+    def _prepare(self, variants: Variants, name: str, rung: Rung) -> RungStep:
+        """Build a rung's step, check its numbers, and note what it costs besides time."""
+        refuse(rung, dict(self._asked), self._device)
+        self._trainer.drop_gradients()
+        free_memory(self._device)
+        others = allocated_bytes(self._device) - self._trainer.shared_bytes(rung)
+        step = RungStep(self._trainer, rung)
+        first_ms = call_ms(step.run, self._device)
+        reset_peak_memory(self._device)  # not after a capture: replays allocate nothing
+        if rung.graph:
+            first_ms += call_ms(step.capture, self._device)
+        later_ms = call_ms(step.run, self._device)
+        peak = peak_memory_bytes(self._device)
+        variants.note(name, "compile_time", max(first_ms - later_ms, 0.0), "ms")
+        variants.note(name, "peak_memory", None if peak is None else peak - others, "B")
+        self._check(variants, name, step)
+        variants.note(name, "tokens", step.tokens, "")
+        shape = replace(self._trainer.shape, batch=self._trainer.shape.batch * rung.copies)
+        phases = cost.flops(shape, mode="train_step", convention="causal").values()
+        variants.note(name, "flops", sum(phase["matmul"] for phase in phases), "FLOP")
+        return step
+
+    def _check(self, variants: Variants, name: str, step: RungStep) -> None:
+        """Compare loss and gradients with those of the first rung."""
+        gradients, loss = step.gradients(), step.loss.item()
+        if self._reference is None:
+            self._reference = loss, gradients
+        expected, references = self._reference
+        loss_error = abs(loss / expected - 1)
+        pairs = zip(gradients, references, strict=True)
+        off = sum((ours - theirs).square().sum().item() for ours, theirs in pairs)
+        gradient_error = (off / sum(each.square().sum().item() for each in references)) ** 0.5
+        allowed = LOSS_TOLERANCE[step.rung.precision], GRADIENT_TOLERANCE[step.rung.precision]
+        variants.note(name, "loss_error", loss_error, "")
+        variants.note(name, "gradient_error", gradient_error, "")
+        variants.note(name, "loss_tolerance", allowed[0], "")
+        variants.note(name, "gradient_tolerance", allowed[1], "")
+        if not (loss_error <= allowed[0] and gradient_error <= allowed[1]):
+            raise WrongNumbers(
+                f"loss off by {loss_error:.1e} and gradients by {gradient_error:.1e} from fp32; "
+                f"allowed: {allowed[0]:.0e} and {allowed[1]:.0e}"
+            )
+
+    def _time(self, own: str, steps: Mapping[str, RungStep], rebuilt: bool) -> bool:
+        """Rounds of the rung, the one below and its other attentions; whether it was rebuilt."""
+        running = dict(steps) if self._below is None else {BELOW: self._below, **steps}
+        times = None if rebuilt else self._rounds(running)
+        rebuilt = times is None
+        times = times or self._rebuilt_rounds(running)
+        batch = self._trainer.shape.batch
+        for name, measured in times.items():
+            labels = running[name].rung.labels(batch)
+            side = {BELOW: "before", own: "rung"}.get(name, "other")
+            labels |= {"rung": steps[own].rung.name, "side": side, "rebuilt": rebuilt}
+            per_token = tuple(ms / running[name].tokens for ms in measured.samples_ms)
+            self.records.append(timed(measured, **labels))
+            self.records.append(
+                timed(replace(measured, samples_ms=per_token), "token_time", **labels)
+            )
+        return rebuilt
+
+    def _rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement] | None:
+        """Rounds of steps that are all in memory; None if they do not fit next to each other."""
+        number = 0
+
+        def one_round(clock: PhaseClock) -> None:
+            nonlocal number
+            for name in round_order(list(running), number):
+                with clock.phase(name):
+                    running[name].run()
+            number += 1
+
+        try:
+            phases = measure_steps(
+                one_round,
+                device=self._device,
+                warmup=self._asked["warmup"],
+                steps=self._asked["steps"],
+                time_cap_s=self._asked["time_cap_s"],
+            ).phases
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        return {name: phases[name] for name in running}
+
+    def _rebuilt_rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement]:
+        """Rounds in which each step has the memory to itself."""
+        samples: dict[str, list[float]] = {name: [] for name in running}
+        for step in running.values():
+            step.close()
+        for number in range(REBUILT_ROUNDS):
+            for name in round_order(list(running), number):
+                step = running[name]
+                if step.rung.graph:
+                    step.capture()
+                step.run()
+                samples[name].append(call_ms(step.run, self._device))
+                step.close()
+        return {
+            name: Measurement(
+                samples_ms=tuple(found),
+                clock="wall",
+                cache="warm",
+                stopped=f"{REBUILT_ROUNDS} rounds, rebuilt for each",
+            )
+            for name, found in samples.items()
+        }
+
+    def _note_energy(self, variants: Variants, name: str, step: RungStep) -> None:
+        """Energy per token over a window long enough for the driver's counter."""
+        if self._device.type != "cuda" or not self._asked["energy_s"]:
+            return
+        with nvml_session() as nvml:
+            gpu = visible_gpu(nvml, self._device.index or 0)
+            if nvml is None or gpu is None:
+                return
+            read = nvml.nvmlDeviceGetTotalEnergyConsumption
+            if step.rung.graph and not step.is_captured:
+                step.capture()
+            step.run()
+            synchronize(self._device)
+            before, began, count = query(nvml, read, gpu.handle), time.perf_counter(), 0
+            while time.perf_counter() - began < self._asked["energy_s"]:
+                step.run()
+                synchronize(self._device)
+                count += 1
+            after = query(nvml, read, gpu.handle)
+        if before is not None and after is not None:
+            joules = (after - before) / 1e3
+            variants.note(name, "energy_per_token", joules / (count * step.tokens), "J")
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes in tensors now; a CPU does not count them."""
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0

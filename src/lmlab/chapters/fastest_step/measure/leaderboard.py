@@ -1,0 +1,112 @@
+"""The course's 2026 leaderboard: a step of an 8B shape at a long sequence, on one GPU.
+
+The whole model does not fit on one GPU with its optimizer, so as many layers are taken as do. Rungs
+are climbed with a few layers first, each trick of its own; from the first on, attention is fused
+and activations are checkpointed, without which this sequence fits nowhere. Then peaks of two
+shallow models, which grow linearly with depth, say how deep a third may be; if that does not fit,
+one layer fewer is tried until it does. Every try is recorded.
+
+Records as of `ladder` for the rungs; per number of layers (label `layers`) `time`,
+`peak_memory`, or the reason why it did not fit; `layer_time`, the time that each further layer
+takes; `layers` and `throughput` of the deepest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lmlab.chapters.attention.measure.compiling import call_ms
+from lmlab.chapters.attention.measure.variants import Variants
+from lmlab.chapters.fastest_step.measure.ladder import Ladder, compiler_if
+from lmlab.chapters.fastest_step.measure.rungs import CHANGES, Rung
+from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer, free_memory
+from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
+from lmlab.measure.precision import why_unsupported
+from lmlab.measure.records import Record, value
+from lmlab.model.shape import ModelShape
+from lmlab.study.points import Point
+
+MARGIN = 0.97
+"""Share of the device's memory that a prediction may fill."""
+
+
+def measure(point: Point, device: torch.device) -> Outcome:
+    """Climb with few layers, then find how many fit."""
+    asked = {**point.settings, **point.parameters}
+    if device.type != "cuda":
+        raise Unsupported("a step of this size needs a GPU")
+    if reason := why_unsupported("bf16", device):
+        raise Unsupported(reason)
+    keys = set(ModelShape.__dataclass_fields__) - {"num_layers", "context"}
+    shape = ModelShape(
+        **{key: asked[key] for key in keys}, context=asked["sequence"],
+        num_layers=asked["shallow"],
+    )  # fmt: skip
+    common = {"rope_theta": asked["rope_theta"], "seed": asked["seed"], "device": device}
+    start = Rung(
+        name="attention", precision="bf16", attention=asked["attentions"][0],
+        checkpoint=asked["checkpoint"],
+    )  # fmt: skip
+    with compiler_if(True):
+        ladder = Ladder(Trainer(shape, **common), asked, start)
+        ladder.take(start)
+        for name in asked["rungs"]:
+            ladder.climb(name)
+        rung, records = ladder.rung, ladder.records
+        del ladder
+        free_memory(device)
+        best = replace(rung, name="deepest", **CHANGES["masters"])
+        return Outcome(measurements=[*records, *deepest(shape, best, asked, common)])
+
+
+def deepest(
+    shape: ModelShape, rung: Rung, asked: dict[str, Any], common: dict[str, Any]
+) -> list[Record]:
+    """Time and peak of two shallow models and of the deepest that fits."""
+    device, shallow = common["device"], asked["shallow"]
+    tries = {depth: attempt(shape, depth, rung, common) for depth in (shallow, 2 * shallow)}
+    records = [record for found in tries.values() for record in found[1]]
+    (first, _), (second, _) = tries.values()
+    if first is None or second is None:
+        return records
+    per_layer = (second[1] - first[1]) / shallow
+    room = MARGIN * torch.cuda.get_device_properties(device).total_memory - second[1]
+    depth = min(asked["most_layers"], 2 * shallow + int(room / per_layer))
+    found = None
+    while depth > 2 * shallow and found is None:
+        found, tried = attempt(shape, depth, rung, common)
+        records += tried
+        depth -= found is None
+    time_ms, _ = found or second
+    layer_ms = (time_ms - first[0]) / (depth - shallow)
+    rate = 1e3 * shape.tokens / time_ms
+    return [
+        *records,
+        value("layers", depth, ""),
+        value("layer_time", layer_ms, "ms"),
+        value("throughput", rate, "1/s"),
+    ]
+
+
+def attempt(
+    shape: ModelShape, depth: int, rung: Rung, common: dict[str, Any]
+) -> tuple[tuple[float, int] | None, list[Record]]:
+    """Step time and peak of a depth, or the reason why it does not fit."""
+    device = common["device"]
+    variants = Variants({"deepest": {"layers": depth}}, device)
+    found = None
+    with variants.attempt("deepest"):
+        step = RungStep(Trainer(replace(shape, num_layers=depth), **common, narrow=True), rung)
+        step.run()
+        reset_peak_memory(device)
+        time_ms = min(call_ms(step.run, device) for _ in range(2))
+        found = time_ms, int(peak_memory_bytes(device) or 0)
+        variants.note("deepest", "time", time_ms, "ms")
+        variants.note("deepest", "peak_memory", found[1], "B")
+        del step
+    free_memory(device)
+    return found, variants.records

@@ -1,0 +1,89 @@
+"""The rungs of the ladder: each changes one thing about the training step below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lmlab.attention.support import why_unsupported as why_no_attention
+from lmlab.jobs.outcome import Unsupported
+from lmlab.jobs.preflight import refuse_slow_type
+from lmlab.measure.precision import Precision, precision_named, why_unsupported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """How a training step is computed."""
+
+    name: str = "fp32"
+    precision: str = "fp32"
+    attention: str = "naive"
+    fused_adamw: bool = False
+    fused_loss: bool = False
+    compiled: bool = False
+    """torch.compile over each block; all blocks share one compilation."""
+    narrow: bool = False
+    """Weights and gradients in bf16, fp32 masters in the optimizer, instead of autocast."""
+    graph: bool = False
+    """Forward and backward replayed as a CUDA graph."""
+    copies: int = 1
+    """The batch, repeated: same loss and gradients, more work."""
+    checkpoint: str = "none"
+
+    @property
+    def numbers(self) -> Precision:
+        """Its precision by name."""
+        return precision_named(self.precision)
+
+    def labels(self, batch: int) -> dict[str, Any]:
+        """What identifies its records."""
+        return {
+            "rung": self.name,
+            "precision": self.precision,
+            "attention": self.attention,
+            "batch_size": batch * self.copies,
+            "checkpoint": self.checkpoint,
+        }
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "attention": {},  # set to the first of the study's attentions
+    "adamw": {"fused_adamw": True},
+    "loss": {"fused_loss": True},
+    "compile": {"compiled": True},
+    "masters": {"narrow": True},
+    "graph": {"graph": True},
+}
+"""What a rung changes; `batch` and `checkpoint` come after a search."""
+
+
+def next_rung(below: Rung, name: str, attention: str) -> Rung:
+    """The rung of that name on top of another one."""
+    change = {"attention": attention} if name == "attention" else CHANGES[name]
+    return replace(below, name=name, **change)
+
+
+def refuse(rung: Rung, asked: dict[str, Any], device: torch.device) -> None:
+    """Raise `Unsupported` if the rung has no meaning on this device."""
+    if reason := why_unsupported(rung.precision, device):
+        raise Unsupported(reason)
+    reason = why_no_attention(
+        rung.attention,
+        device=device,
+        dtype=rung.numbers.dtype,
+        head_dim=asked["d_model"] // asked["num_heads"],
+    )
+    if reason:
+        raise Unsupported(reason)
+    if device.type == "cuda":
+        return
+    if rung.fused_adamw or rung.fused_loss or rung.narrow:
+        raise Unsupported("our kernels are written in Triton, which a CPU only interprets")
+    if rung.graph:
+        raise Unsupported("CUDA graphs need a CUDA GPU")
+    refuse_slow_type({**asked, "precision": rung.precision})

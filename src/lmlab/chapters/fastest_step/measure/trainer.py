@@ -1,0 +1,246 @@
+"""One model's weights and optimizer state, on which every rung runs its training step.
+
+Rungs are compared in turns, and two copies of a large model do not fit. So all rungs share the fp32
+weights and both moments; what a rung adds (compiled blocks, a bf16 copy of the weights, a captured
+graph) is built for it and freed with it.
+
+The learning rate is zero: the work is the same, and the weights stay as they were, so that every
+rung is checked against the same fp32 loss and gradients, whenever it runs. Larger batches repeat
+the first one, which changes neither.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache, partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmlab.attention import registry
+from lmlab.chapters.fastest_step.measure.rungs import Rung
+from lmlab.kernels.adamw import FusedAdamW
+from lmlab.kernels.fused_loss import fused_linear_cross_entropy
+from lmlab.measure.precision import tf32_allowed
+from lmlab.model.adamw import AdamW
+from lmlab.model.checkpointing import checkpointed, parse_strategy
+from lmlab.model.loss import cross_entropy
+from lmlab.model.shape import ModelShape
+from lmlab.model.transformer import TransformerLM
+
+WARMUPS_BEFORE_CAPTURE = 2
+SAMPLED = 2**16
+"""Elements of each gradient that are compared."""
+
+
+def run_block(block: nn.Module, x: Tensor) -> Tensor:
+    """One block; what torch.compile sees."""
+    output: Tensor = block.forward(x)
+    return output
+
+
+@cache
+def compiled_block(shape: ModelShape, *rung: object) -> Callable[..., Tensor]:
+    """The compiled block for one shape and what else its code depends on.
+
+    A copy of the function for each: with one, a second shape would be a recompilation.
+    """
+    own = FunctionType(run_block.__code__.replace(), run_block.__globals__)
+    compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False)
+    return compiled
+
+
+class Trainer:
+    """Weights, moments and tokens that rungs share."""
+
+    def __init__(
+        self, shape: ModelShape, *, rope_theta: float, seed: int, device: torch.device,
+        narrow: bool = False,
+    ) -> None:  # fmt: skip
+        self.shape, self.device, self._rope_theta = shape, device, rope_theta
+        torch.manual_seed(seed)
+        built = self._build(torch.bfloat16 if narrow else torch.float32)
+        weights = list(built.parameters())
+        self.masters = [w.detach().float() for w in weights] if narrow else weights
+        self._wide: TransformerLM | None = None if narrow else built
+        self._narrow: TransformerLM | None = built if narrow else None
+        self._moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in self.masters]
+        generator = torch.Generator().manual_seed(seed)
+        size = (shape.batch, shape.context + 1)
+        self._tokens = torch.randint(shape.vocab_size, size, generator=generator).to(device)
+
+    def model(self, rung: Rung) -> TransformerLM:
+        """The model in the rung's types; the bf16 copy is made when first asked for."""
+        if not rung.narrow:
+            assert self._wide is not None, "a trainer that began in bf16 has no fp32 model"
+            return self._wide
+        if self._narrow is None:
+            self._narrow = self._build(torch.bfloat16)
+            with torch.no_grad():
+                for low, high in zip(self._narrow.parameters(), self.masters, strict=True):
+                    low.copy_(high)
+        return self._narrow
+
+    def batch(self, copies: int) -> tuple[Tensor, Tensor]:
+        """Random tokens and their successors, the whole batch repeated."""
+        tokens = self._tokens.repeat(copies, 1)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def optimizer(self, rung: Rung) -> torch.optim.Optimizer:
+        """An optimizer over the rung's parameters and the shared state."""
+        parameters = list(self.model(rung).parameters())
+        kind = FusedAdamW if rung.fused_adamw else AdamW
+        optimizer: torch.optim.Optimizer = kind(parameters, lr=0.0)
+        for parameter, master, moments in zip(parameters, self.masters, self._moments, strict=True):
+            state = {"step": 1, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+            optimizer.state[parameter] = state | ({"master": master} if rung.narrow else {})
+        return optimizer
+
+    def shared_bytes(self, rung: Rung) -> int:
+        """Bytes of the shared tensors that the rung needs and that exist already."""
+        tensors = [*self.masters, *(m for pair in self._moments for m in pair)]
+        if rung.narrow and self._narrow is not None:
+            tensors += self._narrow.parameters()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def drop_gradients(self) -> None:
+        """Free the gradients of every model."""
+        for model in (self._wide, self._narrow):
+            if model is not None:
+                model.zero_grad(set_to_none=True)
+
+    def _build(self, dtype: torch.dtype) -> TransformerLM:
+        shape = self.shape
+        return TransformerLM(
+            shape.vocab_size,
+            shape.context,
+            shape.d_model,
+            shape.num_layers,
+            shape.num_heads,
+            shape.d_ff,
+            self._rope_theta,
+            device=self.device,
+            dtype=dtype,
+        )
+
+
+class RungStep:
+    """The training step of one rung; `close` frees what it added."""
+
+    def __init__(self, trainer: Trainer, rung: Rung) -> None:
+        self.rung, self._trainer = rung, trainer
+        self._model = trainer.model(rung)
+        self._optimizer = trainer.optimizer(rung)
+        self._tokens, self._targets = trainer.batch(rung.copies)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._gradients: list[Tensor | None] = []
+        self.loss = torch.zeros(())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per step."""
+        return self._tokens.numel()
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether forward and backward are replayed."""
+        return self._graph is not None
+
+    def run(self) -> None:
+        """One training step."""
+        with self.selected():
+            self._forward_backward()
+            self._optimizer.step()
+
+    def gradients(self) -> list[Tensor]:
+        """A sample of every parameter's gradient after forward and backward, in fp32."""
+        with self.selected():
+            self._forward_backward()
+        found = []
+        for parameter in self._model.parameters():
+            assert parameter.grad is not None, "every parameter takes part"
+            flat = parameter.grad.flatten()
+            found.append(flat[:: max(1, flat.numel() // SAMPLED)].float())
+        return found
+
+    def capture(self) -> None:
+        """Record forward and backward as a graph; the optimizer is a single launch already."""
+        with self.selected():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARMUPS_BEFORE_CAPTURE):
+                    self._compute()
+            torch.cuda.current_stream().wait_stream(stream)
+            self._trainer.drop_gradients()
+            free_memory(self._trainer.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._compute()
+            self._graph = graph
+            self._gradients = [parameter.grad for parameter in self._model.parameters()]
+
+    def close(self) -> None:
+        """Free the graph and the gradients."""
+        self._graph, self._gradients = None, []
+        self._trainer.drop_gradients()
+        free_memory(self._trainer.device)
+
+    @contextmanager
+    def selected(self) -> Iterator[None]:
+        """Set the model up for this rung, and leave it as it was."""
+        rung, model = self.rung, self._model
+        attention = registry.load(rung.attention)
+        blocks: list[Any] = list(model.layers)
+        compiled = None
+        if rung.compiled:
+            shape = replace(self._trainer.shape, num_layers=1)  # blocks share one compilation
+            kind = rung.attention, rung.copies, rung.narrow, rung.precision
+            compiled = compiled_block(shape, *kind)
+        for block in blocks:
+            block.attn.attention = attention
+            block._compiled_call_impl = partial(compiled, block) if compiled else None
+        strategy = parse_strategy(rung.checkpoint)
+        segmented = nullcontext() if strategy.kind == "none" else checkpointed(model, strategy)
+        try:
+            with tf32_allowed(rung.numbers.tf32), segmented:
+                yield
+        finally:
+            for block in blocks:
+                block._compiled_call_impl = None
+
+    def _forward_backward(self) -> None:
+        if self._graph is None:
+            self._compute()
+            return
+        for parameter, gradient in zip(self._model.parameters(), self._gradients, strict=True):
+            parameter.grad = gradient
+        self._graph.replay()
+
+    def _compute(self) -> None:
+        self._trainer.drop_gradients()
+        rung, device = self.rung, self._trainer.device
+        autocast = rung.numbers.autocast and not rung.narrow
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+            x = self._model.token_embeddings(self._tokens)
+            for layer in self._model.layers:
+                x = layer(x)
+            hidden, head = self._model.ln_final(x), self._model.lm_head
+            if rung.fused_loss:
+                loss = fused_linear_cross_entropy(hidden, head.weight, self._targets)
+            else:
+                loss = cross_entropy(head(hidden), self._targets)
+        loss.backward()
+        self.loss = loss.detach()
+
+
+def free_memory(device: torch.device) -> None:
+    """Return what is cached to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,25 @@
+"""Six principles: one point each, whose variants are measured against each other.
+
+Values come from the block `principles` of the study in config.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmlab.study.config import Study
+from lmlab.study.points import Point
+
+
+def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
+    """A point per topic."""
+    shared = {key: block[key] for key in ("samples", "variant_cap_s")}
+    return [
+        Point(
+            "principles",
+            {"topic": topic},
+            {**block[topic], **shared, "seed": study.common["seed"]},
+        )
+        for topic in block["topics"]
+    ]

@@ -1,0 +1,99 @@
+"""Control divergence: threads of a warp that take different branches wait for each other.
+
+A warp has one instruction stream. When its threads branch differently, it runs one branch after the
+other, with the threads of the others switched off: with n distinct branches inside every warp, n
+times as long. If all threads of a warp take the same branch, any number of branches costs nothing.
+
+Triton has no per-thread branches, so the kernel is CUDA, compiled at run time by NVRTC through
+PyTorch. Both programs do the same work on the same numbers: thread i runs branch (i mod n), or
+(warp of i mod n), and each branch is a loop of its own with its own constants.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lmlab.chapters.principles.measure.programs import Program, compare, random, relative_error
+from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.study.points import Point
+
+WARP = 32
+BLOCK = 256
+ITERATIONS = 256
+SHIFT = 0.01
+
+
+def source() -> str:
+    """The kernel, with a loop per branch."""
+    cases = "\n".join(
+        f"case {branch}:\n#pragma unroll 1\nfor (int k = 0; k < {ITERATIONS}; ++k)"
+        f" v = v * {factor(branch)!r}f + {SHIFT!r}f;\nbreak;"
+        for branch in range(WARP)
+    )
+    return f"""
+extern "C" __global__ void diverge(const float* x, float* y, int branches, int per_warp) {{
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  float v = x[i];
+  switch ((per_warp ? i / {WARP} : i) % branches) {{
+{cases}
+  }}
+  y[i] = v;
+}}
+"""
+
+
+def factor(branch: int) -> float:
+    """The constant of a branch."""
+    return 1 - (branch + 1) / 2048
+
+
+def expected(x: Tensor, branches: int, per_warp: bool) -> Tensor:
+    """The same in PyTorch, in float64."""
+    threads = torch.arange(len(x), device=x.device)
+    taken = (threads // WARP if per_warp else threads) % branches
+    a = 1 - (taken + 1).double() / 2048
+    total = x.double()
+    for _ in range(ITERATIONS):
+        total = total * a + SHIFT
+    return total
+
+
+def measure(point: Point, device: torch.device) -> Outcome:
+    """1 to 32 branches, split inside every warp and between warps."""
+    compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
+    if device.type != "cuda":
+        raise Unsupported("a CPU has no warps")
+    if compile_kernel is None:
+        raise Unsupported("this version of PyTorch cannot compile CUDA at run time")
+    asked = {**point.settings, **point.parameters}
+    kernel = compile_kernel(source(), "diverge")
+    torch.manual_seed(asked["seed"])
+    x = random(asked["threads"], device=device)
+    y = torch.empty_like(x)
+
+    def run(branches: int, per_warp: bool) -> Tensor:
+        grid = (len(x) // BLOCK, 1, 1)
+        kernel(grid=grid, block=(BLOCK, 1, 1), args=[x, y, branches, int(per_warp)])
+        return y
+
+    def error(branches: int, per_warp: bool) -> float:
+        return relative_error(run(branches, per_warp), expected(x, branches, per_warp))
+
+    most = max(asked["branches"])
+    programs = {
+        f"{branches} branches {'between' if per_warp else 'within'} warps": Program(
+            call=partial(run, branches, per_warp),
+            check=partial(error, branches, per_warp),
+            within=1e-4,
+            series="with" if per_warp else "without",
+            pair=("with" if per_warp else "without") if branches == most else "",
+            x=branches,
+            numbers={"flops": (2 * ITERATIONS * len(x), "FLOP"), "bytes": (8 * len(x), "B")},
+        )
+        for branches in asked["branches"]
+        for per_warp in (False, True)
+    }
+    return compare(programs, asked, device)

@@ -1,0 +1,206 @@
+"""Six principles of fast GPU code: one pair of programs each, and the parts of the machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from lmlab.report.compare import Compare
+from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.frame import Results, Rows, combine, select
+from lmlab.report.frame import derive as derived
+from lmlab.report.page import Chapter
+from lmlab.report.table import Column, Table, memory, quantity, time
+
+TITLE = "What makes a GPU fast"
+
+NAMES = {
+    "divergence": "Control divergence",
+    "precision": "Low precision",
+    "fusion": "Operator fusion",
+    "recomputation": "Recomputation",
+    "coalescing": "Coalescing",
+    "tiling": "Tiling",
+}
+PANELS = {
+    "divergence": ("time, 1 branch = 1, by branches", "relative_time"),
+    "precision": ("TFLOP/s by side of the matrices", "rate"),
+    "fusion": ("GB/s by columns (GELU chain)", "bandwidth"),
+    "recomputation": ("MiB kept for backward, by depth", "saved_mib"),
+    "coalescing": ("useful GB/s by stride of a copy", "bandwidth"),
+    "tiling": ("TFLOP/s by FLOPs per byte of a tile", "rate"),
+}
+ROOF = "roof"
+EVENTS = ["events", "wall"]
+LABELS = ["variant", "series", "x", "pair", "tile"]
+PAIRS = Compare(
+    variant={"pair": "with"},
+    baseline={"pair": "without"},
+    on=["topic"],
+    where={"quantity": "time", "clock": EVENTS},
+)
+COMPARISONS = {"pairs": PAIRS}
+PARTS = ("sms", "warp_size", "registers_per_sm", "shared_memory_per_sm_bytes", "l2_bytes")
+
+
+def derive(rows: Rows, results: Results) -> Rows:
+    """Rates, their shares of the machine's ceilings, and the points of the six panels."""
+    rows = rows.reindex(columns=[*rows.columns, *(c for c in LABELS if c not in rows)])
+    rows = rows.assign(principle=rows["topic"].map(NAMES))
+    on = ["source", "variant"]
+    times = {"quantity": "time"}
+    for name, part, unit, factor in (
+        ("rate", "flops", "TFLOP/s", 1e-9),
+        ("bandwidth", "bytes", "GB/s", 1e-6),
+    ):
+        parts = {"time": times, "part": {"quantity": part}}
+        rows = combine(rows, name, parts, partial(_per_time, factor), unit=unit, on=on)
+    ceilings = ceilings_of(results)
+    # Programs that compare something else than types use the type that the device is made for.
+    on_gpu = results.value(chapter="machine", quantity="device") == "cuda"
+    plain = "bf16" if on_gpu else "fp32"
+    rows = derived(
+        rows, "share", {"quantity": "bandwidth", "topic": ["fusion", "coalescing"]},
+        lambda found: found["value"] / ceilings.get("copy", float("nan")),
+    )  # fmt: skip
+    rows = derived(
+        rows, "share", {"quantity": "rate", "topic": ["precision", "tiling", "recomputation"]},
+        lambda found: [
+            value / ceilings.get(series if series in ceilings else plain, float("nan"))
+            for value, series in zip(found["value"], found["series"], strict=True)
+        ],
+    )  # fmt: skip
+    rows = derived(rows, "saved_mib", {"quantity": "saved_bytes"}, lambda f: f["value"] / 2**20)
+    rows = derived(rows, "relative_time", {**times, "topic": "divergence"}, _over_one_branch)
+    if pairs := PAIRS.run(rows):
+        rows = pd.concat([rows, pairs.rows()], ignore_index=True)
+    return pd.concat([rows, *_panels(rows), _roof(rows, ceilings)], ignore_index=True)
+
+
+def ceilings_of(results: Results) -> dict[str, float]:
+    """Measured rates of the machine card: matmul by type, and copy."""
+    machine = select(results.rows, chapter="machine", status="ok")
+    rates = select(machine, quantity="matmul_rate")
+    found = dict(zip(rates["dtype"], rates["value"], strict=True)) if len(rates) else {}
+    copy = select(machine, quantity="copy_bandwidth")["value"]
+    return {**found, **({"copy": copy.iloc[0]} if len(copy) else {})}
+
+
+def _per_time(factor: float, parts: Rows) -> Any:
+    return factor * parts.part / parts.time
+
+
+def _over_one_branch(found: Rows) -> Any:
+    one = found[found["x"] == found["x"].min()].set_index("series")["value"]
+    return found["value"] / found["series"].map(one)
+
+
+def _panels(rows: Rows) -> list[Rows]:
+    """What each panel shows, under one name."""
+    panels = []
+    for topic, (title, name) in PANELS.items():
+        mine = select(rows, topic=topic, quantity=name, status="ok")
+        mine = mine[mine["x"].notna()].sort_values("x", key=pd.to_numeric, kind="stable")
+        if topic == "fusion" and len(mine):
+            mine = mine[mine["variant"].str.startswith("GELU")]
+        if topic == "coalescing":
+            mine = select(mine, series="copy")
+        panels.append(
+            mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}").astype(object)
+        )
+    return panels
+
+
+def _roof(rows: Rows, ceilings: dict[str, float]) -> Rows:
+    """What memory and tensor cores allow at the intensity of each tile."""
+    tiles = select(rows, topic="tiling", quantity="rate", status="ok", series="with")
+    if tiles.empty or not {"copy", "bf16"} <= ceilings.keys():
+        return rows.head(0)
+    allowed = (tiles["x"].astype(float) * ceilings["copy"] / 1e3).clip(upper=ceilings["bf16"])
+    title = f"{NAMES['tiling']}\n{PANELS['tiling'][0]}"
+    return tiles.assign(quantity="panel", panel=title, series=ROOF, value=list(allowed)).astype(
+        object
+    )
+
+
+TABLES = {
+    "pairs": Table(
+        title="One pair of programs per principle, which differ in that one thing",
+        rows=["principle"],
+        columns={
+            "without": Column({"quantity": "time", "pair": "without"}, "text", "variant"),
+            "(ms)": time(clock=EVENTS, pair="without"),
+            "with": Column({"quantity": "time", "pair": "with"}, "text", "variant"),
+            "(ms) ": time(clock=EVENTS, pair="with"),
+            "with is": quantity("speedup", "text", field="speedup"),
+            "share of ceiling": quantity("share", "percent", pair="with"),
+        },
+    ),
+    "programs": Table(
+        title="{principle}: all programs",
+        facet="principle",
+        rows=["variant"],
+        columns={
+            "time (ms)": time(clock=EVENTS),
+            "TFLOP/s": quantity("rate"),
+            "GB/s": quantity("bandwidth"),
+            "share of ceiling": quantity("share", "percent"),
+            "launches": quantity("launches", "integer"),
+            "error": quantity("error", "scientific"),
+            "peak (MiB)": memory(format="MiB"),
+            "saved (MiB)": quantity("saved_bytes", "MiB"),
+        },
+    ),
+    "blocks": Table(
+        title="How many blocks of the tiled matmul fit on an SM, and what runs out first",
+        rows=["tile"],
+        where={"topic": "tiling"},
+        columns={
+            "warps": quantity("warps", "integer"),
+            "registers per thread": quantity("registers", "integer"),
+            "shared memory (KiB)": quantity("shared_memory", "KiB"),
+            "blocks per SM": quantity("blocks_per_sm", "integer"),
+            "limited by": quantity("limit", "text"),
+        },
+    ),
+}
+FIGURES = {
+    "panels": Figure(
+        title="Six principles",
+        mark="line",
+        facet="panel",
+        wrap=3,
+        share_y=False,
+        color="series",
+        x=Axis(field="x", title="", log=2),
+        y=value_axis("", log=10),
+        where={"quantity": "panel"},
+        names={
+            "without": "without the principle", "with": "with it", "library": "library",
+            ROOF: "roofline", "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16",
+        },
+        height=2.6,
+    )
+}  # fmt: skip
+
+
+def facts(chapter: Chapter) -> dict[str, Any]:
+    """Parts of the machine, the pairs by topic, and what was left out."""
+    pairs = chapter.compare["pairs"].pairs
+    failed = select(chapter.own.rows, status=["unsupported", "failed", "oom"])
+    saved = select(chapter.own.rows, quantity="saved_bytes", status="ok")
+    kept = dict(zip(saved["pair"], saved["value"], strict=True)) if len(saved) else {}
+    parts = {name: chapter.value(chapter="machine", quantity=name) for name in PARTS}
+    return {
+        "parts": {name: part for name, part in parts.items() if part is not None},
+        "warps_per_sm": chapter.value(quantity="warps_per_sm"),
+        "pairs": {pair.point["topic"]: pair for pair in pairs},
+        "names": NAMES,
+        "kept": kept["without"] / kept["with"] if {"with", "without"} <= kept.keys() else None,
+        "left_out": {
+            NAMES[row["topic"]]: row["reason"]
+            for row in failed[failed["variant"].isna()].to_dict("records")
+        },
+    }

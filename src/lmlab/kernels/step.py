@@ -1,0 +1,217 @@
+"""A planned launch, repeated without asking Triton again.
+
+`kernel[grid](...)` inspects every argument, because a compilation holds for certain types, for
+pointers that are or are not aligned to 16 bytes, and for integers that are one or multiples of 16;
+it also encodes each TMA descriptor anew. On the host that takes 20 to 150 microseconds, longer than
+a GPU needs for a short sequence. But all of it follows from shapes and strides, which repeat step
+after step. So a `Step` holds everything about a launch except the tensors, which it refers to by
+their place in a list (`Operand`). The first time it goes through Triton, which compiles the kernel.
+After that it passes the kernel's parameters straight to the CUDA driver: only pointers change, and
+with them the address inside a TMA descriptor.
+
+Triton passes a kernel its non-constant arguments in order (tuples flattened; a descriptor as the
+128-byte map, its shape and its strides) and then two scratch pointers, unused here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.compiler import CompiledKernel
+
+from lmlab.kernels.interpreted import kernel_for
+
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+"""Of a CUtensorMap."""
+MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
+"""CUtensorMapDataType."""
+PROMOTE_L2_128B = 2
+C_TYPES = {
+    "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a launch, known by its place in the list of tensors, and its layout."""
+
+    index: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, tensors: Sequence[Tensor]) -> Any:
+        """What Triton takes."""
+        return tensors[self.index]
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """An operand that a kernel reads or writes by TMA, in tiles of `block`."""
+
+    operand: Operand
+    strides: tuple[int, ...]
+    """As TMA accepts them."""
+    block: tuple[int, ...]
+    descriptor: Any
+    """Triton's or Gluon's class of descriptors."""
+    layout: Any = None
+
+    def of(self, tensors: Sequence[Tensor]) -> Any:
+        """What Triton takes."""
+        tensor, shape = self.operand.of(tensors), list(self.operand.shape)
+        options = () if self.layout is None else (self.layout,)
+        return self.descriptor(tensor, shape, list(self.strides), list(self.block), *options)
+
+
+@dataclass(eq=False)
+class Step:
+    """One launch of a kernel."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    """Operands, and numbers as they are."""
+    constants: dict[str, Any]
+    """Compile-time arguments and launch options."""
+    may_repeat: bool
+    """Whether all later launches have pointers with the alignment of the first."""
+    compiled: Any = field(default=None, init=False)
+    """The kernel after the first launch; None if interpreted."""
+    _direct: DirectLaunch | None = field(default=None, init=False)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch on these tensors."""
+        if self._direct is not None:
+            self._direct(tensors)
+            return
+        device = tensors[0].device
+        given = [x.of(tensors) if isinstance(x, Operand | Tiled) else x for x in self.arguments]
+        self.compiled = kernel_for(self.kernel, device)[self.grid](*given, **self.constants)
+        if self.may_repeat and device.type == "cuda" and can_repeat(self.compiled):
+            self._direct = DirectLaunch(self.compiled, self.grid, self.arguments, device)
+
+
+def can_repeat(compiled: Any) -> bool:
+    """Whether a kernel has only the parameters and launch options that are passed here."""
+    if not isinstance(compiled, CompiledKernel):
+        return False
+    meta = compiled.metadata
+    scratch = meta.global_scratch_size or meta.profile_scratch_size
+    options = meta.launch_cooperative_grid or meta.launch_pdl or meta.num_ctas != 1
+    types = [kind for kind in compiled.src.signature.values() if str(kind).startswith("tensordesc")]
+    return not scratch and not options and len(types) == len(meta.tensordesc_meta or ())
+
+
+class DirectLaunch:
+    """A compiled kernel with its parameters in memory."""
+
+    def __init__(
+        self, compiled: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: torch.device
+    ) -> None:
+        self._pointers: list[tuple[int, Any]] = []
+        self._maps: list[tuple[int, TensorMap]] = []
+        self._device = device.index
+        # The driver copies the parameters during the call, so threads take turns.
+        self._lock = threading.Lock()
+        metadata = iter(compiled.metadata.tensordesc_meta or ())
+        kinds = list(compiled.src.signature.values())[: len(arguments)]
+        self._parameters = [
+            parameter
+            for kind, argument in zip(kinds, arguments, strict=True)
+            for parameter in self._encode(kind, argument, metadata)
+        ] + [ctypes.c_uint64(0), ctypes.c_uint64(0)]
+        addresses = [ctypes.addressof(x) for x in self._parameters]
+        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        width, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
+        self._function = ctypes.c_void_p(compiled.function)
+        self._shape = (*(*grid, 1, 1)[:3], width, 1, 1, shared)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch on these tensors, on the current stream."""
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        with self._lock:
+            for index, parameter in self._pointers:
+                parameter.value = tensors[index].data_ptr()
+            for index, tensor_map in self._maps:
+                tensor_map.move(tensors[index].data_ptr())
+            status = cuda().cuLaunchKernel(
+                self._function, *self._shape, stream, self._addresses, None
+            )
+        if status:
+            raise RuntimeError(f"flash: CUDA error {status} at a launch")
+
+    def _encode(self, kind: Any, argument: Any, metadata: Iterator[Any]) -> Iterator[Any]:
+        """The parameters that an argument becomes."""
+        if kind == "constexpr":
+            return
+        if isinstance(kind, tuple):
+            for inner, value in zip(kind, argument, strict=True):
+                yield from self._encode(inner, value, metadata)
+        elif isinstance(argument, Tiled):
+            tensor_map = TensorMap(argument, next(metadata))
+            self._maps.append((argument.operand.index, tensor_map))
+            yield tensor_map.buffer
+            yield from map(ctypes.c_int32, argument.operand.shape)
+            yield from map(ctypes.c_int64, argument.strides)
+        elif isinstance(argument, Operand):
+            pointer = ctypes.c_uint64(0)
+            self._pointers.append((argument.index, pointer))
+            yield pointer
+        else:
+            yield C_TYPES[kind](argument)
+
+
+class TensorMap:
+    """A TMA descriptor that can be moved to another tensor of the same layout."""
+
+    def __init__(self, tiled: Tiled, metadata: dict[str, Any]) -> None:
+        self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+        offset = -ctypes.addressof(self._memory) % MAP_ALIGNMENT
+        self.buffer = (ctypes.c_char * MAP_BYTES).from_buffer(self._memory, offset)
+        self._tiled, self._metadata = tiled, metadata
+        self._address = 0
+
+    def move(self, address: int) -> None:
+        """Let the descriptor refer to the tensor at an address."""
+        if address == self._address:
+            return
+        status = self._replace(address) if self._address else self._create(address)
+        if status:
+            raise RuntimeError(f"flash: CUDA error {status} in a TMA descriptor")
+        self._address = address
+
+    def _replace(self, address: int) -> int:
+        status: int = cuda().cuTensorMapReplaceAddress(self.buffer, address)
+        return status
+
+    def _create(self, address: int) -> int:
+        operand, rank = self._tiled.operand, len(self._tiled.block)
+        bytes_per_step = [step * operand.dtype.itemsize for step in self._tiled.strides[-2::-1]]
+        status: int = cuda().cuTensorMapEncodeTiled(
+            self.buffer, MAP_TYPES[operand.dtype], rank, ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*operand.shape[::-1]),
+            (ctypes.c_uint64 * (rank - 1))(*bytes_per_step),
+            (ctypes.c_uint32 * rank)(*self._metadata["block_size"][::-1]),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0, self._metadata["swizzle"], PROMOTE_L2_128B, 0,
+        )  # fmt: skip
+        return status
+
+
+@cache
+def cuda() -> Any:
+    """The CUDA driver; calls keep the GIL, because they are shorter than releasing it."""
+    library = ctypes.PyDLL("libcuda.so.1")
+    number, pointer = ctypes.c_uint, ctypes.c_void_p
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    library.cuTensorMapReplaceAddress.argtypes = [pointer, pointer]
+    return library

@@ -1,0 +1,231 @@
+"""The ladder of training steps: checked rungs, searched batches, and the page they give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmlab.chapters.fastest_step.measure import measure, trainer
+from lmlab.chapters.fastest_step.measure.rungs import Rung
+from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
+from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.measure.records import value
+from lmlab.model.shape import ModelShape
+from lmlab.study.points import Point
+from tests.chapters.pages import answer, found, rendered, value_of
+from tests.jobs.points import SETTINGS
+from tests.report.study import result, time_record, written
+
+SHAPE = ModelShape(
+    vocab_size=17, context=8, batch=2, d_model=16, d_ff=24, num_layers=2, num_heads=2
+)
+LADDER: dict[str, Any] = {
+    "rungs": ["fp32"],
+    "attentions": ["sdpa_math", "tiled"],
+    "variants": ["naive"],
+    "batches": [2, 4, 8, 16],
+    "checkpoint": "every-1",
+    "precision": "fp32",
+    "warmup": 0,
+    "energy_s": 0,
+    "samples": 3,
+    "variant_cap_s": 0.01,
+}
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def ladder_point(**changes: Any) -> Point:
+    settings = {**SETTINGS, **LADDER, "steps": 2, **changes}
+    return Point(
+        "fastest_step", {"topic": "ladder", "size": "s", "context": 8, "batch": 2}, settings
+    )
+
+
+def wrong(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    return v
+
+
+def test_every_rung_agrees_with_the_first_and_alternates_with_the_one_before(
+    cpu: torch.device,
+) -> None:
+    outcome = measure(ladder_point(rungs=["fp32", "attention", "batch"]), cpu)
+    for rung in ("fp32", "attention", "batch"):
+        assert value_of(outcome, "gradient_error", variant=rung) < 1e-5
+    sides = [r["labels"]["side"] for r in found(outcome, "time", rung="attention")]
+    assert sorted(sides) == ["before", "other", "rung"]
+    best = value_of(outcome, "tokens", variant="batch") // 8
+    rates = {r["labels"]["batch_size"]: r["value"] for r in found(outcome, "tried_throughput")}
+    assert set(rates) == {4, 8, 16}
+    assert max(rates, key=lambda batch: rates[batch]) == best
+    step = found(outcome, "time", rung="batch", side="rung")[0]
+    (per_token,) = found(outcome, "token_time", rung="batch", side="rung")
+    assert per_token["value"] == pytest.approx(step["value"] / (8 * best))
+
+
+def test_what_a_cpu_cannot_do_has_a_reason_and_is_skipped_by_the_next_rung(
+    cpu: torch.device,
+) -> None:
+    rungs = ["fp32", "tf32", "attention", "adamw", "loss", "masters", "graph"]
+    outcome = measure(ladder_point(rungs=rungs, attentions=["sdpa_math"]), cpu)
+    status = {r["labels"]["rung"]: r["status"] for r in found(outcome, "time")}
+    assert status == {**dict.fromkeys(rungs, "unsupported"), "fp32": "ok", "attention": "ok"}
+    assert all(r["reason"] for r in found(outcome, "time") if r["status"] != "ok")
+
+
+def test_a_rung_with_wrong_gradients_gets_no_time(cpu: torch.device) -> None:
+    own = "tests.chapters.test_fastest_step:wrong"
+    outcome = measure(ladder_point(rungs=["fp32", "attention", "batch"], attentions=[own]), cpu)
+    (record,) = found(outcome, "time", rung="attention")
+    assert (record["status"], record["value"]) == ("failed", None)
+    (after,) = found(outcome, "time", rung="batch", side="rung")
+    assert after["labels"]["attention"] == "naive"
+
+
+def test_checkpointing_takes_the_batches_that_do_not_fit_without_it(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RungStep.run
+
+    def limited(step: RungStep) -> None:
+        if step.rung.copies > (2 if step.rung.checkpoint == "none" else 4):
+            raise torch.OutOfMemoryError("full")
+        run(step)
+
+    monkeypatch.setattr(trainer.RungStep, "run", limited)
+    outcome = measure(ladder_point(rungs=["fp32", "batch", "checkpoint"]), cpu)
+    tries = {
+        (r["labels"]["checkpoint"], r["labels"]["batch_size"]): r["status"]
+        for r in found(outcome, "tried_throughput")
+    }
+    assert tries == {
+        ("none", 4): "ok", ("none", 8): "oom", ("every-1", 8): "ok", ("every-1", 16): "oom",
+    }  # fmt: skip
+    (taken,) = found(outcome, "time", rung="checkpoint", side="rung")
+    assert taken["labels"]["batch_size"] == 8
+    assert value_of(outcome, "gradient_error", variant="checkpoint") < 1e-5
+
+
+def test_our_kernels_compute_the_same_step(cpu: torch.device) -> None:
+    shared = Trainer(SHAPE, rope_theta=1e4, seed=0, device=cpu)
+    before = [weight.detach().clone() for weight in shared.masters]
+    plain, fused = (
+        RungStep(shared, Rung(fused_adamw=own, fused_loss=own, copies=1 + own))
+        for own in (False, True)
+    )
+    expected, loss = plain.gradients(), plain.loss
+    torch.testing.assert_close(fused.gradients(), expected)
+    torch.testing.assert_close(fused.loss, loss)
+    for step in (plain, fused):
+        step.run()
+    assert all(torch.equal(a, b) for a, b in zip(before, shared.masters, strict=True))
+
+
+def test_16_bit_weights_are_rounded_masters(cpu: torch.device) -> None:
+    shared = Trainer(SHAPE, rope_theta=1e4, seed=0, device=cpu)
+    narrow = Rung(precision="bf16", narrow=True, fused_adamw=True)
+    step = RungStep(shared, narrow)
+    pairs = zip(step.gradients(), RungStep(shared, Rung()).gradients(), strict=True)
+    assert 0 < max(((a - b).norm() / b.norm()).item() for a, b in pairs) < 0.1
+    model = shared.model(narrow)
+    for low, high in zip(model.parameters(), shared.masters, strict=True):
+        assert torch.equal(low, high.bfloat16())
+    assert shared.shared_bytes(narrow) > shared.shared_bytes(Rung())
+
+
+@pytest.mark.parametrize("topic", ["kernels", "leaderboard"])
+def test_topics_of_our_kernels_need_a_gpu(topic: str, cpu: torch.device) -> None:
+    with pytest.raises(Unsupported):
+        measure(Point("fastest_step", {"topic": topic}, {}), cpu)
+
+
+def test_another_model_is_refused(cpu: torch.device) -> None:
+    with pytest.raises(Unsupported, match="another"):
+        measure(ladder_point(model="mine:Model"), cpu)
+
+
+@pytest.mark.parametrize(
+    "rungs",
+    [
+        ["fp32", "tf32", "bf16", "attention", "adamw", "loss", "masters", "graph", "batch"],
+        pytest.param(["fp32", "bf16", "attention", "compile", "graph"], marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+def test_every_rung_on_a_gpu(rungs: list[str], device: str) -> None:
+    sizes = {"d_model": 128, "d_ff": 256, "vocab_size": 1000}
+    point = ladder_point(rungs=rungs, attentions=["flash", "sdpa_cudnn"], energy_s=0.1, **sizes)
+    outcome = measure(point, torch.device(device))
+    timed = {r["labels"]["rung"] for r in found(outcome, "time", side="rung")}
+    assert timed == set(rungs)
+    for rung in rungs:
+        assert value_of(outcome, "peak_memory", variant=rung) > 0
+
+
+def steps(ours: float, other: float) -> list[dict[str, Any]]:
+    """Two rungs of 1,000 tokens and 1 TFLOP; the second with two attentions."""
+    records = []
+    for rung, attention, side, ms in (
+        ("bf16", "naive", "rung", 10.0),
+        ("attention", "naive", "before", 10.0),
+        ("attention", "flash", "rung", ours),
+        ("attention", "sdpa_cudnn", "other", other),
+    ):
+        labels = {"rung": rung, "attention": attention, "precision": "bf16", "batch_size": 4}
+        samples = [ms, ms * 1.001, ms * 0.999]
+        records.append(time_record(samples, side=side, **labels))
+        records.append(
+            time_record([s / 1e3 for s in samples], side=side, **labels, quantity="token_time")
+        )
+        if side != "before":
+            name = rung if side == "rung" else f"{rung}, {attention}"
+            records.append(value("tokens", 1000, "", variant=name, **labels))
+            records.append(value("flops", 10**12, "FLOP", variant=name, **labels))
+    return records
+
+
+@pytest.mark.parametrize("other", [4.0, 5.0, 6.0])
+def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, other: float) -> None:
+    parameters = {"topic": "ladder", "size": "small", "context": 1024, "batch": 4}
+    machine = [
+        value("matmul_rate", 500.0, "TFLOP/s", dtype="bf16"),
+        value("stated_matmul_rate", 1000.0, "TFLOP/s", dtype="bf16"),
+        value("copy_bandwidth", 1.0, "GB/s"),
+    ]
+    results = [
+        result({}, machine, chapter="machine"),
+        result(parameters, steps(5.0, other), chapter="fastest_step"),
+    ]
+    front, pages = rendered(tmp_path, written(tmp_path / "r", results), "machine", "fastest_step")
+    best = answer(front, "What is the fastest step?")
+    assert "5.00 ms" in best
+    assert "2.0x" in best
+    assert "20 %" in best  # 1 TFLOP in 5 ms, of 1,000 TFLOP/s
+    assert ("0.80x" in front) == (other < 5)
+    assert "| attention | 4 | 5.00 | 200,000 | 2.0x | 20 % | 40 % |" in pages["fastest_step"]
+
+
+def test_a_study_without_a_measured_rung_still_has_a_page(tmp_path: Path) -> None:
+    parameters = {"topic": "ladder", "size": "small", "context": 1024, "batch": 4}
+    failed = result(parameters, chapter="fastest_step", status="oom", reason="asked for 1 GiB")
+    front, _ = rendered(tmp_path, written(tmp_path / "r", [failed]), "fastest_step")
+    assert "Not measured yet" in answer(front, "What is the fastest step?")
+
+
+def test_an_outcome_without_any_rung_has_the_reason_of_the_first(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(step: RungStep) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(trainer.RungStep, "run", full)
+    outcome: Outcome = measure(ladder_point(rungs=["fp32", "attention"]), cpu)
+    assert outcome.status == "oom"
+    assert replace(outcome).reason
