@@ -173,6 +173,8 @@ def test_a_source_takes_part_where_it_states_enough() -> None:
     assert "end_to_end" not in {
         chapter for chapter, rows in found["A10"].items() if (rows["status"] == "ok").any()
     }  # its context is not stated
+    kernels = compare_page.TABLES["Which kernels take the time?"].cells([found["A10"]["profile"]])
+    assert kernels["forward", "large", 256, "share"][0].text() == "48 %"
     naive = compare_page.TABLES["Where does naive attention end?"]
     sides = [found[gpu]["attention"] for gpu in ("H800 PCIe", "RTX 4090")]
     cells = naive.cells(sides)["forward", 64, 16384, "ms"]

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pandas as pd
+
 from lmlab.report.frame import Rows, select, table_of
 from lmlab.report.table import Table, memory, quantity, time
 
@@ -69,10 +71,18 @@ def published(rows: Rows) -> dict[str, dict[str, Rows]]:
             mine = found.setdefault(str(row["gpu"]), {}).setdefault(chapter, [])
             mine.append({**base, **record})
     return {
-        gpu: {chapter: table_of(records) for chapter, records in chapters.items()}
+        gpu: {chapter: _once(table_of(records)) for chapter, records in chapters.items()}
         for gpu, chapters in found.items()
         if gpu not in ("unstated", NOT_STATED)
     }
+
+
+def _once(rows: Rows) -> Rows:
+    """Of the kernels of one run, the one with the most time."""
+    if "rank" not in rows:
+        return rows
+    ordered = rows.sort_values("value", ascending=False, key=pd.to_numeric)
+    return ordered.drop_duplicates(["mode", "size", "context"])
 
 
 Row = Mapping[Any, Any]
@@ -117,7 +127,7 @@ def _leaderboard(row: Row) -> Records:
 def _kernel(row: Row) -> Records:
     point = {"mode": row["phase"], "size": row["size"], "context": row["context"]}
     share = {"quantity": "kernel_share", "value": row["value"] / 100, "precision": "fp32"}
-    yield "profile", {**point, **share, "kernel": row["kernel"]}
+    yield "profile", {**point, **share, "kernel": row["kernel"], "rank": 1}
 
 
 def _out_of_memory(row: Row) -> Records:

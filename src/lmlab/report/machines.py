@@ -90,10 +90,10 @@ class Section:
         first, *others = machines
         shown = [m for m in others if self._has(machines.index(m)) and not self.identical]
         bound = [m for m in shown if self.timed and self._bounds(first, m)]
-        what = f"speed / {first.short}" if self.timed else f"/ {first.short}"
+        what = "speed, " if self.timed else ""
         header = [*self.keys, *(m.name for m in machines)]
-        header += [f"{m.short}: {what}" for m in shown]
-        header += [f"{m.short}: matmul, copy" for m in bound]
+        header += [f"{what}{m.short} / {first.short}" for m in shown]
+        header += [f"matmul, copy: {m.short} / {first.short}" for m in bound]
         lines = []
         for key, cells in self.entries.items():
             line = [escape(plain(part)) for part in key]
@@ -296,9 +296,7 @@ def ceilings(machines: Sequence[Machine]) -> Markup:
         lines.append(line + [NOTHING if ratio is None else times(ratio) for ratio in ratios])
     header = ["ceiling", *(m.name for m in (first, *others))]
     header += [f"{m.short} / {first.short}" for m in others]
-    note = (
-        "*Measured; of published machines as stated by the vendor, compared with what is stated.*"
-    )
+    note = "*Measured; of published machines as the vendor states them, also in their ratios.*"
     return Markup(f"{markdown_table(header, lines, 1)}\n\n{note}")
 
 

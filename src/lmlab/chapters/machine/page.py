@@ -6,9 +6,11 @@ from typing import Any
 
 import pandas as pd
 
+from lmlab.report import bands
 from lmlab.report.frame import Results, Rows, combine, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity
+from lmlab.study.files import REFERENCES
 
 TITLE = "The machine"
 
@@ -84,6 +86,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "cores": chapter.value(quantity="cpu_usable_cores"),
         "sms": chapter.value(quantity="sms"),
         "power_capped": "power_capped" in flags,
+        "bands": bands.against(chapter.results, bands.read(REFERENCES / "bands.yaml")),
     }
 
 

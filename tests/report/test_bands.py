@@ -1,0 +1,81 @@
+"""Expected ranges: the committed H200 lies within its own, and what lies outside gets its cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from lmlab.jobs.catalog import all_points
+from lmlab.measure.peaks import known_devices
+from lmlab.report import bands
+from lmlab.report.frame import Results, load, table_of
+from lmlab.study.config import load as load_study
+from lmlab.study.files import REFERENCES, ROOT
+
+BANDS = bands.read(REFERENCES / "bands.yaml")
+H200 = "NVIDIA H200"
+
+
+class Named(Results):
+    name = H200  # type: ignore[assignment]
+
+
+def results(rate: float, limit: float = 700.0, flags: tuple[str, ...] = ()) -> Results:
+    """A machine card with one rate."""
+    base = {"chapter": "machine", "status": "ok"}
+    card = {**base, "quantity": "power_limit_w", "value": limit}
+    bf16 = {**base, "quantity": "matmul_rate", "dtype": "bf16", "value": rate, "flags": flags}
+    return Named("nvidia-h200", table_of([bf16, card]))
+
+
+@pytest.mark.parametrize(
+    ("rate", "more", "cause"),
+    [
+        (760.0, {}, ""),
+        (760.0, {"flags": ("power_capped",)}, ""),
+        (400.0, {"flags": ("gpu_shared", "power_capped")}, "process"),
+        (400.0, {"flags": ("throttled",)}, "throttled"),
+        (400.0, {"limit": 350.0, "flags": ("power_capped",)}, "350 W instead of 700 W"),
+        (400.0, {"flags": ("power_capped",)}, "power limit"),
+        (400.0, {}, "clocks"),
+        (950.0, {}, "libraries"),
+    ],
+)
+def test_a_figure_outside_its_range_has_a_likely_cause(
+    rate: float, more: dict[str, Any], cause: str
+) -> None:
+    (found,) = bands.against(results(rate, **more), BANDS)
+    assert found["outside"] == bool(cause)
+    assert cause in found["cause"]
+
+
+def test_the_committed_h200_is_what_it_should_be() -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    study = load_study({**config, "study": "full"}, "cuda")
+    points = [p for p in all_points(study) if p.chapter in ("machine", "end_to_end", "attention")]
+    found = bands.against(load(points, ROOT / "results", "nvidia-h200"), BANDS)
+    assert {"fp32 matmul", "bf16 matmul", "copy"} <= {figure["name"] for figure in found}
+    assert [figure for figure in found if figure["outside"]] == []
+
+
+def test_a_gpu_without_a_range_of_its_own_is_compared_with_its_datasheet() -> None:
+    base = {"chapter": "machine", "status": "ok", "flags": (), "dtype": "bf16"}
+    rows = [
+        {**base, "quantity": "stated_matmul_rate", "value": 100.0},
+        {**base, "quantity": "matmul_rate", "value": 40.0},
+    ]
+    (found,) = bands.against(Results("some-gpu", table_of(rows)), BANDS)
+    assert found["outside"]
+    assert bands.against(Results("some-gpu", table_of(rows[1:])), BANDS) == []
+
+
+def test_bands_name_known_figures_and_gpus() -> None:
+    extra = {"power_limit_w", *BANDS["figures"]}
+    assert set(BANDS["shares"]) <= set(BANDS["figures"])
+    assert H200 in known_devices()
+    for ranges in BANDS["gpus"].values():
+        assert set(ranges) <= extra
+        limits = [limits for limits in ranges.values() if isinstance(limits, list)]
+        assert all(low < high for low, high in limits)
