@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from lmlab.chapters.attention.measure.compiling import compiler
 from lmlab.chapters.attention.measure.rounds import sample_in_turns, sampling_budget
 from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
+from lmlab.chapters.fastest_step.measure.trainer import allocated_bytes
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels.adamw import FusedAdamW
 from lmlab.kernels.fused_loss import fused_linear_cross_entropy
@@ -118,7 +119,7 @@ def loss(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> list
         for name, kind in kinds.items():
             with variants.attempt(name):
                 call(kind)
-                before = torch.cuda.memory_allocated(device)
+                before = allocated_bytes(device)
                 reset_peak_memory(device)
                 found = call(kind)
                 peak = (peak_memory_bytes(device) or 0) - before

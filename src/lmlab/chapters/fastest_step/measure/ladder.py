@@ -30,7 +30,12 @@ from lmlab.chapters.attention.measure.compiling import call_ms, compiler
 from lmlab.chapters.attention.measure.shared_model import LOSS_TOLERANCE
 from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
 from lmlab.chapters.fastest_step.measure.rungs import Rung, next_rung, refuse
-from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer, free_memory
+from lmlab.chapters.fastest_step.measure.trainer import (
+    RungStep,
+    Trainer,
+    allocated_bytes,
+    free_memory,
+)
 from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
 from lmlab.measure.clock import PhaseClock, measure_steps, synchronize
 from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
@@ -303,8 +308,3 @@ class Ladder:
         if before is not None and after is not None:
             joules = (after - before) / 1e3
             variants.note(name, "energy_per_token", joules / (count * step.tokens), "J")
-
-
-def allocated_bytes(device: torch.device) -> int:
-    """Bytes in tensors now; a CPU does not count them."""
-    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
