@@ -115,6 +115,7 @@ LADDER_COLUMNS = {
     "mJ/token": quantity("energy_per_token", "mJ", **OWN),
     "to compile (s)": quantity("compile_time", "s", **OWN),
     "gradient error": quantity("gradient_error", "scientific", **OWN),
+    "allowed": quantity("gradient_tolerance", "scientific", **OWN),
 }
 TABLES = {
     "ladder": Table(

@@ -47,7 +47,7 @@ from lmlab.model import cost, loading
 from lmlab.model.shape import ModelShape
 from lmlab.study.points import Point
 
-GRADIENT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
+GRADIENT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.05}
 """Relative difference of all sampled gradients to fp32's, by precision."""
 REBUILT_ROUNDS = 3
 BELOW = "below"
