@@ -33,6 +33,11 @@ PANELS = {
     "tiling": ("TFLOP/s by FLOPs per byte of a tile", "rate"),
 }
 ROOF = "roof"
+SHARED = {
+    "bandwidth": ("fusion", "coalescing"),
+    "rate": ("divergence", "precision", "recomputation", "tiling"),
+}
+"""Topics by what limits them."""
 EVENTS = ["events", "wall"]
 LABELS = ["variant", "series", "x", "pair", "tile"]
 PAIRS = Compare(
@@ -60,18 +65,10 @@ def derive(rows: Rows, results: Results) -> Rows:
     ceilings = ceilings_of(results)
     # Programs that compare something else than types use the type that the device is made for.
     on_gpu = results.value(chapter="machine", quantity="device") == "cuda"
-    plain = "bf16" if on_gpu else "fp32"
-    rows = derived(
-        rows, "share", {"quantity": "bandwidth", "topic": ["fusion", "coalescing"]},
-        lambda found: found["value"] / ceilings.get("copy", float("nan")),
-    )  # fmt: skip
-    rows = derived(
-        rows, "share", {"quantity": "rate", "topic": ["precision", "tiling", "recomputation"]},
-        lambda found: [
-            value / ceilings.get(series if series in ceilings else plain, float("nan"))
-            for value, series in zip(found["value"], found["series"], strict=True)
-        ],
-    )  # fmt: skip
+    usual = "bf16" if on_gpu else "fp32"
+    for name, ceiling in (("bandwidth", copy_of), ("rate", matmul_of)):
+        where = {"quantity": name, "topic": list(SHARED[name])}
+        rows = derived(rows, "share", where, partial(_share, partial(ceiling, ceilings, usual)))
     rows = derived(rows, "saved_mib", {"quantity": "saved_bytes"}, lambda f: f["value"] / 2**20)
     rows = derived(rows, "relative_time", {**times, "topic": "divergence"}, _over_one_branch)
     if pairs := PAIRS.run(rows):
@@ -86,6 +83,21 @@ def ceilings_of(results: Results) -> dict[str, float]:
     found = dict(zip(rates["dtype"], rates["value"], strict=True)) if len(rates) else {}
     copy = select(machine, quantity="copy_bandwidth")["value"]
     return {**found, **({"copy": copy.iloc[0]} if len(copy) else {})}
+
+
+def copy_of(ceilings: dict[str, float], usual: str, row: Any) -> float:
+    """The bandwidth that a row is compared with."""
+    return ceilings.get("copy", float("nan"))
+
+
+def matmul_of(ceilings: dict[str, float], usual: str, row: Any) -> float:
+    """The rate that a row is compared with: that of its type, or of the device's usual one."""
+    own = {"precision": row["series"], "divergence": "fp32"}
+    return ceilings.get(own.get(row["topic"], usual), float("nan"))
+
+
+def _share(ceiling: Any, found: Rows) -> Any:
+    return [row["value"] / ceiling(row) for row in found.to_dict("records")]
 
 
 def _per_time(factor: float, parts: Rows) -> Any:
@@ -106,7 +118,7 @@ def _panels(rows: Rows) -> list[Rows]:
         if topic == "fusion" and len(mine):
             mine = mine[mine["variant"].str.startswith("GELU")]
         if topic == "coalescing":
-            mine = select(mine, series="copy")
+            mine = select(mine, series="copy").assign(series="with")
         panels.append(
             mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}").astype(object)
         )

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from lmlab.chapters.attention.measure.compiling import compiler
 from lmlab.chapters.attention.measure.rounds import sample_in_turns, sampling_budget
 from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
+from lmlab.chapters.fastest_step.measure.trainer import allocated_bytes
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels.adamw import FusedAdamW
 from lmlab.kernels.fused_loss import fused_linear_cross_entropy
@@ -34,6 +35,8 @@ from lmlab.model.shape import ModelShape
 from lmlab.study.points import Point
 
 CHUNKS = 8
+MOST_BLOCKS = 4
+"""Of a large model: each optimizer has its own copy of parameters, gradients and moments."""
 BYTES_PER_PARAMETER = 28
 """fp32 weight, gradient and two moments read, three of them written."""
 WITHIN = {"adamw": 1e-5, "loss": 3e-2}
@@ -53,10 +56,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def adamw(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> list[Record]:
-    """An optimizer step over the parameters of one block and of the embedding, many times over."""
+    """An optimizer step over the parameters of the first blocks and of the embedding."""
     width, hidden = shape.d_model, shape.d_ff
-    block = [(width, width)] * 4 + [(hidden, width)] * 2 + [(width, hidden)] + [(width,)] * 2
-    shapes: list[tuple[int, ...]] = block * asked["blocks"] + [(shape.vocab_size, width)]
+    block: list[tuple[int, ...]] = (
+        [(width, width)] * 4 + [(hidden, width)] * 2 + [(width, hidden)] + [(width,)] * 2
+    )
+    shapes = block * min(shape.num_layers, MOST_BLOCKS) + [(shape.vocab_size, width)]
     kinds = {
         "ours": FusedAdamW,
         "library": partial(torch.optim.AdamW, fused=True),
@@ -114,7 +119,7 @@ def loss(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> list
         for name, kind in kinds.items():
             with variants.attempt(name):
                 call(kind)
-                before = torch.cuda.memory_allocated(device)
+                before = allocated_bytes(device)
                 reset_peak_memory(device)
                 found = call(kind)
                 peak = (peak_memory_bytes(device) or 0) - before

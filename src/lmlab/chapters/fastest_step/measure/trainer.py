@@ -244,3 +244,8 @@ def free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes in tensors now; a CPU does not count them."""
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
