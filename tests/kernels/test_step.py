@@ -68,9 +68,9 @@ def test_parameters_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> Non
     run = DirectLaunch(
         compiled, (5,), (plain, tiled, 6, (2**40, 1), 0.5, 1), torch.device("cuda", 0)
     )
-    run([x, y])
-    run([x, y])
-    run([torch.zeros(2, 3, 4), y])
+    moved = torch.zeros(2, 3, 4)
+    for tensor in (x, x, moved):
+        run([tensor.data_ptr(), y.data_ptr()])
 
     (function, shape, stream, values), *_ = driver.launched
     assert (function, shape, stream) == (99, (5, 1, 1, 128, 1, 1, 1024), 7)

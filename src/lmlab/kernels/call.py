@@ -84,6 +84,7 @@ class Call:
             tensors.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
         if self.semaphores:
             tensors.append(semaphores(self.semaphores, device))
+        addresses = [x.data_ptr() for x in tensors]
         for step in self.steps:
-            step(tensors)
+            step(tensors, addresses)
         return tuple(tensors[self.inputs : self.inputs + self.results])

@@ -88,10 +88,10 @@ class Step:
     """The kernel after the first launch; None if interpreted."""
     _direct: DirectLaunch | None = field(default=None, init=False)
 
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launch on these tensors."""
+    def __call__(self, tensors: Sequence[Tensor], addresses: Sequence[int]) -> None:
+        """Launch on these tensors, which are at these addresses."""
         if self._direct is not None:
-            self._direct(tensors)
+            self._direct(addresses)
             return
         device = tensors[0].device
         given = [x.of(tensors) if isinstance(x, Operand | Tiled) else x for x in self.arguments]
@@ -135,14 +135,15 @@ class DirectLaunch:
         self._function = ctypes.c_void_p(compiled.function)
         self._shape = (*(*grid, 1, 1)[:3], width, 1, 1, shared)
 
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launch on these tensors, on the current stream."""
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """Launch on the tensors at these addresses, on the current stream."""
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         with self._lock:
             for index, parameter in self._pointers:
-                parameter.value = tensors[index].data_ptr()
+                parameter.value = addresses[index]
             for index, tensor_map in self._maps:
-                tensor_map.move(tensors[index].data_ptr())
+                if tensor_map.address != addresses[index]:
+                    tensor_map.move(addresses[index])
             status = cuda().cuLaunchKernel(
                 self._function, *self._shape, stream, self._addresses, None
             )
@@ -178,20 +179,15 @@ class TensorMap:
         offset = -ctypes.addressof(self._memory) % MAP_ALIGNMENT
         self.buffer = (ctypes.c_char * MAP_BYTES).from_buffer(self._memory, offset)
         self._tiled, self._metadata = tiled, metadata
-        self._address = 0
+        self.address = 0
 
     def move(self, address: int) -> None:
         """Let the descriptor refer to the tensor at an address."""
-        if address == self._address:
-            return
-        status = self._replace(address) if self._address else self._create(address)
+        replace = cuda().cuTensorMapReplaceAddress
+        status = replace(self.buffer, address) if self.address else self._create(address)
         if status:
             raise RuntimeError(f"flash: CUDA error {status} in a TMA descriptor")
-        self._address = address
-
-    def _replace(self, address: int) -> int:
-        status: int = cuda().cuTensorMapReplaceAddress(self.buffer, address)
-        return status
+        self.address = address
 
     def _create(self, address: int) -> int:
         operand, rank = self._tiled.operand, len(self._tiled.block)

@@ -81,7 +81,7 @@ hopper    backward  16 128 any     1024    1   64   64  4  3
 hopper    backward  16 128 any     2048  1/4   64   64  4  3
 hopper    backward  16 128 any     1024  any   64  128  8  2  warp-specialized
 hopper    backward  16 128 any    16384    2   64  128  8  3
-hopper    backward  16  96 any      any  any   64  128  8  2  warp-specialized
+hopper    backward  16  80 any      any  any   64  128  8  2  warp-specialized
 hopper    backward  16 128 causal 16384  any   64  128  8  2  warp-specialized fused
 hopper    backward  16 128 causal   any    4   64  128  8  3  warp-specialized
 hopper    backward  16 128 causal   any  any   64  128  8  2  warp-specialized fused
