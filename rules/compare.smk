@@ -1,4 +1,4 @@
-"""Machines side by side: `snakemake --config compare=nvidia-h200,nvidia-a100 report/compare.md`."""
+"""Machines side by side: `snakemake report/compare.md --config compare=nvidia-h200,nvidia-a100`."""
 
 from lmlab.study.selection import compared
 

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from lmlab.report.compare import FASTER, SLOWER, unpaired
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, select, table_of
-from lmlab.report.table import Cell, Column, Table
+from lmlab.report.table import MARKS, Cell, Column, Table
 from lmlab.report.text import escape, markdown_table, number, plain, times
 
 MAX_ROWS, MAX_BARS = 30, 12
@@ -103,6 +103,9 @@ class Section:
             lines.append(line)
         notes = [f"{self.left_out} more rows are on the machines' own pages"] * bool(self.left_out)
         notes += ["The same on all machines"] * self.identical
+        shown_cells = (cell for cells in self.entries.values() for cell in cells)
+        marks = dict.fromkeys(mark for cell in shown_cells for mark in cell.marks())
+        notes += [f"{mark} {MARKS[mark]}" for mark in marks]
         title = re.sub(r"\{(\w+)\}", r"each \1", self.question.table.title)
         caption = ". ".join([f"{escape(title)}: {escape(self.unit)}", *notes])
         return Markup(f"{markdown_table(header, lines, len(self.keys))}\n\n*{caption}.*")
