@@ -25,6 +25,7 @@ from lmlab.jobs.catalog import all_points
 from lmlab.jobs.launch import ranks_per_node, torchrun_args
 from lmlab.jobs.registry import check_code, code_modules, fingerprint_of, has_ranks
 from lmlab.jobs.staleness import (
+    MISSING,
     advice,
     installed_torch,
     missing_parts,
@@ -234,13 +235,12 @@ async def keep_current(job, skip_outputs=(), cleanup=Job.cleanup):
     If one job of a group fails, Snakemake deletes what all of them made. Results are written whole
     or not at all, so those that would not be measured otherwise now are kept.
     """
-    points = {output: POINTS[output] for output in job.output if output in POINTS}
-    states = {
-        output: state_of(point, Path(RESULTS), MACHINE, None, code_of)
-        for output, point in points.items()
-    }
-    kept = {output for output, state in states.items() if not state.needs_attention}
-    await cleanup(job, {*skip_outputs, *kept})
+    points = [POINTS[output] for output in job.output if output in POINTS]
+    states = [state_of(point, Path(RESULTS), MACHINE, None, code_of) for point in points]
+    current = states and all(
+        state.state != MISSING and not state.needs_attention for state in states
+    )
+    await cleanup(job, {*skip_outputs, *(job.output if current else ())})
 
 
 Job.cleanup = keep_current
