@@ -226,8 +226,9 @@ def test_every_answer_renders(case: str, tmp_path: Path) -> None:
     templates = ROOT / "report" / "templates"
     report = Report(results, {"memory": chapter}, tmp_path, templates, "test")
     assert report.write() == []
-    answers = answers_in((tmp_path / "writeup.md").read_text())
-    assert {"where-is-the-memory-peak", "what-does-checkpointing-buy"} < set(answers)
+    answers = answers_in((tmp_path / "writeup.md").read_text(), "writeup.md")
+    questions = ("where-is-the-memory-peak", "what-does-checkpointing-buy")
+    assert {f"writeup.md#{question}" for question in questions} < set(answers)
     assert ({"timeline", "composition"} <= chapter.drawn) == (chapter.facts.get("steps", 0) > 0)
 
 

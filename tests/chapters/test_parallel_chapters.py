@@ -22,6 +22,7 @@ from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.rank_work import RankWork, candidates
 from lmlab.measure.records import Record
 from lmlab.parallel.ddp_flat import FlatDDP
+from lmlab.parallel.ddp_overlapped import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
 from lmlab.study.results import SIZE_LIMIT_BYTES
@@ -220,6 +221,30 @@ def test_gradient_buffers_exist_only_during_a_step(ranks: RankPool) -> None:
     for found in ranks.run(held_bytes, WORLD):
         assert {outside for outside, _ in found.values()} == {0}
         assert found["flat"][1] == found["overlapped"][1] > 0
+
+
+def owned_and_shared() -> dict[str, tuple[int, bool]]:
+    """How many parameters each optimizer has state for, and whether that is the plain one's."""
+    work = RankWork(candidates(point("sharded_optimizer"), CPU)[0].workload, CPU)
+    model = BucketedDDP(work.model(), 1)
+    makers = sharded_optimizer.OPTIMIZERS
+    optimizers = {name: make(model.module.parameters()) for name, make in makers.items()}
+    sharded_optimizer.share_state(optimizers, model, work)
+    plain = optimizers["replicated"].state
+    states = {n: sharded_optimizer.local_optimizer(o).state for n, o in optimizers.items()}
+    return {
+        name: (len(state), all(state[p] is plain[p] for p in state))
+        for name, state in states.items()
+    }
+
+
+def test_timed_optimizers_share_one_state(ranks: RankPool) -> None:
+    one, other = ranks.run(owned_and_shared, WORLD)
+    assert one["replicated"] == other["replicated"] == (PARAMETERS, True)
+    for name in ("sharded", "torch_zero"):
+        assert one[name][0] + other[name][0] == PARAMETERS
+        assert one[name][1]
+        assert other[name][1]
 
 
 def test_the_sharded_optimizer_keeps_only_its_share(sharded: Measured) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from lmlab.jobs import autosize
 from lmlab.jobs.autosize import Choice, choose, why_too_large, why_too_slow
-from lmlab.jobs.rank_work import Candidate, candidates
+from lmlab.jobs.rank_work import Candidate, candidates, expected_memory
 from lmlab.study.points import Point
 from tests.measure.one_rank import group_of_one
 
@@ -46,7 +46,7 @@ def sizes() -> list[Candidate]:
 
 def chosen(monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float]) -> Choice:
     monkeypatch.setattr(autosize, "bandwidth", lambda device: rate)
-    asked: dict[str, Any] = {"limit_s": 2.0, "copies": 1, "messages": 1}
+    asked: dict[str, Any] = {"limit_s": 2.0, "messages": 1}
     return choose(sizes(), CPU, try_step=lambda c: steps_s[c.size], **asked)
 
 
@@ -81,12 +81,13 @@ def test_no_size_that_fits_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = sizes()[1]
-    needed = autosize.needed_bytes(wide, CPU, copies=3)
-    assert needed is not None
-    monkeypatch.setattr(autosize, "free_bytes", lambda device: 1.5 * needed)
-    assert why_too_large(wide, CPU, copies=3) is None
+    expected = expected_memory(wide.workload, CPU)
+    assert expected is not None
+    free = 1.5 * expected.peak
+    monkeypatch.setattr(autosize, "free_bytes", lambda device: free)
+    assert why_too_large(wide, CPU) is None
     monkeypatch.setattr(autosize.across_ranks, "ranks_per_device", lambda device: 2)
-    reason = why_too_large(wide, CPU, copies=3)
+    reason = why_too_large(wide, CPU)
     assert reason is not None
     assert reason.startswith("2 ranks on one device need")
 
@@ -94,7 +95,7 @@ def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPa
 def test_a_model_of_unknown_size_is_tried() -> None:
     (mine,) = [Candidate(size="mine", workload=_foreign(candidate)) for candidate in sizes()[:1]]
     assert why_too_slow(mine, 1.0, messages=1, limit_s=1e-9) is None
-    assert why_too_large(mine, CPU, copies=1e9) is None
+    assert why_too_large(mine, CPU) is None
 
 
 def _foreign(candidate: Candidate) -> Any:

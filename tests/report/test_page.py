@@ -143,6 +143,9 @@ def test_a_sentence_that_ends_in_a_tag_keeps_its_line(tmp_path: Path) -> None:
 
 
 def test_answers_are_the_first_sentences_in_bold() -> None:
-    text = "### Does it pay?\n\n**Yes, by 2.3x. Not\neverywhere.**\n\n### Why?\n\n**Because.**\n"
-    answers = {slug: answer["sentence"] for slug, answer in answers_in(text).items()}
-    assert answers == {"does-it-pay": "Yes, by 2.3x.", "why": "Because."}
+    text = (
+        "### Does it pay?\n\n**Yes, by 2.3x. Not\neverywhere.**\n\n## Setting\n\nPlain text.\n\n"
+        "## Why?\n\n**Because.** And so on.\n"
+    )
+    answers = {link: answer["sentence"] for link, answer in answers_in(text, "a.md").items()}
+    assert answers == {"a.md#does-it-pay": "Yes, by 2.3x.", "a.md#why": "Because."}

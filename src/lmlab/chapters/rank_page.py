@@ -128,5 +128,6 @@ def overlap_timeline(data: Callable[[Results], Rows]) -> Figure:
         x2="end",
         y=Axis(field="activity", title="", categorical=True),
         data=data,
+        share_x=True,  # the lengths of the steps are there to be compared
         height=2.6,
     )

@@ -75,20 +75,19 @@ def choose(
     device: torch.device,
     *,
     limit_s: float,
-    copies: float,
     messages: float,
     try_step: Callable[[Candidate], float],
 ) -> Choice:
     """The first size that fits and whose step stays under the limit; else the last.
 
-    The job needs `copies` of the weights on top of a training step; a step sends at least
-    `messages` times the bytes of the gradient. `try_step` returns a step's seconds on this rank.
+    A step sends at least `messages` times the bytes of the gradient. `try_step` returns a step's
+    seconds on this rank.
     """
     rate = bandwidth(device)
     left_out: list[LeftOut] = []
     for candidate in sizes:
         last = candidate is sizes[-1]
-        reason = why_too_large(candidate, device, copies=copies)
+        reason = why_too_large(candidate, device)
         if reason is None and not last:
             reason = why_too_slow(candidate, rate, messages=messages, limit_s=limit_s)
         if reason is None:
@@ -114,7 +113,7 @@ def largest_that_fits(
     rate = bandwidth(device)
     left_out: list[LeftOut] = []
     for candidate in sizes:
-        reason = why_too_large(candidate, device, copies=1) or why_too_slow(
+        reason = why_too_large(candidate, device) or why_too_slow(
             candidate, rate, messages=1, limit_s=limit_s
         )
         if reason is None or candidate is sizes[-1]:
@@ -152,23 +151,18 @@ def why_too_slow(
     )
 
 
-def why_too_large(candidate: Candidate, device: torch.device, *, copies: float) -> str | None:
+def why_too_large(candidate: Candidate, device: torch.device) -> str | None:
     """The reason, if the cost model puts the ranks of one device over its free memory."""
-    needed = needed_bytes(candidate, device, copies=copies)
-    if needed is None:
+    expected = expected_memory(candidate.workload, device)
+    if expected is None:
         return None
+    needed = expected.peak
     sharing = across_ranks.ranks_per_device(device)
     free = across_ranks.min_over_ranks(free_bytes(device))
     if needed * sharing <= USABLE * free:
         return None
     who = f"{sharing} ranks on one device need" if sharing > 1 else "a rank needs"
     return f"{who} about {needed * sharing / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
-
-
-def needed_bytes(candidate: Candidate, device: torch.device, *, copies: float) -> float | None:
-    """A train step's peak and the copies on top of it; None where the cost model does not apply."""
-    expected = expected_memory(candidate.workload, device)
-    return None if expected is None else expected.peak + copies * expected.parameters
 
 
 def free_bytes(device: torch.device) -> float:

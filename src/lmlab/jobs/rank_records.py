@@ -9,6 +9,7 @@ copies, and overlapped: computation while a message was in flight; rank 0), `mes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from lmlab.measure.records import Record, timed, value
 from lmlab.measure.rounds import Rounds, TimedStep, interleave
 from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
+
+Ready = Callable[[], AbstractContextManager[Callable[[], object]]]
+"""Within the context a variant has its memory and is warm; yields its step."""
 
 ACTIVITIES = ("compute", "communication", "copies", "overlapped")
 
@@ -53,15 +57,16 @@ def round_records(rounds: Rounds, phases: Sequence[str] = ("total",)) -> list[Re
 
 
 def overlap_records(
-    steps: Mapping[str, Callable[[], object]], device: torch.device
+    variants: Mapping[str, Ready], device: torch.device
 ) -> tuple[list[Record], dict[str, Any]]:
     """One profiled step per variant: records, and rank 0's intervals for a figure."""
     start_profiler(device)
     records: list[Record] = []
     intervals = {}
-    for variant, step in steps.items():
-        dist.barrier()
-        overlap = profile_overlap(step, device)
+    for variant, ready in variants.items():
+        with ready() as step:
+            dist.barrier()
+            overlap = profile_overlap(step, device)
         found = overlap.to_json()
         intervals[variant] = found["intervals_ms"]
         records += [

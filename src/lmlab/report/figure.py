@@ -97,11 +97,14 @@ class Figure:
     """A field drawn as line style: solid, dashed, dotted."""
     points: str | None = None
     """The value of `dash` that is drawn as markers alone: measurements next to a fitted line."""
+    span: tuple[str, str] | None = None
+    """Fields of the lower and upper end of a thin line over each bar, in the units of `y`."""
     rules: Mapping[str, float] = field(default_factory=dict)
     """Horizontal reference lines by label."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Labels for values of the color field."""
     markers: bool = True
+    share_x: bool = False
     share_y: bool = True
     height: float = 3.4
 
@@ -152,6 +155,7 @@ class Figure:
             lines,
             columns,
             figsize=(WIDTH_INCHES, lines * self.height),
+            sharex=self.share_x,
             sharey=self.share_y,
             squeeze=False,
         )
@@ -322,6 +326,10 @@ def _stack(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) ->
         )
         for place, height in zip(places, heights, strict=True):
             base[place] = base.get(place, 0.0) + height
+    if figure.span:
+        ends = rows.dropna(subset=list(figure.span))
+        low, high = (ends[name].astype(float) * figure.y.scale for name in figure.span)
+        axes.vlines(_ranks(figure.x, ends, rows), low, high, color="black", linewidth=1.2)
     _categories(figure.x, axes, rows, always=True)
 
 

@@ -33,6 +33,8 @@ from lmlab.study.files import write_atomically
 
 FRONT, INDEX = "writeup.md", "index.md"
 
+Answer = dict[str, Markup]
+
 
 @dataclass
 class Chapter:
@@ -86,9 +88,11 @@ class Report:
         faults: list[str] = []
         (self.out / "figures").mkdir(parents=True, exist_ok=True)
         environment = environment_for(self.templates)
+        answers: dict[str, Answer] = {}
         for chapter in self.chapters.values():
             page = self._render(environment, f"{chapter.name}.md.j2", "chapters", faults, chapter)
             write_atomically(self.out / "chapters" / f"{chapter.name}.md", page)
+            answers |= answers_in(page, f"chapters/{chapter.name}.md")
         sections = {
             name: self._render(environment, f"front/{name}.md.j2", ".", faults, chapter)
             for name, chapter in self.chapters.items()
@@ -98,7 +102,8 @@ class Report:
             environment, "front.md.j2", ".", faults, sections=sections, bullets=[], not_measured=""
         )
         write_atomically(self.out / FRONT, front)
-        index = self._render(environment, "index.md.j2", ".", faults, answers=answers_in(front))
+        answers |= answers_in(front, FRONT)
+        index = self._render(environment, "index.md.j2", ".", faults, answers=answers)
         write_atomically(self.out / INDEX, index)
         return faults
 
@@ -224,13 +229,13 @@ def environment_for(templates: Path) -> jinja2.Environment:
     return environment
 
 
-def answers_in(front: str) -> dict[str, dict[str, Markup]]:
-    """The first sentence of each bold answer of the front page, by the anchor of its question."""
-    found = re.findall(r"^### (.+?)\n+\*\*(.+?)\*\*", front, re.MULTILINE | re.DOTALL)
+def answers_in(page: str, path: str) -> dict[str, Answer]:
+    """The first sentence of each section that opens with a bold answer, by its link."""
+    found = re.findall(r"^###? (.+)\n+\*\*([^*]+)\*\*", page, re.MULTILINE)
     return {
-        text.slug(question): {
-            "question": Markup(question),
+        f"{path}#{text.slug(heading)}": {
+            "question": Markup(heading),
             "sentence": Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0]),
         }
-        for question, answer in found
+        for heading, answer in found
     }

@@ -7,7 +7,8 @@ communication are timed, because backward is all that gradients can hide behind.
 each variant is profiled: last, since a profiler slows down the program.
 
 Records, besides those of `autosize` and `rank_records`: `phase_time` per phase of a step without
-communication; `gradient_error`, `messages`, `message_bytes` and `largest_message` per variant.
+communication; `gradient_error`, `messages`, `message_bytes` and `largest_message` per variant;
+`peak_memory` of a step per variant and rank.
 `data.intervals_ms`: rank 0's timeline per variant.
 """
 
@@ -45,7 +46,6 @@ def measure(point: Point, device: torch.device) -> Outcome:
             sizes,
             device,
             limit_s=point.settings["step_limit_s"],
-            copies=1,  # the buckets of PyTorch's DDP
             messages=1,
             try_step=lambda candidate: trial_s(candidate, device),
         )
@@ -57,8 +57,8 @@ def measure(point: Point, device: torch.device) -> Outcome:
         timed_steps = {name: variant.timed for name, variant in correct.items()}
         rounds = take_turns(timed_steps, point, device)
         phases = take_turns({ALONE: variants[ALONE].timed_in_phases}, point, device)
-        steps = {name: variant.step for name, variant in correct.items()}
-        overlap, intervals = overlap_records(steps, device)
+        ready = {name: variant.ready for name, variant in correct.items()}
+        overlap, intervals = overlap_records(ready, device)
         records = [
             *round_records(rounds),
             *(c for name, c in checks.items() if name != ALONE),
@@ -67,6 +67,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
                 for phase in phases.samples_ms[ALONE]
             ),
             *(r for name, variant in variants.items() for r in variant.message_records(name)),
+            *(r for name, variant in correct.items() for r in variant.memory_records(name)),
             *overlap,
             *choice.records("time"),
             *work_records(work, model),

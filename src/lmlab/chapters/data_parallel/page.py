@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from lmlab.chapters.rank_memory_page import LABELS as RANK_LABELS
+from lmlab.chapters.rank_memory_page import highest
 from lmlab.chapters.rank_page import (
     against,
     lead,
@@ -35,7 +37,7 @@ from lmlab.report.text import percent
 TITLE = "Data parallelism"
 
 ALONE, FLAT, TORCH = "alone", "flat", "torch_ddp"
-LABELS = ["variant", "phase", "rank", "activity", "purpose", "candidate", "torch_bucket_mb"]
+LABELS = [*RANK_LABELS, "activity", "torch_bucket_mb"]
 POINT = ("source", "variant")
 
 
@@ -55,7 +57,7 @@ def derive(rows: Rows, results: Results) -> Rows:
         for name in ("overlapped", "communication")
     }
     rows = combine(rows, "overlapped", profiled, lambda p: p.overlapped / p.communication, on=POINT)
-    return _with_model(_with_added(rows))
+    return highest(_with_model(_with_added(rows)))
 
 
 def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
@@ -166,8 +168,10 @@ def step_parts(results: Results) -> Rows:
         return alone
     added = select(rows, quantity="added")
     silent = alone.iloc[0]["value"]
+    base = pd.concat([alone, added.assign(value=silent)])
+    # `added` has the fastest and the slowest round of its variant.
     parts = [
-        pd.concat([alone, added.assign(value=silent)]).assign(part="step without communication"),
+        base.assign(part="step without communication", min=None, max=None),
         added.assign(part="communication, after overlap"),
     ]
     return pd.concat(parts).assign(label=lambda found: found["scheme"].map(_short))
@@ -194,8 +198,6 @@ def published(rows: Rows) -> Rows:
 
 VARIANT_COLUMNS = {
     "step (ms)": time(phase="total"),
-    "fastest": time(phase="total", field="min"),
-    "slowest": time(phase="total", field="max"),
     "communication": quantity("communication_share", "text", field="share"),
     "against flat": quantity("versus_flat", "text", field="speedup"),
 }
@@ -213,7 +215,13 @@ TABLES = {
         rows=["scheme"],
         headers={"scheme": "variant"},
         where={"scheme": lambda scheme: isinstance(scheme, str)},
-        columns={**VARIANT_COLUMNS, "sd": time(phase="total", field="sd")},
+        columns={
+            **VARIANT_COLUMNS,
+            "fastest": time(phase="total", field="min"),
+            "slowest": time(phase="total", field="max"),
+            "sd": time(phase="total", field="sd"),
+            "peak memory (GiB)": quantity("most_peak_memory", "GiB", phase="total"),
+        },
     ),
     "messages": Table(
         title="Messages of a step, {ranks}; in flight and overlapped: one profiled step of rank 0",
@@ -262,11 +270,12 @@ TABLES = {
 
 FIGURES = {
     "steps": Figure(
-        title="A training step by variant: median over rounds",
+        title="A training step by variant: median, and fastest to slowest round",
         mark="stack",
         color="part",
-        x=Axis(field="label", title="", categorical=True),
+        x=Axis(field="label", title="variant; MB: size of our buckets", categorical=True),
         y=value_axis("ms"),
+        span=("min", "max"),
         data=step_parts,
     ),
     "overlap": overlap_timeline(overlap_figure),

@@ -1,10 +1,11 @@
 """The data-parallel variants of one comparison, and the check of their gradients.
 
-Variants take turns, so all of them exist at once. They share weights and optimizer state: each has
-its own parameters, because hooks are attached to parameters, but all use the same storage, and one
-optimizer steps with the gradients of whichever variant runs. What a variant adds, its gradient
-buffers, is allocated before its step and freed after it, outside the clock; only PyTorch's DDP
-keeps its buckets, which it does not expose.
+Variants take turns. They share weights and optimizer state: each has its own parameters, because
+hooks are attached to parameters, but all use the same storage, and one optimizer steps with the
+gradients of whichever variant runs. What a variant adds, its gradient buffers, is allocated before
+its step and freed after it, outside the clock. PyTorch's DDP does not expose its buckets: it is
+wrapped anew for each step, and settles the order of its buckets before the clock starts. So a job
+needs the memory of one variant, and the peak of a step is that of its variant alone.
 
 `alone` does not communicate. The time by which a variant exceeds it in the same round is the cost
 of communication after all overlap. PyTorch's DDP is configured like ours: gradients are views into
@@ -25,7 +26,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lmlab.jobs.rank_work import RankWork
+from lmlab.measure.across_ranks import gather
 from lmlab.measure.clock import PhaseClock
+from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.records import Record, value
 from lmlab.parallel.ddp import DataParallel
 from lmlab.parallel.ddp_flat import FlatDDP, NaiveDDP
@@ -51,15 +54,21 @@ class Variant:
         self._shared = list(model.parameters())
         self._optimizer = optimizer
         self._module = share_weights(model)
-        self._wrapped = wrap(self._module)
-        wrapped = self._wrapped
+        self._wrap = wrap
+        wrapped = wrap(self._module)
+        self._wrapped: nn.Module | None = wrapped
         buckets = wrapped.buckets if isinstance(wrapped, DataParallel) else []
         self._buffers = [bucket.buffer for bucket in buckets]
+        self._peak_bytes: int | None = None
         self._free()
 
     @contextmanager
     def allocated(self) -> Iterator[None]:
         """The variant's gradient buffers exist only inside the context."""
+        if self._wrapped is None:
+            self._wrapped = self._wrap(self._module)
+            for _ in range(2):  # it orders its buckets after the first
+                self.backward()
         for buffer in self._buffers:
             buffer.untyped_storage().resize_(buffer.nbytes)
             buffer.zero_()  # touch the pages now, not while a clock runs
@@ -70,6 +79,8 @@ class Variant:
 
     def _free(self) -> None:
         self._drop_gradients()
+        if isinstance(self._wrapped, DistributedDataParallel):
+            self._wrapped = None
         for buffer in self._buffers:
             buffer.untyped_storage().resize_(0)
 
@@ -80,20 +91,25 @@ class Variant:
     def backward(self) -> Tensor:
         """Loss, and averaged gradients. The loss is not read: that would wait for the device."""
         self._drop_gradients()
-        loss = self._work.loss(self._wrapped)
+        loss = self._loss()
         loss.backward()
         if isinstance(self._wrapped, DataParallel):
             self._wrapped.finish_gradient_synchronization()
         return loss.detach()
 
+    def _loss(self) -> Tensor:
+        assert self._wrapped is not None, "only while the variant is allocated"
+        return self._work.loss(self._wrapped)
+
     def gradients(self) -> list[Tensor | None]:
         """As the last backward left them, in the module's order."""
         return [parameter.grad for parameter in self._module.parameters()]
 
-    def step(self) -> None:
+    @contextmanager
+    def ready(self) -> Iterator[Callable[[], None]]:
         """A training step without a clock."""
         with self.allocated():
-            self._step()
+            yield self._step
 
     def _step(self) -> None:
         self.backward()
@@ -109,22 +125,35 @@ class Variant:
 
     def timed(self, clock: PhaseClock) -> None:
         """A training step as one phase: synchronizing within it would prevent overlap."""
-        with self.allocated(), clock.phase(STEP):
-            self._step()
+        device = self._work.device
+        with self.allocated():
+            dist.barrier()  # PyTorch's DDP has just been built
+            reset_peak_memory(device)
+            with clock.phase(STEP):
+                self._step()
+            self._peak_bytes = peak_memory_bytes(device)
 
     def timed_in_phases(self, clock: PhaseClock) -> None:
         """The same, synchronized between phases; for the variant that overlaps nothing."""
         self._drop_gradients()
         with clock.phase("forward"):
-            loss = self._work.loss(self._wrapped)
+            loss = self._loss()
         with clock.phase("backward"):
             loss.backward()
         with clock.phase("optimizer"):
             self._update()
 
+    def memory_records(self, name: str) -> list[Record]:
+        """Peak of the last timed step on every rank; all ranks must call this together."""
+        return [
+            value("peak_memory", peak, "B", variant=name, phase="total", rank=rank)
+            for rank, peak in enumerate(gather(self._peak_bytes))
+            if peak is not None
+        ]
+
     def message_records(self, name: str) -> list[Record]:
         """Number and size of the messages of a step; PyTorch's DDP does not report them."""
-        if not isinstance(self._wrapped, DataParallel) and name != ALONE:
+        if name == TORCH:
             return []
         sizes = [buffer.nbytes for buffer in self._buffers]
         return [
@@ -160,10 +189,7 @@ def _torch(module: nn.Module, bucket_mb: float) -> nn.Module:
 
 def share_weights(model: nn.Module) -> nn.Module:
     """A copy of the model with its own parameters on the same storage."""
-    copy = deepcopy(model)
-    for own, shared in zip(copy.parameters(), model.parameters(), strict=True):
-        own.data = shared.data
-    return copy
+    return deepcopy(model, {id(p): nn.Parameter(p.data) for p in model.parameters()})
 
 
 def mean_gradients(work: RankWork, model: nn.Module) -> tuple[float, list[Tensor]]:

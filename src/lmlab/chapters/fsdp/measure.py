@@ -4,9 +4,10 @@ Four variants: data parallelism with a plain optimizer, the same with a sharded 
 and PyTorch's `fully_shard`. Each first runs two steps alone, with memory read at the stages of the
 first. The losses of both steps must be those of data parallelism on every rank: the first shows
 that forward uses the right weights, the second that gradients and update were right. A variant that
-cannot run here has a reason; one that is wrong gets no time. Then all exist at once and take turns.
-After that each gather of our FSDP is timed for a few steps, and finally one step of each variant is
-profiled.
+cannot run here has a reason; one that is wrong gets no time. Then the variants take turns: each is
+built for its turn, runs a step that allocates its state, then the timed one, and is freed, so that
+a job needs the memory of one variant. After that each gather of our FSDP is timed for a few steps,
+and finally one step of each variant is profiled.
 
 Records, besides those of `autosize`, `memory_stages` and `rank_records`: `loss` per variant, step
 and rank; `parameter_bytes`, `sharded_bytes` (of the parameters that FSDP shards); `gather_wait`:
@@ -17,19 +18,27 @@ the sum of all waits for weights in a step, per phase and rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from lmlab.chapters.fsdp.gather_waits import GatherWatch
 from lmlab.chapters.fsdp.variants import DDP, OURS, SHARDED, TORCH, Build, builder, two_steps_alone
 from lmlab.jobs.autosize import choose
-from lmlab.jobs.memory_stages import Training, expected_records, memory_records
+from lmlab.jobs.memory_stages import expected_records, memory_records
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_records import overlap_records, round_records, take_turns, work_records
+from lmlab.jobs.rank_records import (
+    Ready,
+    overlap_records,
+    round_records,
+    take_turns,
+    work_records,
+)
 from lmlab.jobs.rank_work import (
     Candidate,
     RankWork,
@@ -61,14 +70,13 @@ def measure(point: Point, device: torch.device) -> Outcome:
             sizes,
             device,
             limit_s=point.settings["step_limit_s"],
-            copies=8,  # the other variants, whole and sharded
             messages=1.5,  # two gathers and a scatter, each half of an all-reduce
             try_step=lambda candidate: trial_s(candidate, device, build),
         )
         work = RankWork(choice.candidate.workload, device)
         alone = {name: two_steps_alone(name, build, work) for name in (DDP, SHARDED, OURS, TORCH)}
         checks, correct = check(alone, TOLERANCE[work.workload.precision.name])
-        times, data = measure_together(point, build, work, correct)
+        times, data = measure_in_turn(point, build, work, correct)
         expected = expected_records(work.workload, device)
     records = [*times, *checks, *choice.records("memory and time"), *expected]
     return Outcome(measurements=records, data=data)
@@ -113,44 +121,56 @@ def loss_error(ranks: Any, baseline: Any) -> float:
     )
 
 
-def measure_together(
+def measure_in_turn(
     point: Point, build: Build, work: RankWork, names: list[str]
 ) -> tuple[list[Record], dict[str, Any]]:
-    """Rounds, waits and timelines of the correct variants, all alive at once."""
-    release(work.device)
-    trainings = {name: build(name, work) for name in names}
-    timed = {name: timed_step(training, work) for name, training in trainings.items()}
-    rounds = take_turns(timed, point, work.device)
-    waits = watch_gathers(trainings[OURS], work) if OURS in trainings else []
-    steps = {name: partial(training.step, work) for name, training in trainings.items()}
-    overlap, intervals = overlap_records(steps, work.device)
+    """Rounds, waits and timelines of the correct variants."""
+    ready = {name: partial(warm_training, name, build, work) for name in names}
+    rounds = take_turns(
+        {name: timed_step(each) for name, each in ready.items()}, point, work.device
+    )
+    waits = watch_gathers(ready[OURS], work.device) if OURS in ready else []
+    overlap, intervals = overlap_records(ready, work.device)
+    whole = work.model()
     records = [
         *round_records(rounds),
         *wait_records(waits),
         *overlap,
-        *size_records(trainings[DDP]),
-        *work_records(work, trainings[DDP].model),
+        *size_records(whole),
+        *work_records(work, whole),
     ]
     return records, {"waits_ms": waits, "intervals_ms": intervals}
 
 
-def timed_step(training: Training, work: RankWork) -> TimedStep:
+@contextmanager
+def warm_training(name: str, build: Build, work: RankWork) -> Iterator[Callable[[], Tensor]]:
+    """The step of a variant that has taken its first one; the variant exists only inside."""
+    release(work.device)
+    training = build(name, work)
+    training.step(work)
+    yield partial(training.step, work)
+
+
+def timed_step(ready: Ready) -> TimedStep:
     """A training step as one phase: synchronizing within it would prevent overlap."""
 
     def step(clock: PhaseClock) -> None:
-        with clock.phase(STEP):
-            training.step(work)
+        with ready() as run:
+            dist.barrier()  # ranks may take different times to build a variant
+            with clock.phase(STEP):
+                run()
 
     return step
 
 
-def watch_gathers(training: Training, work: RankWork) -> list[dict[str, Any]]:
+def watch_gathers(ready: Ready, device: torch.device) -> list[dict[str, Any]]:
     """How long each block waits for its weights, on every rank."""
-    watch = GatherWatch(work.device)
-    for _ in range(WATCHED_STEPS):
-        dist.barrier()
-        with watch.watching():
-            training.step(work)
+    watch = GatherWatch(device)
+    with ready() as step:
+        for _ in range(WATCHED_STEPS):
+            dist.barrier()
+            with watch.watching():
+                step()
     ranks = across_ranks.gather(watch.medians())
     return [
         {"phase": phase, "layer": layer, "ms": [round(own[phase, layer], 6) for own in ranks]}
@@ -168,16 +188,16 @@ def wait_records(waits: list[dict[str, Any]]) -> list[Record]:
     ]
 
 
-def size_records(whole: Training) -> list[Record]:
+def size_records(whole: nn.Module) -> list[Record]:
     """How large the model is, and how much of it FSDP shards."""
     sharded = {
         parameter
-        for layer in whole.model.modules()
+        for layer in whole.modules()
         if has_matrix_weight(layer)
         for parameter in layer.parameters(recurse=False)
         if parameter.ndim > 1
     }
     return [
-        value("parameter_bytes", parameter_bytes(whole.model), "B"),
+        value("parameter_bytes", parameter_bytes(whole), "B"),
         value("sharded_bytes", sum(parameter.nbytes for parameter in sharded), "B"),
     ]

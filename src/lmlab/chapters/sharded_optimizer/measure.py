@@ -6,7 +6,8 @@ without communication, and the largest size that fits can be measured however sl
 After the step each variant must have the weights of the plain optimizer, or it gets no time.
 
 **Time** of the same three in alternating rounds, at the largest size whose step is short enough.
-They share one model and one data-parallel wrapper. A barrier separates the optimizer from what
+They share one model, one data-parallel wrapper and one AdamW state, so a job needs no more memory
+than the plain optimizer. A barrier separates the optimizer from what
 comes before, so that its time includes no earlier delay.
 
 Records, besides those of `autosize`, `memory_stages` and `rank_records`: `owned_bytes` (parameters
@@ -15,7 +16,7 @@ that each rank updates with our optimizer), `loss` of the first step per variant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -97,8 +98,7 @@ def first_steps(make: Make, work: RankWork) -> list[dict[str, Any]]:
 def _first_step(make: Make, work: RankWork) -> dict[str, Any]:
     model = work.model()
     optimizer = make(model.parameters())
-    # PyTorch's sharded optimizer wraps one that holds the state of this rank.
-    inner = getattr(optimizer, "optim", optimizer)
+    inner = local_optimizer(optimizer)
     training = Training(
         model=model,
         optimizer=optimizer,
@@ -146,16 +146,37 @@ def measure_time(
         sizes,
         device,
         limit_s=point.settings["step_limit_s"],
-        copies=4,  # state of the sharded ones, and messages in flight
         messages=1.5,  # all-reduce sends gradients twice, broadcast parameters once
         try_step=lambda candidate: trial_s(candidate, device, bucket_mb),
     )
     work = RankWork(choice.candidate.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
+    share_state(optimizers, model, work)
     steps = {name: step_with(optimizer, model, work) for name, optimizer in optimizers.items()}
     records = round_records(take_turns(steps, point, device), (OPTIMIZER, "total"))
     return [*records, *choice.records("time"), *work_records(work, model)]
+
+
+def share_state(
+    optimizers: Mapping[str, torch.optim.Optimizer], model: BucketedDDP, work: RankWork
+) -> None:
+    """Let every sharded optimizer use the plain one's state for the parameters that it owns."""
+    plain = optimizers[PLAIN]
+    step_with(plain, model, work)(PhaseClock(work.device))  # creates the state
+    for optimizer in optimizers.values():
+        if optimizer is not plain:
+            local = local_optimizer(optimizer)
+            owned = [p for group in local.param_groups for p in group["params"]]
+            local.state.update({parameter: plain.state[parameter] for parameter in owned})
+
+
+def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that holds the state of this rank."""
+    inner = getattr(
+        optimizer, "local" if isinstance(optimizer, ShardedOptimizer) else "optim", None
+    )
+    return inner or optimizer
 
 
 def step_with(
