@@ -240,7 +240,10 @@ onsuccess:
     # Snakemake's own records do not travel with results, so results are checked by what they say.
     states = [
         state_of(
-            point, Path(RESULTS), MACHINE, installed_torch() if machine_of(MACHINE) == HERE.id else None
+            point,
+            Path(RESULTS),
+            MACHINE,
+            installed_torch() if machine_of(MACHINE) == HERE.id else None,
         )
         for point in POINTS.values()
     ]
