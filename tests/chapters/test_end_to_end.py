@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,23 @@ def test_a_point_that_cannot_fit_is_tried_otherwise(
     monkeypatch.setattr(workload.Workload, "build", build)
     with pytest.raises(torch.OutOfMemoryError, match="tried"):
         end_to_end.measure(end_to_end_point(**HUGE), cpu)
+
+
+def test_a_graph_that_cannot_be_captured_costs_only_the_check(
+    monkeypatch: pytest.MonkeyPatch, cpu: torch.device
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(end_to_end, "graph_replay_records", refuse)
+    point = end_to_end_point()
+    outcome = end_to_end.measure(
+        replace(point, settings={**point.settings, "graph_replay": True}), cpu
+    )
+    (record,) = found(outcome, "graph_replay_time")
+    assert record["status"] == "failed"
+    assert record["reason"] == "operation not permitted when stream is capturing"
+    assert found(outcome, "time")
 
 
 @pytest.mark.gpu

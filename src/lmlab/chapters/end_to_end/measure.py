@@ -16,20 +16,21 @@ context), and those of `graph_replay` where the point asks for them.
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import replace
 
 import psutil
 import torch
 from torch import nn
 
-from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
 from lmlab.jobs.workload import OWN_ATTENTION, Phases, Step, Workload, workload_of
 from lmlab.measure.clock import PhaseClock, StepTimes, measure_steps, synchronize
-from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
+from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from lmlab.measure.device_time import device_times
 from lmlab.measure.graph_replay import graph_replay_records
 from lmlab.measure.precision import tf32_allowed, why_unsupported
-from lmlab.measure.records import Record, timed, value
+from lmlab.measure.records import Record, timed, value, without_value
 from lmlab.model import cost, footprint
 from lmlab.study.points import Point
 
@@ -108,7 +109,12 @@ def profiled_records(step: Step, device: torch.device, *, graph_replay: bool) ->
     times = device_times(phases, device, prepare=lambda: prepare(step, phases))
     records = [timed(found, phase=phase) for phase, found in times.items()]
     if graph_replay:
-        records += graph_replay_records(phases, device, prepare=step.zero_grad)
+        try:
+            records += graph_replay_records(phases, device, prepare=step.zero_grad)
+        except RuntimeError as error:  # the point keeps its times
+            traceback.print_exc()
+            found = without_numbers("oom" if is_out_of_memory(error) else "failed", str(error))
+            records.append(without_value("graph_replay_time", found.status, str(found.reason)))
     return records
 
 
