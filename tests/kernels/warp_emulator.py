@@ -75,22 +75,18 @@ class Descriptor:
     def read(self, corner: Sequence[Any]) -> np.ndarray[Any, Any]:
         """The block at a corner, zeros beyond the tensor."""
         block = np.zeros(self.block, self.dtype)
-        inside = self.memory[
-            tuple(
-                slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
-            )
-        ]
-        block[tuple(slice(0, size) for size in inside.shape)] = inside
+        inside = self._inside(corner)
+        block[tuple(map(slice, inside.shape))] = inside
         return block
 
     def write(self, corner: Sequence[Any], block: np.ndarray[Any, Any]) -> None:
         """Store a block at a corner, clipped to the tensor."""
-        inside = self.memory[
-            tuple(
-                slice(int(at), int(at) + size) for at, size in zip(corner, self.block, strict=True)
-            )
-        ]
-        inside[...] = block[tuple(slice(0, size) for size in inside.shape)]
+        inside = self._inside(corner)
+        inside[...] = block[tuple(map(slice, inside.shape))]
+
+    def _inside(self, corner: Sequence[Any]) -> np.ndarray[Any, Any]:
+        ends = zip(map(int, corner), self.block, strict=True)
+        return self.memory[tuple(slice(at, at + size) for at, size in ends)]
 
 
 class Shared:

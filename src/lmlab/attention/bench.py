@@ -173,11 +173,8 @@ def summarize(records: Iterable[dict[str, Any]]) -> str:
             shape = Shape(*(record[name] for name in Shape.__dataclass_fields__))
             rows.setdefault((shape, record["phase"]), {})[record["variant"]] = record
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    header = ["shape", "phase", *(f"{name} (us)" for name in names), "ours / best"]
-    lines = [
-        _line([*header, *(f"{name} host" for name in names)]),
-        "|" + "---|" * (2 * len(names) + 3),
-    ]
+    columns = [*(f"{name} (us)" for name in names), "ours / best", *(f"{n} host" for n in names)]
+    lines = [_line(["shape", "phase", *columns]), "|" + "---|" * (len(columns) + 2)]
     logs: dict[str, list[float]] = {}
     for (shape, phase), row in rows.items():
         times = {name: row[name]["device_us"] for name in row}

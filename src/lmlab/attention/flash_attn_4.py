@@ -6,6 +6,7 @@ our kernels do.
 """
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,9 +37,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, **options: bool) -> Tensor:
 
 @cache
 def _function() -> Any:
-    from flash_attn.cute import flash_attn_func
-
-    return flash_attn_func
+    return import_module("flash_attn.cute").flash_attn_func
 
 
 def why_unsupported(

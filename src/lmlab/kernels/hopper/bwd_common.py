@@ -29,9 +29,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
+    warpgroup_mma_wait,
 )
 
 from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_by_tma
+
+LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
@@ -195,3 +198,109 @@ def store_dkdv(
         store_by_tma(dv_acc, dv, staging, batch, head, start, BLOCK_D)
     if NEEDS_DK:
         store_by_tma(dk_acc * scale, dk, staging, batch, head, start, BLOCK_D)
+
+
+@gluon.jit
+def query_loop(
+    grads, tiles, barriers, ds_pipe, offs_n, origin, first, last, shift, scale_log2,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr, MASKED: gl.constexpr, RAGGED_KEYS: gl.constexpr,
+    NEEDS_DK: gl.constexpr, NEEDS_DV: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Accumulate dK and dV of 64 keys over blocks of queries.
+
+    S, P, dP and dS are transposed, keys down and queries across, so that dV = P^T dO and
+    dK = dS^T Q are plain products whose left operand is already in registers. Without DS_STAGES
+    these are blocks [first, last), and `origin` is the first of all. With them dS is handed on, and
+    [first, last) are steps from block `origin` backwards.
+    """
+    _, _, q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
+    _, _, _, empty = barriers
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    COL_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+    dk, dv = grads
+    for index in range(first, last):
+        step = index if DS_STAGES > 0 else index - origin
+        stage = step % STAGES
+        s, dp = start_s_and_dp(
+            tiles, barriers, step, WG, BLOCK_D, BLOCK_M, STAGES, NEEDS_DK, S_LAYOUT
+        )
+        lse_vec = lse_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT) * LOG2E
+        s = warpgroup_mma_wait(1 if NEEDS_DK else 0, deps=[s])
+        p = s * scale_log2 - lse_vec[None, :]
+        if RAGGED_KEYS:
+            p = gl.minimum(p, 0.0)
+        p = gl.exp2(p)
+        if MASKED:
+            block = origin - index if DS_STAGES > 0 else index
+            offs_m = block * BLOCK_M + gl.arange(0, BLOCK_M, COL_LAYOUT)
+            p = gl.where(offs_n[:, None] <= offs_m[None, :] + shift, p, 0.0)
+        if NEEDS_DV:
+            operand = gl.convert_layout(p.to(q_tiles.dtype), P_LAYOUT)
+            do_tile = do_tiles.index(stage).reshape([BLOCK_M, BLOCK_D])
+            dv = warpgroup_mma(operand, do_tile, dv, is_async=True)
+        if NEEDS_DK:
+            delta_vec = delta_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT)
+            dp = warpgroup_mma_wait(1 if NEEDS_DV else 0, deps=[dp])
+            ds = (p * (dp - delta_vec[None, :])).to(q_tiles.dtype)
+            if DS_STAGES > 0:
+                ds_tiles, ds_full, ds_empty = ds_pipe
+                ds_stage = step % DS_STAGES
+                mbarrier.wait(ds_empty.index(ds_stage), (step // DS_STAGES & 1) ^ 1)
+                ds_tiles.index(2 * ds_stage + WG).store(ds)
+                fence_async_shared()
+                mbarrier.arrive(ds_full.index(ds_stage), count=1)
+            operand = gl.convert_layout(ds, P_LAYOUT)
+            q_tile = q_tiles.index(stage).reshape([BLOCK_M, BLOCK_D])
+            dk = warpgroup_mma(operand, q_tile, dk, is_async=True)
+        if NEEDS_DK and NEEDS_DV:
+            dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
+        elif NEEDS_DK:
+            dk = warpgroup_mma_wait(0, deps=[dk])
+        else:
+            dv = warpgroup_mma_wait(0, deps=[dv])
+        mbarrier.arrive(empty.index(stage), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def dkdv_consumer(
+    tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
+    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr,
+    NEEDS_DK: gl.constexpr, NEEDS_DV: gl.constexpr,
+):  # fmt: skip
+    """dK and dV of 64 keys, and with DS_STAGES dS for the warpgroup of dQ: one warpgroup."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    batch, head, _, start = coords
+    first, unmasked, last, shift = bounds
+    start = start + WG * WG_ROWS
+    offs_n = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
+    zero = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+    grads = (zero, zero)
+    # The diagonal comes first or, running backwards, last.
+    origin = last - 1 if DS_STAGES > 0 else first
+    masked_from = last - unmasked if DS_STAGES > 0 else first
+    masked_to = last - first if DS_STAGES > 0 else unmasked
+    mbarrier.wait(barriers[0], 0)
+    if DS_STAGES > 0:
+        grads = query_loop(
+            grads, tiles, barriers, ds_pipe, offs_n, origin, 0, masked_from, shift, scale * LOG2E,
+            WG, BLOCK_D, BLOCK_M, STAGES, DS_STAGES, False, RAGGED_KEYS, NEEDS_DK, NEEDS_DV,
+            S_LAYOUT, O_LAYOUT,
+        )  # fmt: skip
+    if IS_CAUSAL:
+        grads = query_loop(
+            grads, tiles, barriers, ds_pipe, offs_n, origin, masked_from, masked_to, shift,
+            scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, DS_STAGES, True, RAGGED_KEYS,
+            NEEDS_DK, NEEDS_DV, S_LAYOUT, O_LAYOUT,
+        )  # fmt: skip
+    if DS_STAGES == 0:
+        grads = query_loop(
+            grads, tiles, barriers, ds_pipe, offs_n, origin, masked_to, last, shift,
+            scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, DS_STAGES, False, RAGGED_KEYS,
+            NEEDS_DK, NEEDS_DV, S_LAYOUT, O_LAYOUT,
+        )  # fmt: skip
+    staging = tiles[1].index(WG)
+    store_dkdv(grads, outputs, staging, batch, head, start, scale, BLOCK_D, NEEDS_DK, NEEDS_DV)

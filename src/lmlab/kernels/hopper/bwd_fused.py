@@ -26,7 +26,6 @@ dimension 64. At 128 there are none for a third warpgroup (`bwd_fused_d128`).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -36,93 +35,18 @@ from lmlab.kernels.hopper.bwd_common import (
     alloc_barriers,
     alloc_dkdv_tiles,
     alloc_ds_pipe,
+    dkdv_consumer,
     producer,
     query_blocks,
-    start_s_and_dp,
-    store_dkdv,
 )
 from lmlab.kernels.hopper.dq_accum import accum_pointers, load_v4, red_add_v4, store_v4
 from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_rows
 from lmlab.kernels.tile_ops import tile_of_program
 
-LOG2E = gl.constexpr(1.4426950408889634)
 DS_STAGES = gl.constexpr(3)
 """Iterations by which the consumers, which compute dS, may run ahead of the dQ warpgroup."""
 
 warpgroup_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-
-@gluon.jit
-def query_loop(
-    grads, tiles, barriers, ds_pipe, offs_n, first, last, end, shift, scale_log2,
-    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
-    MASKED: gl.constexpr, RAGGED_KEYS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Accumulate dK and dV of 64 keys in steps [first, last), from the last block backwards."""
-    _, _, q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
-    _, _, _, empty = barriers
-    ds_tiles, ds_full, ds_empty = ds_pipe
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    COL_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    dk, dv = grads
-    for step in range(first, last):
-        stage = step % STAGES
-        s, dp = start_s_and_dp(tiles, barriers, step, WG, BLOCK_D, BLOCK_M, STAGES, True, S_LAYOUT)
-        lse_vec = lse_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT) * LOG2E
-        s = warpgroup_mma_wait(1, deps=[s])
-        p = s * scale_log2 - lse_vec[None, :]
-        if RAGGED_KEYS:
-            p = gl.minimum(p, 0.0)
-        p = gl.exp2(p)
-        if MASKED:
-            offs_m = (end - 1 - step) * BLOCK_M + gl.arange(0, BLOCK_M, COL_LAYOUT)
-            p = gl.where(offs_n[:, None] <= offs_m[None, :] + shift, p, 0.0)
-        operand = gl.convert_layout(p.to(q_tiles.dtype), P_LAYOUT)
-        do_tile = do_tiles.index(stage).reshape([BLOCK_M, BLOCK_D])
-        dv = warpgroup_mma(operand, do_tile, dv, is_async=True)
-        delta_vec = delta_tiles.index(stage).reshape([BLOCK_M]).load(COL_LAYOUT)
-        dp = warpgroup_mma_wait(1, deps=[dp])
-        ds = (p * (dp - delta_vec[None, :])).to(q_tiles.dtype)
-        ds_stage = step % DS_STAGES
-        mbarrier.wait(ds_empty.index(ds_stage), (step // DS_STAGES & 1) ^ 1)
-        ds_tiles.index(2 * ds_stage + WG).store(ds)
-        fence_async_shared()
-        mbarrier.arrive(ds_full.index(ds_stage), count=1)
-        operand = gl.convert_layout(ds, P_LAYOUT)
-        q_tile = q_tiles.index(stage).reshape([BLOCK_M, BLOCK_D])
-        dk = warpgroup_mma(operand, q_tile, dk, is_async=True)
-        dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
-        mbarrier.arrive(empty.index(stage), count=1)
-    return dk, dv
-
-
-@gluon.jit
-def consumer(
-    tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
-    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr,
-):  # fmt: skip
-    """dK and dV of 64 keys, and dS for the dQ warpgroup: one warpgroup."""
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    batch, head, _, start = coords
-    first, unmasked, last, shift = bounds
-    start = start + WG * WG_ROWS
-    offs_n = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
-    zero = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
-    grads = (zero, zero)
-    mbarrier.wait(barriers[0], 0)
-    grads = query_loop(
-        grads, tiles, barriers, ds_pipe, offs_n, 0, last - unmasked, last, shift, scale * LOG2E,
-        WG, BLOCK_D, BLOCK_M, STAGES, False, RAGGED_KEYS, S_LAYOUT, O_LAYOUT,
-    )  # fmt: skip
-    if IS_CAUSAL:
-        grads = query_loop(
-            grads, tiles, barriers, ds_pipe, offs_n, last - unmasked, last - first, last, shift,
-            scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, True, RAGGED_KEYS, S_LAYOUT, O_LAYOUT,
-        )  # fmt: skip
-    staging = tiles[1].index(WG)
-    store_dkdv(grads, outputs, staging, batch, head, start, scale, BLOCK_D, True, True)
 
 
 @gluon.jit
@@ -228,10 +152,10 @@ def flash_bwd_fused_kernel(
     dq_coords = (batch, head, batch * heads + head, 0)
     # Constexprs survive only in tuples written in the call itself.
     gl.warp_specialize([
-        (consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
-                    0, BLOCK_D, BLOCK_M, STAGES, IS_CAUSAL, RAGGED_KEYS)),
-        (consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale,
-                    1, BLOCK_D, BLOCK_M, STAGES, IS_CAUSAL, RAGGED_KEYS)),
+        (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 0, BLOCK_D,
+                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS, True, True)),
+        (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 1, BLOCK_D,
+                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS, True, True)),
         (dq_warpgroup, (tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, dq_coords,
                         bounds, tile, key_tiles - 1, scale,
                         BLOCK_D, HEAD_DIM, BLOCK_M, BLOCK_N, IS_CAUSAL)),
