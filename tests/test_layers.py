@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": {*LIBRARY, "measure", "study"},
     "chapters": {*LIBRARY, "measure", "study", "jobs"},
     "report": {"study", "planning"},
-    "cli": {*LIBRARY, "measure", "study", "jobs", "report", "chapters"},
+    "comparison": {"study", "report"},
+    "cli": {*LIBRARY, "measure", "study", "jobs", "report", "comparison", "chapters"},
 }
 # Single files of a chapter have rules of their own.
 FILES = {

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from lmlab.cli.measure import aligned
+from lmlab.comparison.sets import git
 from lmlab.report.compare import Comparison, Pair, paired
-from lmlab.report.sets import git
 from lmlab.report.text import number
 from lmlab.study.files import ROOT
 from lmlab.study.results import Result, ResultError, parse

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from lmlab.cli.configuration import read_config
+from lmlab.comparison.sets import files_of, summarized
 from lmlab.jobs.catalog import all_points
 from lmlab.measure.peaks import peaks_of
-from lmlab.report.sets import files_of, summarized
 from lmlab.study.config import load
 from lmlab.study.points import Point, PointError
 from lmlab.study.results import LARGEST_FILE_BYTES, Result, ResultError, parse

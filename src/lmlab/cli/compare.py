@@ -15,9 +15,9 @@ from typing import Any
 from lmlab.chapters.end_to_end import page
 from lmlab.cli.configuration import split
 from lmlab.cli.measure import aligned
-from lmlab.report.differences import VERDICTS, Differences, Noise, differences
+from lmlab.comparison.differences import VERDICTS, Differences, Noise, differences
+from lmlab.comparison.sets import ResultSet, load_set
 from lmlab.report.frame import Rows
-from lmlab.report.sets import ResultSet, load_set
 from lmlab.report.text import number
 
 LARGEST, LISTED = 10, 12

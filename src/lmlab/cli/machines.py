@@ -13,10 +13,8 @@ from markupsafe import Markup
 from lmlab.chapters import compare_page
 from lmlab.cli.compare import noise
 from lmlab.cli.report import chapters_of, load_results, page_of
-from lmlab.measure.peaks import known_devices, peaks_of
-from lmlab.report.differences import DEVICE, UNKNOWN, differences
-from lmlab.report.frame import load_references, select
-from lmlab.report.machines import (
+from lmlab.comparison.differences import DEVICE, UNKNOWN, differences
+from lmlab.comparison.machines import (
     COPY,
     Machine,
     Question,
@@ -26,8 +24,10 @@ from lmlab.report.machines import (
     questions,
     section,
 )
+from lmlab.comparison.sets import load_set
+from lmlab.measure.peaks import known_devices, peaks_of
+from lmlab.report.frame import load_references, select
 from lmlab.report.page import described, environment_for
-from lmlab.report.sets import load_set
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
 from lmlab.study.selection import device_of

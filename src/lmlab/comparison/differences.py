@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lmlab.comparison.sets import RATES, SAMPLING, TIME, ResultSet
 from lmlab.report.compare import (
     FASTER,
     SAME,
@@ -28,7 +29,6 @@ from lmlab.report.compare import (
     verdicts,
 )
 from lmlab.report.frame import Rows
-from lmlab.report.sets import RATES, SAMPLING, TIME, ResultSet
 
 KEYS = ["chapter", "point", "quantity", "clock"]
 VERDICTS = (FASTER, SLOWER, SAME, UNDECIDED)

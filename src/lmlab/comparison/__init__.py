@@ -1,0 +1,1 @@
+"""Sets of results compared: two revisions, two machines, two studies."""
