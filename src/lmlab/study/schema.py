@@ -48,14 +48,14 @@ def config_schema() -> dict[str, Any]:
 
 def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str | None:
     """The first error of a value, in one line; `schema` is a part of the configuration's."""
-    validator = _whole() if schema is None else _strict(_inlined(schema))
+    validator = _whole() if schema is None else _strict()(_inlined(schema))
     errors = sorted(validator.iter_errors(value), key=lambda error: list(map(str, error.path)))
     return _describe(errors[0]) if errors else None
 
 
 @cache
 def _whole() -> Any:
-    return _strict(_inlined(config_schema()))
+    return _strict()(_inlined(config_schema()))
 
 
 def _inlined(schema: Any) -> Any:
@@ -67,7 +67,8 @@ def _inlined(schema: Any) -> Any:
     return [_inlined(inner) for inner in schema] if isinstance(schema, list) else schema
 
 
-def _strict(schema: Mapping[str, Any]) -> Any:
+@cache
+def _strict() -> Any:
     """JSON Schema accepts 5.0 as an integer, and YAML accepts infinity; here both are errors."""
     plain = jsonschema.Draft202012Validator
     types = plain.TYPE_CHECKER.redefine_many(
@@ -79,7 +80,7 @@ def _strict(schema: Mapping[str, Any]) -> Any:
             ),
         }
     )
-    return jsonschema.validators.extend(plain, type_checker=types)(schema)
+    return jsonschema.validators.extend(plain, type_checker=types)
 
 
 def _describe(error: jsonschema.ValidationError) -> str:
