@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.chapters.fastest_step.measure import measure, trainer
+from lmlab.chapters.fastest_step.measure import leaderboard, measure, trainer
 from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -144,6 +144,25 @@ def test_16_bit_weights_are_rounded_masters(cpu: torch.device) -> None:
 def test_topics_of_our_kernels_need_a_gpu(topic: str, cpu: torch.device) -> None:
     with pytest.raises(Unsupported):
         measure(Point("fastest_step", {"topic": topic}, {}), cpu)
+
+
+def test_the_deepest_model_is_predicted_and_then_tried(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 B and 6 B per layer: 14 layers would fill 97 % of 100 B, but 13 turn out to fit."""
+
+    def attempt(_: Any, depth: int, *more: Any) -> Any:
+        return ((50.0 + 10 * depth, 10 + 6 * depth) if depth < 14 else None), []
+
+    card = type("Card", (), {"total_memory": 100})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(leaderboard, "attempt", attempt)
+    asked = {"shallow": 2, "most_layers": 34}
+    records = leaderboard.deepest(SHAPE, Rung(), asked, {"device": cpu})
+    outcome = Outcome(measurements=records)
+    assert value_of(outcome, "layers") == 13
+    assert value_of(outcome, "layer_time") == pytest.approx(10.0)
+    assert value_of(outcome, "throughput") == pytest.approx(16 / 0.18)
 
 
 def test_another_model_is_refused(cpu: torch.device) -> None:

@@ -23,39 +23,27 @@ ORDER = [
 STEP = ["source", "rung", "attention"]
 OWN: dict[str, Any] = {"own": True}
 RUNG = {"side": ["rung", "other"]}
-KERNELS = {"quantity": "time", "topic": "kernels"}
-PER_TOKEN = {"quantity": "token_time"}
+
+
+def _rungs(baseline: str, topic: str, *on: str) -> Compare:
+    """A rung against another side of its rounds, per token."""
+    where = {"quantity": "token_time", "topic": topic}
+    return Compare(variant={"side": "rung"}, baseline={"side": baseline}, on=on, where=where)
+
+
+def _kernels(baseline: str) -> Compare:
+    """Our kernel against another one."""
+    where = {"quantity": "time", "topic": "kernels"}
+    ours, other = {"variant": "ours"}, {"variant": baseline}
+    return Compare(variant=ours, baseline=other, on=["size", "part"], where=where)
+
+
 COMPARISONS = {
-    "rungs": Compare(
-        variant={"side": "rung"},
-        baseline={"side": "before"},
-        on=["size", "rung"],
-        where={**PER_TOKEN, "topic": "ladder"},
-    ),
-    "attention": Compare(
-        variant={"side": "rung"},
-        baseline={"side": "other"},
-        on=["size", "rung"],
-        where={**PER_TOKEN, "topic": "ladder"},
-    ),
-    "leaderboard": Compare(
-        variant={"side": "rung"},
-        baseline={"side": "before"},
-        on=["rung"],
-        where={**PER_TOKEN, "topic": "leaderboard"},
-    ),
-    "kernels": Compare(
-        variant={"variant": "ours"},
-        baseline={"variant": "library"},
-        on=["size", "part"],
-        where=KERNELS,
-    ),
-    "loss": Compare(
-        variant={"variant": "ours"},
-        baseline={"variant": "compiled"},
-        on=["size", "part"],
-        where=KERNELS,
-    ),
+    "rungs": _rungs("before", "ladder", "size", "rung"),
+    "attention": _rungs("other", "ladder", "size", "rung"),
+    "leaderboard": _rungs("before", "leaderboard", "rung"),
+    "kernels": _kernels("library"),
+    "loss": _kernels("compiled"),
 }
 COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "layers", "precision"]
 
