@@ -1,18 +1,19 @@
-"""Warp-specialized FlashAttention forward for Hopper: one producer warp, two or three consumers.
+"""Warp-specialized FlashAttention forward for Hopper: two producer warps, two or three consumers.
 
 The portable kernel (`flash_forward`) waits for Q K^T before the softmax and for the softmax before
 P V; only another program on the SM fills the gap. Triton's compiler places those waits, so this
 kernel is written in Gluon, where warpgroups and barriers are explicit.
 
-- The producer warp loads tiles by TMA into a ring of STAGES buffers. It keeps 24 registers per
-  thread and leaves the rest to the consumers (240 each with two).
+- One producer warp loads K and V by TMA into a ring of STAGES buffers, another one Q. They keep 24
+  registers per thread and leave the rest to the consumers (240 each with two).
 - A consumer warpgroup owns 64 query rows. It issues Q K^T of block j and P V of block j - 1
   together and runs the softmax of block j as soon as the first is done, so the tensor cores work on
-  the second meanwhile. The other warpgroups do the same, out of phase.
+  the second meanwhile. The other warpgroups do the same, out of phase: with PINGPONG they issue
+  their products in turns, so that one computes its softmax while the tensor cores serve another.
 - Barriers: a stage is `full` when its bytes have arrived and `empty` when every consumer has read
   it. The phase bit flips each time round the ring.
 - Programs are persistent, one per SM: while the consumers finish one query tile and store it (by
-  TMA, from the shared memory of its Q), the producer already loads the next. Without that, starting
+  TMA, from the shared memory of its Q), the producers already load the next. Without that, starting
   and ending a program would take a third of the time at a thousand keys.
 
 BLOCK_M (query rows) is 64 per consumer, BLOCK_N (key rows) the length of a K/V block.
