@@ -45,7 +45,8 @@ def built(results: Results, *names: str) -> dict[str, Chapter]:
 def rendered(folder: Path, results: Results, *names: str) -> tuple[str, dict[str, str]]:
     """Front page and chapter pages of some chapters; a fault fails the test."""
     report = Report(results, built(results, *names), folder / "out", TEMPLATES, "full")
-    assert report.write() == []
+    faults = report.write()
+    assert faults == [], faults
     pages = {name: (folder / "out" / "chapters" / f"{name}.md").read_text() for name in names}
     return (folder / "out" / "writeup.md").read_text(), pages
 

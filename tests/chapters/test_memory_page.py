@@ -106,7 +106,7 @@ PUBLISHED = {
 def results_of(found: Iterable[Result], *more: Mapping[str, Any]) -> Results:
     results = {f"r/test-gpu/memory/{number}.json": each for number, each in enumerate(found)}
     rows = [row for path, each in results.items() for row in rows_of(each, Path(path))]
-    return Results("m", table_of([*rows, PUBLISHED, *(dict(row) for row in more)]), results)
+    return Results("test-gpu", table_of([*rows, PUBLISHED, *(dict(row) for row in more)]), results)
 
 
 def chapter_of(*found: Result) -> Chapter:

@@ -105,7 +105,7 @@ def test_products_of_every_point_can_be_counted(study: str) -> None:
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     points = all_points(load_study({**config, "study": study}, "cpu"))
     counted = {p.chapter for p in points if flops_of_step({**p.settings, **p.parameters}) > 0}
-    assert counted == {"end_to_end", "memory", "profile", "attention"}
+    assert counted == {"end_to_end", "memory", "profile", "attention", "fastest_step"}
 
 
 def test_a_product_is_timed_in_one_thread_and_all_are_there_again(

@@ -82,18 +82,12 @@ def test_a_wrong_value_is_found_when_the_result_is_read(
         inner = inner[key]
     inner[path[-1]] = wrong
     file.write_text(json.dumps(values))
-    results = load([point], tmp_path, MACHINE)
-    if path[-1] == "value" and wrong == "12":
-        # A word is a legal value (a dtype); a table prints it as it is.
-        assert not results.problems
-    else:
-        assert str(file) in results.problems[0]
+    assert str(file) in load([point], tmp_path, MACHINE).problems[0]
 
 
 def test_a_label_may_not_hide_a_parameter(tmp_path: Path) -> None:
     clash = result({"size": "small"}, [value("peak", 1, "B", size="large")])
-    with pytest.raises(ValueError, match="size"):
-        written(tmp_path, [clash])
+    assert "'size'" in written(tmp_path, [clash]).problems[0]
 
 
 def test_candidates_include_points_that_failed_as_a_whole(tmp_path: Path) -> None:
