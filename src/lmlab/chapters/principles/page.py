@@ -33,7 +33,7 @@ PANELS = {
     "tiling": ("TFLOP/s by FLOPs per byte of a tile", "rate"),
 }
 ROOF = "roof"
-SHARED = {
+LIMITS = {
     "bandwidth": ("fusion", "coalescing"),
     "rate": ("divergence", "precision", "recomputation", "tiling"),
 }
@@ -66,9 +66,9 @@ def derive(rows: Rows, results: Results) -> Rows:
     # Programs that compare something else than types use the type that the device is made for.
     on_gpu = results.value(chapter="machine", quantity="device") == "cuda"
     usual = "bf16" if on_gpu else "fp32"
-    for name, ceiling in (("bandwidth", copy_of), ("rate", matmul_of)):
-        where = {"quantity": name, "topic": list(SHARED[name])}
-        rows = derived(rows, "share", where, partial(_share, partial(ceiling, ceilings, usual)))
+    for name, topics in LIMITS.items():
+        where = {"quantity": name, "topic": list(topics)}
+        rows = derived(rows, "share", where, partial(_shares, ceilings, usual))
     rows = derived(rows, "saved_mib", {"quantity": "saved_bytes"}, lambda f: f["value"] / 2**20)
     rows = derived(rows, "relative_time", {**times, "topic": "divergence"}, _over_one_branch)
     if pairs := PAIRS.run(rows):
@@ -85,18 +85,14 @@ def ceilings_of(results: Results) -> dict[str, float]:
     return {**found, **({"copy": copy.iloc[0]} if len(copy) else {})}
 
 
-def copy_of(ceilings: dict[str, float], usual: str, row: Any) -> float:
-    """The bandwidth that a row is compared with."""
-    return ceilings.get("copy", float("nan"))
+def _shares(ceilings: dict[str, float], usual: str, found: Rows) -> Any:
+    """Values over the ceiling of each row: the copy, or the matmul of its type."""
 
+    def ceiling(row: Any) -> float:
+        own = {"precision": row["series"], "divergence": "fp32"}.get(row["topic"], usual)
+        name = "copy" if row["quantity"] == "bandwidth" else own
+        return ceilings.get(name, float("nan"))
 
-def matmul_of(ceilings: dict[str, float], usual: str, row: Any) -> float:
-    """The rate that a row is compared with: that of its type, or of the device's usual one."""
-    own = {"precision": row["series"], "divergence": "fp32"}
-    return ceilings.get(own.get(row["topic"], usual), float("nan"))
-
-
-def _share(ceiling: Any, found: Rows) -> Any:
     return [row["value"] / ceiling(row) for row in found.to_dict("records")]
 
 
