@@ -30,7 +30,7 @@ def main() -> int:
         return 1
     for fault in faults:
         print(fault, file=sys.stderr)
-    return 0
+    return 0 if arguments["out"].exists() else 1
 
 
 if __name__ == "__main__":

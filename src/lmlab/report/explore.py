@@ -34,6 +34,7 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
         "figures": [
             {"name": f"{chapter.title}: {figure.title}", "spec": _finite(figure.vega(chapter.own))}
             for chapter in chapters.values()
+            if chapter.measured
             for figure in chapter.figures.values()
             if not figure.rows(chapter.own).empty
         ],
@@ -53,7 +54,7 @@ def _tables(results: Results, chapter: str, sources: list[str]) -> Iterator[dict
     """The measured numbers of a chapter, one table per quantity: rows of a quantity share their
     labels, so each field is named once and hardly a cell is empty."""
     rows = select(results.rows, chapter=chapter, status="ok")
-    rows = rows[[isinstance(value, int | float) for value in rows["value"]]]
+    rows = rows.loc[[isinstance(value, int | float) for value in rows["value"]]]
     index = {source: number for number, source in enumerate(sources)}
     settings = {name for result in results.of(chapter) for name in result.settings}
     settings -= {name for result in results.of(chapter) for name in result.parameters}
