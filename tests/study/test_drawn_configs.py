@@ -65,12 +65,17 @@ def drawn(schema: Any, draw: Random, sizes: list[str]) -> Any:
         return draw.choice(schema["enum"])
     kind = schema["type"]
     if kind == "array":
-        items = [drawn(schema["items"], draw, sizes) for _ in range(draw.randint(1, 3))]
-        return [item for index, item in enumerate(items) if item not in items[:index]]
+        least, most = schema.get("minItems", 1), schema.get("maxItems", 3)
+        items = [drawn(schema["items"], draw, sizes) for _ in range(draw.randint(least, most))]
+        unique = [item for index, item in enumerate(items) if item not in items[:index]]
+        return unique if len(unique) >= least else items
     if kind == "integer":
-        return draw.randint(schema["minimum"], min(schema.get("maximum", 64), 64))
+        low, step = schema["minimum"], schema.get("multipleOf", 1)
+        return draw.randrange(
+            low, min(schema.get("maximum", low + 64 * step), low + 64 * step), step
+        )
     if kind == "number":
-        return draw.choice([0.5, 1, 2.5, 100])
+        return draw.choice([n for n in (0.5, 1, 2.5, 100) if n <= schema.get("maximum", n)])
     return draw.random() < 0.5 if kind == "boolean" else draw.choice(sizes)
 
 
@@ -87,6 +92,8 @@ def redrawn(base: Config, draw: Random) -> Config:
     ]
     for path, schema in draw.sample(places, draw.randint(1, 4)):
         put(nano, path, drawn(schema, draw, list(config["sizes"])))
+    steps = nano["end_to_end"]
+    steps["max_steps"] = max(steps["steps"], steps["max_steps"])  # the one rule between two keys
     return config
 
 

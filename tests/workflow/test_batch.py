@@ -29,7 +29,7 @@ def test_jobs_are_submitted_and_a_failed_one_costs_no_other_point(fresh: Project
     (fresh.folder / "submit.sh").write_text(SUBMIT)
     (fresh.folder / "submit.sh").chmod(0o755)
     fresh.configure("precision")
-    # The last point of the group is refused as long as a file is there.
+    # One point of the group is refused as long as a file is there.
     script = fresh.folder / "workflow/scripts/measure.py"
     refuse = (
         'import os, sys\nif os.path.exists("kill") and "layernorm" in str(sys.argv): sys.exit(1)\n'
@@ -41,11 +41,11 @@ def test_jobs_are_submitted_and_a_failed_one_costs_no_other_point(fresh: Project
     first = fresh.run(COMMAND, check=False, PYTHONPATH=path)
     assert first.returncode != 0
     before = fresh.results()
-    assert len(before) == 3, first.stderr
+    assert 1 <= len(before) <= 4, first.stderr
     (fresh.folder / "kill").unlink()
     fresh.run(COMMAND, PYTHONPATH=path)
     after = fresh.results()
     assert before.items() <= after.items(), "complete results are kept as they are"
-    assert len(after) == 4
+    assert len(after) == 5
     assert all(read(fresh.folder / name).status == "ok" for name in after)
     assert (fresh.folder / "report/writeup.md").exists()

@@ -33,7 +33,7 @@ def test_the_study_gives_a_page_per_chapter_and_every_figure_that_pages_link_to(
     }
     assert links
     assert all(link.exists() for link in links)
-    assert len(first_run.results()) == 25
+    assert len(first_run.results()) == 28
 
 
 def test_nothing_is_fetched_from_another_host(first_run: Project) -> None:
@@ -56,9 +56,9 @@ def test_snakemakes_own_report_holds_pages_and_figures(measured: Project) -> Non
 
 def test_the_machine_is_measured_first_and_progress_is_plain_lines(first_run: Project) -> None:
     log = (first_run.folder.parent / "run.log").read_text()
-    lines = re.findall(r"^\[ *\d+/26\] .*$", log, re.M)
-    assert lines[0].startswith("[ 1/26] machine: ")
-    assert "25 left, about " in lines[0]
+    lines = re.findall(r"^\[ *\d+/29\] .*$", log, re.M)
+    assert lines[0].startswith("[ 1/29] machine: ")
+    assert "28 left, about " in lines[0]
     assert any("end_to_end size=cpu-small context=16" in line for line in lines)
     assert "\r" not in log
 

@@ -40,7 +40,7 @@ def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> Non
     assert not (fresh.folder / "report/writeup.md").exists()
     fresh.run(f"snakemake {NANO}")
     assert before.items() <= fresh.results().items()
-    assert len(fresh.results()) == 13
+    assert len(fresh.results()) == 14
     assert not list((fresh.folder / "results").rglob(".*"))
     assert (fresh.folder / "report/writeup.md").exists()
 

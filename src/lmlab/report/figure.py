@@ -108,6 +108,9 @@ class Figure:
     share_y: bool = True
     height: float = 3.4
 
+    def __post_init__(self) -> None:
+        assert not (self.data and self.where), "data selects its own rows"
+
     def rows(self, results: Results) -> Rows:
         """What is drawn, in the units of the axes; empty if there is nothing to draw. `results`
         holds the rows of the figure's own chapter."""

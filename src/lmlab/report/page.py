@@ -26,7 +26,7 @@ from markupsafe import Markup
 from lmlab.report import provenance, text
 from lmlab.report.compare import Compare, Comparison
 from lmlab.report.figure import Figure
-from lmlab.report.frame import FIELDS, Results, select
+from lmlab.report.frame import FIELDS, MISSING, Results, select
 from lmlab.report.table import Table
 from lmlab.study.files import write_atomically
 
@@ -151,7 +151,8 @@ class Report:
 
     def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
         """Stands in for a part without a single value: its questions, or its title, and why."""
-        reasons = select(self.results.rows, chapter=chapter.name)["reason"].dropna()
+        rows = select(self.results.rows, chapter=chapter.name, status=lambda s: s != MISSING)
+        reasons = rows["reason"].dropna()
         why = f" ({text.escape(reasons.iloc[0])})" if len(reasons) else ""
         questions = re.findall(r"^### (.+)$", (self.templates / template).read_text(), re.MULTILINE)
         sections = [f"### {question}\n\n**Not measured yet{why}.**" for question in questions]

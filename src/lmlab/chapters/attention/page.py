@@ -600,8 +600,12 @@ FIGURES = {
         facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
         y=Axis(field="block_m", title="BLOCK_M (queries)", categorical=True),
-        data=lambda results: longest_tiles(results.rows),
-        where={"quantity": "time", "status": "ok", "variant": lambda name: name != CHOSEN},
+        data=lambda results: select(
+            longest_tiles(results.rows),
+            quantity="time",
+            status="ok",
+            variant=lambda name: name != CHOSEN,
+        ),
         share_y=False,
     ),
     "shapes": Figure(
