@@ -431,6 +431,7 @@ def _timeline(title: str, data: Any) -> Figure:
         ),
         y=value_axis("GiB", scale=1 / GIB),
         data=data,
+        share_x=True,
     )
 
 
