@@ -73,7 +73,7 @@ def test_a_changed_result_is_read_or_named(draws: int, tmp_path: Path) -> None:
     assert 0.05 * draws < accepted < 0.8 * draws, "both kinds are drawn"
 
 
-@pytest.mark.parametrize("draws", [3, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_no_changed_result_stops_a_page(
     draws: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,16 @@ LADDER_COLUMNS = {
     "allowed": quantity("gradient_tolerance", "scientific", **OWN),
 }
 TABLES = {
+    "front": Table(
+        title="Rungs of the ladder; MFU against the stated peak",
+        rows=["rung"],
+        across="size",
+        where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},
+        columns={
+            "{size}, step (ms)": time(side="rung"),
+            "{size}, MFU": quantity("mfu", "percent", **OWN),
+        },
+    ),
     "ladder": Table(
         title="The ladder, {size}: each rung adds to the one before",
         facet="size",
