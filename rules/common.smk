@@ -14,7 +14,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from snakemake.jobs import Job
+from snakemake.jobs import GroupJob, Job
 
 # This file's own checkout, also when workflow/Snakefile or a module includes it.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).resolve().parent
@@ -83,12 +83,12 @@ PATHS = {
 }
 PAGES = [f"{REPORT}/{page}.md" for page in ("writeup", "index", *map("chapters/{}".format, PATHS))]
 
-# On a cluster nothing may outlive a point's job step, so a helper would wait for nobody; and the
-# time budget began where the study was started.
+# On a cluster nothing may outlive a point's job step, so a helper would wait for nobody; and there
+# is no time budget.
 if workflow.remote_exec:
     os.environ.setdefault("LMLAB_WARM_START", "0")
 elif MEASURING:
-    budget.start(STUDY.common["budget_s"])
+    budget.start(STUDY.common["budget_s"], STUDY.common.get("budgets_s", {}))
 
 
 wildcard_constraints:
@@ -243,16 +243,29 @@ async def keep_current(job, skip_outputs=(), cleanup=Job.cleanup):
     await cleanup(job, {*skip_outputs, *(job.output if current else ())})
 
 
+def log_reason(group, msg=None, log_error=GroupJob.log_error, **fields):
+    """Snakemake's message about a failed allocation, with the reason, which Snakemake leaves out."""
+    if msg:
+        print(msg.partition("\n    sbatch call")[0], file=sys.stderr)
+    log_error(group, msg, **fields)
+
+
 Job.cleanup = keep_current
+GroupJob.log_error = log_reason
+# The Slurm plugin names a job that it cannot submit by its rule; without one it waits forever.
+setattr(GroupJob, "rule", property(lambda group: next(iter(group.jobs)).rule))
 
 
 onstart:
     # Not known any earlier: with a cluster, this machine is not the one that measures.
-    if workflow.non_local_exec and config["machine"] == "auto":
-        raise WorkflowError(
-            "machine = 'auto', but the jobs run elsewhere: give --config machine=ID measure=always, "
-            "see profiles/slurm/config.yaml"
-        )
+    if workflow.non_local_exec:
+        # A wait in the queue is not the study's time, and an allocation has a limit of its own.
+        os.environ.pop(budget.VARIABLE, None)
+        if config["machine"] == "auto":
+            raise WorkflowError(
+                "machine = 'auto', but the jobs run elsewhere: give --config machine=ID measure=always, "
+                "see profiles/slurm/config.yaml"
+            )
 
 
 onsuccess:

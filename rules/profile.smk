@@ -2,7 +2,7 @@
 
 nsys records from outside, so this rule's shell starts it, around a plain process (it does not follow
 the fork of a warm start). It then exports its report, from which the result is completed; the report
-stays, for a user to open. If anything goes wrong with nsys, one line in the log says so, and under
+stays, for a user to open. If nsys fails, the log names it in one line, and under
 `profiler: auto` torch's profiler takes over.
 
 Points with several ranks are recorded on request, with nsys around torchrun; what is measured then

@@ -3,8 +3,6 @@
 Single tests carry the mark themselves. `make test-fast` leaves both out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,15 @@ SLOW = {
     "jobs/test_launch.py",
     "report/test_golden.py",
 }
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA GPU")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

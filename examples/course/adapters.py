@@ -8,8 +8,6 @@ Names and signatures are the course's. Both editions are covered: 2025 tests two
 wrappers (`get_ddp_individual_parameters`, `get_ddp_bucketed`), 2026 one (`get_ddp`) and FSDP.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

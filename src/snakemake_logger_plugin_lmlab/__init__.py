@@ -2,10 +2,8 @@
 
 Snakemake imports every logger plugin while it builds its command line. That makes this the place to
 repair `snakemake --cores 1 --resources gpu=1 report/writeup.md`, in which Snakemake's parser takes
-the target for a resource (see `command_line`), and to do without a writable home (`cache_folder`).
+the target for a resource, and to do without a writable home (see `command_line`).
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -16,8 +14,7 @@ from typing import Any
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakemake_logger_plugin_lmlab.cache_folder import ensure_writable
-from snakemake_logger_plugin_lmlab.command_line import is_snakemake, repair
+from snakemake_logger_plugin_lmlab.command_line import ensure_writable, is_snakemake, repair
 from snakemake_logger_plugin_lmlab.progress import Progress
 
 __all__ = ["LogHandler"]
@@ -87,7 +84,8 @@ class LogHandler(LogHandlerBase):
             return failure(self.progress.name_of(fields["jobid"]) or fields["rule_name"], fields)
         elif event == LogEvent.GROUP_ERROR:
             count, logs = len(fields["job_error_info"]), ", ".join(map(str, fields["aux_logs"]))
-            return f"An allocation of {count} point{'s' * (count > 1)} failed, see {logs}"
+            see = f", see {logs}" if logs else ""  # there is none if it was never submitted
+            return f"An allocation of {count} point{'s' * (count > 1)} failed{see}"
         return ""
 
 

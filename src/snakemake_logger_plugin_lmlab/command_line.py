@@ -1,13 +1,20 @@
-"""Accept a target after `--resources gpu=1`, where everybody writes it.
+"""What is repaired before Snakemake starts: its command line, and a home that cannot be written.
 
 `--resources` and `--config` take every argument that follows, so a target after them is read as one
 more NAME=VALUE and refused. An argument without `=` can never be one of theirs: it is moved to the
 front, where targets are read as targets. Any other command line stays as it is.
+
+Snakemake and Triton store copies of sources and kernels below the home folder, and end in a
+traceback where they cannot, as in many batch jobs. They get a temporary folder instead, for as long
+as this process runs.
 """
 
-from __future__ import annotations
-
-from pathlib import PurePath
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path, PurePath
 
 TAKES_ASSIGNMENTS = {"--resources", "--res", "--config", "-C"}
 SNAKEMAKE = {"snakemake", "__main__.py"}
@@ -35,3 +42,17 @@ def repair(argv: list[str]) -> None:
             assignments += 1
         (targets if assignments and "=" not in argument else rest).append(argument)
     argv[:] = [rest[0], *targets, *rest[1:]]
+
+
+def ensure_writable(environment: MutableMapping[str, str]) -> None:
+    """Name a temporary cache folder in the environment if the usual one is of no use."""
+    home = environment.get("HOME") or os.path.expanduser("~")
+    folder = Path(environment.get("XDG_CACHE_HOME") or f"{home}/.cache") / "snakemake"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        temporary = tempfile.mkdtemp(prefix="lmlab-cache-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        environment["XDG_CACHE_HOME"] = temporary
+        environment.setdefault("TRITON_HOME", temporary)

@@ -1,7 +1,5 @@
 """How many jobs are done, what the last one gave, and about how long the rest will take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

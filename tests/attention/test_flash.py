@@ -1,7 +1,4 @@
-"""Flash attention against float64: outputs and gradients for any shape, through the interpreter.
-
-The interpreter runs fp32 and fp16; bf16 and large shapes are tested on a GPU (`test_flash_gpu`).
-"""
+"""Flash attention against float64 through the interpreter, which runs fp32 and fp16."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmlab.attention import FlashAttention, flash_attention
-from tests.attention.largest_tensor import LargestTensor
-from tests.attention.reference import Shape, assert_correct, attend
+from lmlab.attention.flash_op import flash_backward, flash_forward
+from tests.attention import reference
+from tests.attention.reference import Shape, assert_correct, attend, output_and_gradients
 
 pytestmark = pytest.mark.slow
 
@@ -23,24 +21,17 @@ CAUSAL = partial(flash_attention, is_causal=True)
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> Shape:
-    group = draw(st.sampled_from([1, 2]))
-    keys = draw(st.integers(1, 70))
-    return Shape(
-        keys=keys,
-        queries=draw(st.integers(1, keys)),
-        head_dim=draw(st.integers(1, 70)),
-        batch=draw(st.integers(1, 2)),
-        heads=group,
-        group=group,
-    )
+def shapes(draw: st.DrawFn, longest: int = 70) -> Shape:
+    group, heads = draw(st.sampled_from([1, 2])), draw(st.integers(1, 2))
+    keys, head_dim = draw(st.integers(1, longest)), draw(st.integers(1, 70))
+    queries, batch = draw(st.integers(1, keys)), draw(st.integers(1, 2))
+    return Shape(keys, head_dim, queries, batch, heads * group, group)
 
 
 @settings(max_examples=8, deadline=None)
 @given(shapes(), st.booleans(), st.integers(0, 9))
 def test_any_shape(shape: Shape, is_causal: bool, seed: int) -> None:
     inputs = shape.inputs(seed=seed)
-
     assert_correct(partial(flash_attention, is_causal=is_causal), inputs, is_causal)
 
 
@@ -50,44 +41,27 @@ def test_any_shape(shape: Shape, is_causal: bool, seed: int) -> None:
         pytest.param(Shape(keys=1, head_dim=16), torch.float32, True, id="one query, one key"),
         pytest.param(Shape(keys=70, queries=1, head_dim=32), torch.float16, True, id="one query"),
         pytest.param(Shape(keys=64, head_dim=64, heads=2), torch.float16, True, id="whole tiles"),
-        pytest.param(Shape(keys=64, head_dim=64), torch.float16, False, id="whole tiles, full"),
         pytest.param(Shape(keys=65, head_dim=16), torch.float32, True, id="one row past a tile"),
         pytest.param(Shape(keys=90, queries=37, head_dim=24), torch.float16, True, id="ragged"),
         pytest.param(Shape(keys=20, queries=50, head_dim=16), torch.float32, False, id="few keys"),
         pytest.param(Shape(keys=40, head_dim=256), torch.float32, True, id="head_dim 256"),
-        pytest.param(Shape(keys=40, head_dim=80), torch.float32, False, id="head_dim 80"),
-        pytest.param(Shape(keys=20, head_dim=3), torch.float16, True, id="head_dim 3"),
-        pytest.param(
-            Shape(keys=34, head_dim=16, heads=6, group=3), torch.float32, True, id="grouped heads"
-        ),
+        pytest.param(Shape(keys=20, head_dim=3), torch.float16, False, id="head_dim 3"),
+        pytest.param(Shape(34, 16, heads=6, group=3), torch.float32, True, id="grouped heads"),
     ],
 )
 def test_corners(shape: Shape, dtype: torch.dtype, is_causal: bool) -> None:
     function = partial(flash_attention, is_causal=is_causal)
-
     assert_correct(function, shape.inputs(dtype), is_causal)
 
 
 @pytest.mark.parametrize("scale", [0.7, 1, torch.tensor(1.0)], ids=["float", "int", "tensor"])
-def test_scale(scale: Any) -> None:
+def test_scale_and_large_scores(scale: Any) -> None:
     function = partial(flash_attention, is_causal=True, scale=scale)
-
-    assert_correct(function, Shape(keys=33, head_dim=16).inputs(), True, scale=float(scale))
-
-
-def test_large_scores_do_not_overflow() -> None:
-    q, k, v, grad_o = Shape(keys=40, head_dim=16).inputs()
-
-    assert (q @ k.mT).max() * 36 / 4 > 88  # whose exponential exceeds fp32
-    assert_correct(CAUSAL, (q * 6, k * 6, v, grad_o), True)
-
-
-@pytest.mark.parametrize("leading", [(), (2,), (2, 1, 2)], ids=str)
-def test_any_leading_dimensions(leading: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    inputs = tuple(torch.randn(*leading, 20, 16, generator=generator) for _ in range(4))
-
-    assert_correct(CAUSAL, inputs, True)  # type: ignore[arg-type]
+    q, k, v, grad_o = Shape(keys=33, head_dim=16).inputs()
+    assert_correct(function, (q, k, v, grad_o), True, scale=float(scale))
+    q, k = 6 * q, 6 * k
+    assert (q @ k.mT).max() / 4 > 88  # whose exponential exceeds fp32
+    assert_correct(CAUSAL, (q, k, v, grad_o), True)
 
 
 def bshd(x: Tensor) -> Tensor:
@@ -103,23 +77,11 @@ def strided_features(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("layout", [bshd, strided_features])
 def test_non_contiguous_inputs_and_gradient(layout: Callable[[Tensor], Tensor]) -> None:
     q, k, v, grad_o = Shape(keys=35, head_dim=16, heads=2, batch=2).inputs()
-
     views = layout(q), layout(k), layout(v), layout(grad_o)
-
     assert not any(x.is_contiguous() for x in views)
     assert_correct(CAUSAL, views, True)
-
-
-def test_a_gradient_expanded_from_a_scalar() -> None:
-    q, k, v, _ = Shape(keys=20, head_dim=16).inputs()
-
     assert_correct(CAUSAL, (q, k, v, torch.ones(()).expand(q.shape)), True)
-
-
-def test_merging_the_heads_of_the_output_is_a_view() -> None:
-    q, k, v, _ = Shape(keys=20, head_dim=16, heads=2, batch=2).inputs()
-
-    assert flash_attention(q, k, v, is_causal=True).transpose(1, 2).is_contiguous()
+    assert CAUSAL(*views[:3]).transpose(1, 2).is_contiguous(), "merging heads is a view"
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
@@ -128,88 +90,143 @@ def test_the_class_takes_three_dimensions_and_saves_one_log_sum_exp(is_causal: b
     assert_correct(
         lambda q, k, v: FlashAttention.apply(q, k, v, is_causal=is_causal), inputs, is_causal
     )  # type: ignore[arg-type]
-
     q, k, v = (x.requires_grad_() for x in inputs[:3])
-    *rest, lse = FlashAttention.apply(q, k, v, is_causal).grad_fn.saved_tensors
+    o = FlashAttention.apply(q, k, v, is_causal)
+    assert torch.equal(o, FlashAttention.apply(q, k, v)) is not is_causal  # full by default
+    *rest, lse = o.grad_fn.saved_tensors
     assert [tuple(x.shape) for x in rest] == [(3, 30, 16), (3, 40, 16), (3, 40, 16), (3, 30, 16)]
     _, expected = attend(q.double(), k.double(), v.double(), is_causal)
     torch.testing.assert_close(lse.double(), expected, rtol=0, atol=1e-5)
-
-
-def test_the_class_is_not_causal_by_default() -> None:
-    q, k, v, _ = (x[:, 0] for x in Shape(keys=20, head_dim=16).inputs())
-
-    assert torch.equal(FlashAttention.apply(q, k, v), FlashAttention.apply(q, k, v, False))
-    assert not torch.equal(FlashAttention.apply(q, k, v), FlashAttention.apply(q, k, v, True))
 
 
 def test_nothing_quadratic_is_allocated_and_results_are_deterministic() -> None:
     shape = Shape(keys=100, head_dim=16)
     q, k, v, grad_o = shape.inputs()
     inputs = [x.requires_grad_() for x in (q, k, v)]
-
-    with LargestTensor() as largest:
+    with reference.LargestTensor() as largest:
         first = torch.autograd.grad(CAUSAL(*inputs), inputs, grad_o)
-
     assert shape.keys * shape.head_dim <= largest.elements < shape.keys * shape.keys
     assert all(map(torch.equal, first, torch.autograd.grad(CAUSAL(*inputs), inputs, grad_o)))
 
 
 def test_an_empty_batch_gives_an_empty_result() -> None:
     q = torch.randn(0, 2, 8, 16, requires_grad=True)
-
     o = flash_attention(q, q, q, is_causal=True)
     o.sum().backward()
-
     assert o.shape == q.grad.shape == (0, 2, 8, 16)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        pytest.param(lambda o: o.sin().sum(), id="dO depends on q"),
-        pytest.param(lambda o: o.sum(), id="dO is constant"),
-    ],
-)
+@pytest.mark.parametrize("loss", [lambda o: o.sin().sum(), Tensor.sum], ids=["of q", "constant"])
 def test_a_second_derivative_raises(loss: Callable[[Tensor], Tensor]) -> None:
+    """Whether or not dO depends on q."""
     q, k, v, _ = Shape(keys=8, head_dim=16).inputs()
     q.requires_grad_()
     (grad,) = torch.autograd.grad(loss(CAUSAL(q, k, v)), q, create_graph=True)
-
     with pytest.raises(RuntimeError, match="no second derivative"):
         (grad.pow(2).sum() + q.sum()).backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.func.grad(lambda q: torch.func.grad(lambda q: loss(CAUSAL(q, k, v)))(q).sum())(q)
+
+
+def ones(*size: int, **options: Any) -> Tensor:
+    return torch.ones(size, **options)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"k": torch.randn(1, 2, 9, 8)}, "do not match", id="head_dim"),
-        pytest.param({"v": torch.randn(1, 2, 8, 16)}, "do not match", id="fewer values"),
-        pytest.param({"k": torch.randn(2, 9, 16)}, "dimensions", id="rank"),
-        pytest.param({"q": torch.randn(1, 3, 9, 16)}, "do not match", id="heads no multiple"),
-        pytest.param({"q": torch.randn(1, 2, 0, 16)}, "empty dimension", id="no query"),
-        pytest.param({"q": torch.randn(1, 2, 10, 16)}, "10 queries and 9 keys", id="too many"),
-        pytest.param({"q": torch.randn(1, 2, 9, 16).half()}, "one dtype and device", id="dtypes"),
-        pytest.param({"q": torch.randn(1, 2, 9, 16, device="meta")}, "device", id="devices"),
-        pytest.param({"dtype": torch.float64}, "dtype is torch.float64", id="float64"),
-        pytest.param({"dtype": torch.bfloat16}, "cannot multiply bfloat16", id="bf16 on a CPU"),
-        pytest.param({"head_dim": 257}, "head_dim is 257", id="head_dim 257"),
-        pytest.param({"scale": 0.0}, "scale is 0.0", id="zero scale"),
-        pytest.param({"scale": float("nan")}, "scale is nan", id="NaN scale"),
+        *(({"k": ones(1, 2, 9, 8)}, "do not match"), ({"v": ones(1, 2, 8, 16)}, "do not match")),
+        *(({"k": ones(2, 9, 16)}, "dimensions"), ({"q": ones(1, 3, 9, 16)}, "do not match")),
         # Three dimensions are a batch, never grouped heads.
-        pytest.param(
-            {"q": torch.randn(4, 9, 16), "k": torch.randn(2, 9, 16), "v": torch.randn(2, 9, 16)},
-            "do not match",
-            id="grouped without heads",
-        ),
+        ({"q": ones(4, 9, 16), "k": ones(2, 9, 16), "v": ones(2, 9, 16)}, "do not match"),
+        ({"q": ones(1, 2, 0, 16)}, "empty dimension"),
+        ({"q": ones(1, 2, 10, 16)}, "10 queries and 9 keys"),
+        ({"q": ones(1, 2, 9, 16).half()}, "one dtype and device"),
+        ({"q": ones(1, 2, 9, 16, device="meta")}, "device"),
+        ({"dtype": torch.float64}, "dtype is torch.float64"),
+        ({"dtype": torch.bfloat16}, "cannot multiply bfloat16"),
+        ({"head_dim": 257}, "head_dim is 257"),
+        *(({"scale": 0.0}, "scale is 0.0"), ({"scale": float("nan")}, "scale is nan")),
     ],
 )
 def test_unsupported_inputs_are_one_line_errors(changes: dict[str, Any], message: str) -> None:
     options = {"head_dim": 16, "dtype": torch.float32} | changes
     size, dtype = (1, 2, 9, options.pop("head_dim")), options.pop("dtype")
-    inputs = {name: torch.ones(size, dtype=dtype) for name in "qkv"} | options
-
+    inputs = {name: ones(*size, dtype=dtype) for name in "qkv"} | options
     with pytest.raises(ValueError, match=message) as caught:
         flash_attention(**inputs, is_causal=True)
-
     assert "\n" not in str(caught.value)
+
+
+SHAPE = Shape(keys=20, head_dim=16, heads=2, batch=2)
+
+
+def compiled(function: Any) -> Any:
+    """Traced into one graph, without code generation."""
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("function", "view"),
+    [
+        pytest.param(CAUSAL, lambda x: x, id="function"),
+        pytest.param(CAUSAL, bshd, id="strided inputs"),
+        pytest.param(partial(FlashAttention.apply, is_causal=True), lambda x: x[:, 0], id="class"),
+    ],
+)
+def test_compiles_into_one_graph(function: Any, view: Callable[[Tensor], Tensor]) -> None:
+    inputs = tuple(map(view, SHAPE.inputs()))
+    found = output_and_gradients(compiled(function), *inputs)
+    assert all(map(torch.equal, found, output_and_gradients(function, *inputs)))
+
+
+def test_the_operators_pass_pytorchs_checks() -> None:
+    q, k, v, grad_o = SHAPE.inputs()
+    o, lse = flash_forward(q, k, v, True, 0.25)
+    torch.library.opcheck(flash_backward, (grad_o, q, k, v, o, lse, True, 0.25))
+    torch.library.opcheck(flash_forward, (*(x.requires_grad_() for x in (q, k, v)), True, 0.25))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=str)
+def test_shapes_are_known_without_memory(leading: tuple[int, ...]) -> None:
+    q, k, v = (torch.empty(*leading, 9, 16, device="meta", requires_grad=True) for _ in range(3))
+    o = flash_attention(q, k, v, is_causal=True)
+    o.sum().backward()
+    assert (o.shape, o.device.type) == (q.shape, "meta")
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in (q, k, v))
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, compiled], ids=["eager", "compiled"])
+def test_autocast_casts_inputs_and_gradients_keep_their_type(transform: Any) -> None:
+    q, k, v, grad_o = SHAPE.inputs()
+    with torch.autocast("cpu", dtype=torch.float16):
+        o, *grads = output_and_gradients(transform(CAUSAL), q, k, v, grad_o.half())
+        mixed = flash_attention(q.half(), k, v, is_causal=True)
+    expected = output_and_gradients(CAUSAL, q.half(), k.half(), v.half(), grad_o.half())
+    assert o.dtype == torch.float16
+    assert torch.equal(o, expected[0])
+    assert torch.equal(mixed, expected[0])
+    for grad, right in zip(grads, expected[1:], strict=True):
+        assert grad.dtype == torch.float32
+        assert torch.equal(grad, right.float())
+
+
+def total(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flash_attention(q, k, v, is_causal=True).sin().sum()
+
+
+@pytest.mark.parametrize("per_sample", [False, True], ids=["grad", "vmap of grad"])
+def test_func_grad(per_sample: bool) -> None:
+    q, k, v, _ = SHAPE.inputs()
+    gradient = torch.func.grad(total, (0, 1, 2))
+    grads = (torch.func.vmap(gradient) if per_sample else gradient)(q, k, v)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    assert all(map(torch.equal, grads, torch.autograd.grad(total(*inputs), inputs)))
+
+
+def test_func_vmap() -> None:
+    q, k, v, _ = SHAPE.inputs()
+    assert torch.equal(torch.func.vmap(CAUSAL)(q, k, v), CAUSAL(q, k, v))
+    over_queries = torch.func.vmap(lambda q: CAUSAL(q, k[0], v[0]), in_dims=2, out_dims=1)
+    assert torch.equal(over_queries(q.movedim(0, 2))[:, 1], CAUSAL(q[1], k[0], v[0]))

@@ -1,13 +1,20 @@
-"""Attention variants are found by name, and only the one asked for is imported."""
+"""Attention variants are found by name, and why one is not measured here is None or one line."""
 
+import shutil
 import subprocess
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import lmlab.attention
-from lmlab.attention import registry
+from lmlab.attention import bench, compiled, flash, flash_attn_4, flex, registry, sdpa
+from lmlab.attention.bench import summarize
+from lmlab.attention.support import why_unsupported
 
 SRC = Path(registry.__file__).parents[2]
 
@@ -15,25 +22,24 @@ SRC = Path(registry.__file__).parents[2]
 @pytest.mark.parametrize("name", sorted(registry.VARIANTS))
 def test_every_registered_name_leads_to_a_function_of_its_module(name: str) -> None:
     function = registry.load(name)
-
     assert function.__module__ == registry.module_of(name)  # type: ignore[attr-defined]
+
+
+COST_MODEL = "lmlab.model.checkpoint_peak, lmlab.model.footprint, lmlab.model.loading"
 
 
 @pytest.mark.parametrize(
     ("code", "not_imported"),
     [
-        (
-            "from lmlab.attention import registry; registry.module_of('naive')",
-            ["torch", "lmlab.attention.naive"],
-        ),
-        ("from lmlab.attention import FlashAttentionTiled", ["triton", "lmlab.attention.flash"]),
+        ("import lmlab.attention.registry as r; r.module_of('naive')", "torch"),
+        ("from lmlab.attention import FlashAttentionTiled", "triton"),
+        ("import lmlab.parallel", "torch"),
+        (f"import {COST_MODEL}", "torch"),
     ],
 )
-def test_a_name_costs_its_own_imports_only(code: str, not_imported: list[str]) -> None:
-    code = f"import sys; {code}; sys.exit(any(name in sys.modules for name in {not_imported}))"
-
+def test_a_name_costs_its_own_imports_only(code: str, not_imported: str) -> None:
+    code = f"import sys; {code}; sys.exit({not_imported!r} in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SRC)})
-
     assert finished.returncode == 0
 
 
@@ -44,12 +50,9 @@ def test_public_names() -> None:
         lmlab.attention.flush  # noqa: B018
 
 
-def test_a_users_own_function_needs_no_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_own_function_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_attention.py").write_text("def mine(q, k, v, *, is_causal):\n    return v\n")
     monkeypatch.syspath_prepend(tmp_path)
-
     assert registry.module_of("own_attention:mine") == "own_attention"
     assert registry.load("own_attention:mine")("q", "k", "v", is_causal=True) == "v"  # type: ignore[arg-type, comparison-overlap]
 
@@ -68,7 +71,6 @@ def test_a_users_own_function_needs_no_entry(
 def test_a_wrong_name_is_a_one_line_error(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         registry.load(name)
-
     assert "\n" not in str(caught.value)
 
 
@@ -76,3 +78,120 @@ def test_no_two_variants_share_a_code_object() -> None:
     """torch.compile caches by code object: variants that share one recompile each other."""
     variants = [registry.load(name) for name in registry.VARIANTS if name.startswith("sdpa_")]
     assert len({variant.__code__ for variant in variants}) == len(variants)  # type: ignore[attr-defined]
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+on_cpu = partial(why_unsupported, device=CPU, dtype=torch.float32, head_dim=64)
+
+
+def test_what_is_measured_on_a_cpu() -> None:
+    reasons = {name: on_cpu(name) for name in registry.VARIANTS if name != "compiled"}
+    unsupported = {name for name, reason in reasons.items() if reason is not None}
+    kernels = {"flash", "flash_attn_4", "flash_compiled_backward", "flex"}
+    assert unsupported == {"sdpa_cudnn", "sdpa_efficient", *kernels}
+    assert all("\n" not in str(reason) for reason in reasons.values())
+    assert on_cpu("math:sqrt") is None, "a user's own"
+    assert "No module named 'no_such_module_x'" in str(on_cpu("no_such_module_x:f"))
+
+
+def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = partial(compiled.why_unsupported, "attention", dtype=torch.float32, head_dim=64)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/c++" if name == "c++" else None)
+    assert reason(device=CPU) is None
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "found none of c++, g++, clang++" in str(reason(device=CPU))
+    assert reason(device=GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "capability", "dtype", "head_dim", "expected"),
+    [
+        (flash, (9, 0), torch.bfloat16, 64, None),
+        (flash, (7, 5), torch.float16, 64, "8.0 or newer, this GPU has 7.5"),
+        (flash, (9, 0), torch.float64, 64, "dtype is torch.float64"),
+        (flash, (9, 0), torch.bfloat16, 512, "head_dim is 512"),
+        (flex, (9, 0), torch.float16, 16, None),
+        (flex, (9, 0), torch.float16, 8, "16"),
+        (flash_attn_4, (9, 0), torch.bfloat16, 128, None),
+        (flash_attn_4, (8, 0), torch.bfloat16, 128, "needs a Hopper or Blackwell GPU"),
+        (flash_attn_4, (9, 0), torch.float32, 128, "got torch.float32"),
+        (flash_attn_4, (9, 0), torch.bfloat16, 256, "got 256"),
+        (flash_attn_4, None, torch.bfloat16, 128, "flash-attn-4 is not installed"),
+    ],
+)
+def test_what_kernels_need_of_a_gpu(
+    variant: Any,
+    capability: tuple[int, int] | None,
+    dtype: torch.dtype,
+    head_dim: int,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flash_attn_4, "find_spec", lambda name: name if capability else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    reason = variant.why_unsupported("attention", device=GPU, dtype=dtype, head_dim=head_dim)
+    assert reason is None if expected is None else expected in str(reason)
+
+
+@pytest.mark.parametrize("returned", ["output", "output and lse"])
+def test_flash_attn_4_layout(returned: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+        assert q.shape == (2, 5, 3, 16)
+        assert causal
+        return v if returned == "output" else (v, None)
+
+    monkeypatch.setattr(flash_attn_4, "_function", lambda: attend)
+    q, k, v = torch.randn(3, 2, 3, 5, 16)
+    assert torch.equal(flash_attn_4.attention(q, k, v, is_causal=True), v)
+
+
+@pytest.mark.parametrize(
+    ("warning", "expected"),
+    [("fp32 is not taken (Triggered internally at x.h:1)", "fp32 is not taken"), (None, "rejects")],
+)
+def test_sdpa_reasons(warning: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rejects(params: Any, debug: bool) -> bool:
+        if warning:
+            warnings.warn(warning, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(sdpa, "SDPAParams", lambda *arguments: None)
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: None)
+    monkeypatch.setitem(sdpa._CAN_USE, sdpa._BACKENDS["flash"], rejects)
+    reason = sdpa.why_unsupported("flash", device=GPU, dtype=torch.float32, head_dim=64)
+    assert expected in str(reason)
+    assert "Triggered" not in str(reason)
+
+
+def records(times: dict[str, float]) -> list[dict[str, Any]]:
+    shape = {"batch": 1, "heads": 2, "sequence": 64, "head_dim": 64, "is_causal": True}
+    return [
+        shape | {"variant": name, "phase": "forward", "device_us": time, "host_us": 20.0}
+        for name, time in times.items()
+    ]
+
+
+def test_ours_is_compared_with_the_best_other_and_with_each_in_the_mean() -> None:
+    summary = summarize(
+        [*records({"flash": 9.0, "sdpa_cudnn": 10.0, "flex": 18.0}), {"reason": "no such thing"}]
+    )
+    assert summary.splitlines()[1].split()[5:] == (
+        ["forward", "9.0", "18.0", "10.0", "0.9", "20.0", "20.0", "20.0"]
+    )
+    assert summary.endswith("forward, geometric mean of ours: 0.5 of flex, 0.9 of sdpa_cudnn")
+
+
+def test_the_shapes_are_distinct_and_cover_ragged_lengths_masks_and_head_dims() -> None:
+    shapes = bench.SETS["all"]
+    assert len(set(shapes)) == len(shapes)
+    assert {shape.is_causal for shape in bench.REGRESSION} == {True, False}
+    assert {32, 64, 80, 96, 128, 192, 256} == {shape.head_dim for shape in shapes}
+    assert any(shape.sequence % 64 for shape in bench.REGRESSION)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_there_is_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench.main([])
+    assert caught.value.code == 2
+    assert "a CUDA GPU is needed" in capsys.readouterr().err

@@ -1,8 +1,5 @@
 """A chapter's pages from chosen results, and records of an outcome by their labels."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +8,6 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.report.frame import Results
 from lmlab.report.page import Chapter, Report, build_chapters
 from lmlab.study.files import TEMPLATES
-from lmlab.study.results import Result
-from tests.report.study import result, written
 
 
 def found(outcome: Outcome, quantity: str, **labels: Any) -> list[dict[str, Any]]:
@@ -30,9 +25,10 @@ def value_of(outcome: Outcome, quantity: str, **labels: Any) -> Any:
     return record["value"]
 
 
-def chapter_from(folder: Path, name: str, results: Iterable[Result]) -> Chapter:
-    """The chapter as built from results written to a folder."""
-    return built(written(folder / "results", results), name)[name]
+def by(outcome: Outcome, label: str, quantity: str, **labels: Any) -> dict[Any, Any]:
+    """Values of a quantity by one of its labels."""
+    rows = found(outcome, quantity, **labels)
+    return {record["labels"][label]: record["value"] for record in rows}
 
 
 def built(results: Results, *names: str) -> dict[str, Chapter]:
@@ -55,6 +51,3 @@ def answer(front: str, question: str) -> str:
     """The bold answer to a question of the front page."""
     section = front.split(f"### {question}\n", 1)[1].split("\n### ", 1)[0]
     return section.split("**")[1]
-
-
-__all__ = ["answer", "built", "chapter_from", "found", "rendered", "result", "value_of"]

@@ -1,8 +1,6 @@
 """The ladder of training steps: checked rungs, searched batches, and the page they give."""
 
-from __future__ import annotations
-
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.chapters.fastest_step.measure import leaderboard, measure, trainer
+from lmlab.chapters.fastest_step.measure import leaderboard, measure
 from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -47,6 +45,18 @@ def ladder_point(**changes: Any) -> Point:
     return Point(
         "fastest_step", {"topic": "ladder", "size": "s", "context": 8, "batch": 2}, settings
     )
+
+
+def fail_beyond(monkeypatch: pytest.MonkeyPatch, most: Callable[[Rung], int]) -> None:
+    """Steps of more copies of the batch run out of memory."""
+    run = RungStep.run
+
+    def limited(step: RungStep) -> None:
+        if step.rung.copies > most(step.rung):
+            raise torch.OutOfMemoryError("full")
+        run(step)
+
+    monkeypatch.setattr(RungStep, "run", limited)
 
 
 def wrong(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
@@ -92,14 +102,7 @@ def test_a_rung_with_wrong_gradients_gets_no_time(cpu: torch.device) -> None:
 def test_checkpointing_takes_the_batches_that_do_not_fit_without_it(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RungStep.run
-
-    def limited(step: RungStep) -> None:
-        if step.rung.copies > (2 if step.rung.checkpoint == "none" else 4):
-            raise torch.OutOfMemoryError("full")
-        run(step)
-
-    monkeypatch.setattr(trainer.RungStep, "run", limited)
+    fail_beyond(monkeypatch, lambda rung: 2 if rung.checkpoint == "none" else 4)
     outcome = measure(ladder_point(rungs=["fp32", "batch", "checkpoint"]), cpu)
     tries = {
         (r["labels"]["checkpoint"], r["labels"]["batch_size"]): r["status"]
@@ -114,7 +117,7 @@ def test_checkpointing_takes_the_batches_that_do_not_fit_without_it(
 
 
 def test_our_kernels_compute_the_same_step(cpu: torch.device) -> None:
-    shared = Trainer(SHAPE, rope_theta=1e4, seed=0, device=cpu)
+    shared = Trainer(SHAPE, {"rope_theta": 1e4, "seed": 0}, cpu)
     before = [weight.detach().clone() for weight in shared.masters]
     plain, fused = (
         RungStep(shared, Rung(fused_adamw=own, fused_loss=own, copies=1 + own))
@@ -129,7 +132,7 @@ def test_our_kernels_compute_the_same_step(cpu: torch.device) -> None:
 
 
 def test_16_bit_weights_are_rounded_masters(cpu: torch.device) -> None:
-    shared = Trainer(SHAPE, rope_theta=1e4, seed=0, device=cpu)
+    shared = Trainer(SHAPE, {"rope_theta": 1e4, "seed": 0}, cpu)
     narrow = Rung(precision="bf16", narrow=True, fused_adamw=True)
     step = RungStep(shared, narrow)
     pairs = zip(step.gradients(), RungStep(shared, Rung()).gradients(), strict=True)
@@ -140,10 +143,17 @@ def test_16_bit_weights_are_rounded_masters(cpu: torch.device) -> None:
     assert shared.shared_bytes(narrow) > shared.shared_bytes(Rung())
 
 
-@pytest.mark.parametrize("topic", ["kernels", "leaderboard"])
-def test_topics_of_our_kernels_need_a_gpu(topic: str, cpu: torch.device) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [
+        *(Point("fastest_step", {"topic": topic}, {}) for topic in ("kernels", "leaderboard")),
+        ladder_point(model="mine:Model"),
+    ],
+    ids=["kernels need a GPU", "so does the leaderboard", "another model"],
+)
+def test_what_cannot_be_measured_is_unsupported(point: Point, cpu: torch.device) -> None:
     with pytest.raises(Unsupported):
-        measure(Point("fastest_step", {"topic": topic}, {}), cpu)
+        measure(point, cpu)
 
 
 def test_the_deepest_model_is_predicted_and_then_tried(
@@ -151,23 +161,18 @@ def test_the_deepest_model_is_predicted_and_then_tried(
 ) -> None:
     """10 B and 6 B per layer: 14 layers would fill 97 % of 100 B, but 13 turn out to fit."""
 
-    def attempt(_: Any, depth: int, *more: Any) -> Any:
+    def step_at(depth: int, *_: Any) -> Any:
         return ((50.0 + 10 * depth, 10 + 6 * depth) if depth < 14 else None), []
 
     card = type("Card", (), {"total_memory": 100})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(leaderboard, "attempt", attempt)
+    monkeypatch.setattr(leaderboard, "step_at", step_at)
     asked = {"shallow": 2, "most_layers": 34}
-    records = leaderboard.deepest(SHAPE, Rung(), asked, {"device": cpu})
+    records = leaderboard.deepest(SHAPE, Rung(), asked, cpu)
     outcome = Outcome(measurements=records)
     assert value_of(outcome, "layers") == 13
     assert value_of(outcome, "layer_time") == pytest.approx(10.0)
     assert value_of(outcome, "throughput") == pytest.approx(16 / 0.18)
-
-
-def test_another_model_is_refused(cpu: torch.device) -> None:
-    with pytest.raises(Unsupported, match="another"):
-        measure(ladder_point(model="mine:Model"), cpu)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,9 @@ def test_every_rung_on_a_gpu(rungs: list[str], device: str) -> None:
     assert timed == set(rungs)
     for rung in rungs:
         assert value_of(outcome, "peak_memory", variant=rung) > 0
+
+
+PARAMETERS = {"topic": "ladder", "size": "small", "context": 1024, "batch": 4}
 
 
 def steps(ours: float, other: float) -> list[dict[str, Any]]:
@@ -212,7 +220,6 @@ def steps(ours: float, other: float) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("other", [4.0, 5.0, 6.0])
 def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, other: float) -> None:
-    parameters = {"topic": "ladder", "size": "small", "context": 1024, "batch": 4}
     machine = [
         value("matmul_rate", 500.0, "TFLOP/s", dtype="bf16"),
         value("stated_matmul_rate", 1000.0, "TFLOP/s", dtype="bf16"),
@@ -220,7 +227,7 @@ def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, ot
     ]
     results = [
         result({}, machine, chapter="machine"),
-        result(parameters, steps(5.0, other), chapter="fastest_step"),
+        result(PARAMETERS, steps(5.0, other), chapter="fastest_step"),
     ]
     front, pages = rendered(tmp_path, written(tmp_path / "r", results), "machine", "fastest_step")
     best = answer(front, "What is the fastest step?")
@@ -231,20 +238,12 @@ def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, ot
     assert "| attention | 4 | 5.00 | 200,000 | 2.0x | 20 % | 40 % |" in pages["fastest_step"]
 
 
-def test_a_study_without_a_measured_rung_still_has_a_page(tmp_path: Path) -> None:
-    parameters = {"topic": "ladder", "size": "small", "context": 1024, "batch": 4}
-    failed = result(parameters, chapter="fastest_step", status="oom", reason="asked for 1 GiB")
-    front, _ = rendered(tmp_path, written(tmp_path / "r", [failed]), "fastest_step")
-    assert "Not measured yet" in answer(front, "What is the fastest step?")
-
-
-def test_an_outcome_without_any_rung_has_the_reason_of_the_first(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+def test_a_ladder_without_any_rung_has_the_reason_of_the_first_and_a_page(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def full(step: RungStep) -> None:
-        raise torch.OutOfMemoryError("full")
-
-    monkeypatch.setattr(trainer.RungStep, "run", full)
+    fail_beyond(monkeypatch, lambda rung: 0)
     outcome: Outcome = measure(ladder_point(rungs=["fp32", "attention"]), cpu)
     assert outcome.status == "oom"
-    assert replace(outcome).reason
+    failed = result(PARAMETERS, chapter="fastest_step", status="oom", reason=outcome.reason)
+    front, _ = rendered(tmp_path, written(tmp_path / "r", [failed]), "fastest_step")
+    assert "Not measured yet" in answer(front, "What is the fastest step?")

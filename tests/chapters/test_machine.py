@@ -1,7 +1,5 @@
 """The machine card: measured ceilings, stated peaks, and facts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

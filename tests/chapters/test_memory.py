@@ -5,23 +5,24 @@ cost model therefore look at tensors: at the end of a phase, when scratch is gon
 without the workspace.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmlab.chapters.memory import measure as memory
-from lmlab.chapters.memory.measure import checkpointing, timeline
+from lmlab.chapters.memory.measure import timeline
+from lmlab.chapters.memory.measure.checkpointing import Compared, Run
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Step
 from lmlab.measure.memory.recorder import Recording
+from lmlab.model.checkpointing import Strategy
 from lmlab.model.peak import Parts, Stage
-from tests.chapters.pages import found, value_of
+from tests.chapters.pages import by, found, value_of
+from tests.chapters.test_end_to_end import WATCHING
 from tests.jobs.points import memory_point
 
 CPU = torch.device("cpu")
@@ -31,28 +32,6 @@ PHASES = {
     "train_step": ["forward", "backward", "optimizer"],
 }
 TENSORS = {"parameters", "optimizer_state", "gradients", "weight_copies", "activations", "other"}
-
-
-class Blockless(nn.Module):
-    """A user's own model without a list of blocks."""
-
-    def __init__(self, vocab_size: int, **_: Any) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, 8)
-        self.head = nn.Linear(8, vocab_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embedding(tokens))
-        return logits
-
-
-BLOCKLESS = f"{__name__}:Blockless"
-
-
-def by(outcome: Outcome, label: str, quantity: str, **labels: Any) -> dict[str, Any]:
-    """Values by one label."""
-    rows = found(outcome, quantity, **labels)
-    return {record["labels"][label]: record["value"] for record in rows}
 
 
 def measured(**changes: Any) -> Outcome:
@@ -82,15 +61,12 @@ def test_a_mode_has_a_peak_phases_categories_and_origins(outcome: Outcome, mode:
         assert labels["origin"].startswith("lmlab/") or labels["category"] == "workspace"
 
 
-def test_tensors_whose_size_is_known_are_found(outcome: Outcome) -> None:
+def test_tensors_of_known_size_are_found_and_predicted_after_each_phase(outcome: Outcome) -> None:
     (weights,) = found(outcome, "attention_weights", mode="forward_graph", stage="peak")
     # 2 layers x batch 2 x 2 heads x 64 x 64; autocast on a CPU leaves softmax in 16 bits.
     width = {"fp32": 4, "bf16": 2}[weights["labels"]["dtype"]]
     assert weights["value"] == 2 * 2 * 2 * 64 * 64 * width
     assert value_of(outcome, "stream_bytes") == 2 * 64 * 32 * 4
-
-
-def test_the_prediction_counts_the_tensors_after_each_phase(outcome: Outcome) -> None:
     predicted = by(outcome, "category", "predicted_live", mode="forward_graph")
     kept = sum(predicted[category] for category in TENSORS)
     live = by(outcome, "category", "live", mode="forward_graph", stage="peak")
@@ -118,7 +94,7 @@ def test_the_predicted_peak_lies_between_tensors_and_tensors_with_workspace(
     assert all(live[name] == parts[name] for name in ("parameters", "optimizer_state"))
 
 
-@pytest.mark.parametrize("changes", [{"model": BLOCKLESS}, {"attention": "sdpa_math"}])
+@pytest.mark.parametrize("changes", [{"model": WATCHING}, {"attention": "sdpa_math"}])
 def test_what_the_cost_model_does_not_describe_has_no_prediction(changes: dict[str, Any]) -> None:
     outcome = measured(**changes)
     assert len(found(outcome, "peak_memory")) == len(PHASES)
@@ -213,8 +189,8 @@ def test_a_compiled_block_is_measured_next_to_it(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("topic", ["block", "checkpointing"])
 def test_a_model_without_blocks_is_unsupported(topic: str) -> None:
-    with pytest.raises(Unsupported, match="Blockless has no list of blocks `layers`"):
-        memory.measure(memory_point(topic, model=BLOCKLESS), CPU)
+    with pytest.raises(Unsupported, match="Watching has no list of blocks `layers`"):
+        memory.measure(memory_point(topic, model=WATCHING), CPU)
 
 
 def strategies(**changes: Any) -> Outcome:
@@ -247,14 +223,14 @@ def test_every_strategy_has_a_time_a_peak_and_a_prediction(compared: Outcome) ->
 
 
 def test_a_strategy_that_does_not_fit_is_a_value_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpointing._fill_allocator
+    real = Compared.visit
 
-    def fill(variant: Any, *rest: Any) -> None:
-        if variant.name == "none":
+    def visit(compared: Compared, run: Run, steps: int) -> None:
+        if run.strategy.kind == "none":
             out_of_memory()
-        real(variant, *rest)
+        real(compared, run, steps)
 
-    monkeypatch.setattr(checkpointing, "_fill_allocator", fill)
+    monkeypatch.setattr(Compared, "visit", visit)
     outcome = strategies(strategies="none,every-1")
     none, every = found(outcome, "time")
     assert (none["status"], none["value"], every["status"]) == ("oom", None, "ok")
@@ -262,12 +238,12 @@ def test_a_strategy_that_does_not_fit_is_a_value_of(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_strategy_with_other_gradients_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpointing._gradient_norms
+    real = Compared.gradient_norms
 
-    def wrong(variant: Any, *rest: Any) -> Tensor:
-        return real(variant, *rest) * (1.01 if variant.name == "nested" else 1.0)
+    def wrong(compared: Compared, strategy: Strategy) -> Tensor:
+        return real(compared, strategy) * (1.01 if strategy.kind == "nested" else 1.0)
 
-    monkeypatch.setattr(checkpointing, "_gradient_norms", wrong)
+    monkeypatch.setattr(Compared, "gradient_norms", wrong)
     none, nested = found(strategies(strategies="none,nested"), "time")
     assert (none["status"], nested["status"], nested["value"]) == ("ok", "failed", None)
     assert "1.0e-02" in nested["reason"]

@@ -1,7 +1,5 @@
 """The memory chapter's page: what it computes from records, and that every answer renders."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,16 +8,17 @@ import pandas as pd
 import pytest
 
 from lmlab.chapters.memory import page
-from lmlab.chapters.memory.measure.checkpointing import Variant, labels_of, variant_records
-from lmlab.chapters.memory.measure.records import predicted_records
+from lmlab.chapters.memory.measure.checkpointing import labels_of
+from lmlab.chapters.memory.measure.shared import predicted_records
 from lmlab.measure.records import Record, by_label, value, values, without_value
 from lmlab.model.checkpointing import parse_strategy
 from lmlab.model.peak import Parts, Stage
 from lmlab.report.figure import Figure
-from lmlab.report.frame import MISSING, Results, rows_of, select, table_of
+from lmlab.report.frame import Results, rows_of, select, table_of
 from lmlab.report.page import Chapter, answers_in
 from lmlab.study.results import Result
-from tests.chapters.pages import built, rendered, result
+from tests.chapters.pages import built, rendered
+from tests.report.study import result, time_record
 
 GIB = 2**30
 CATEGORIES = (
@@ -74,14 +73,14 @@ def checkpointing(**times: float | None) -> Result:
     records: list[Record] = []
     for name, ms in ((key.replace("_", "-"), ms) for key, ms in times.items()):
         strategy = parse_strategy(name)
-        variant = Variant(name=name, strategy=strategy, status="oom", reason="no")
-        if ms is not None:
+        labels = {"variant": name, **labels_of(strategy)}
+        if ms is None:
+            records += [without_value(q, "oom", "no", **labels) for q in ("time", "peak_memory")]
+        else:
             peak = (9 if name == "none" else 2 + strategy.blocks) * GIB
-            variant = Variant(
-                name=name, strategy=strategy, samples_ms=[ms, 1.001 * ms, ms], peak_bytes=peak
-            )
-        records += variant_records(variant)
-        records += predicted_records(predicted, **labels_of(name, strategy))
+            records += [time_record([ms, 1.001 * ms, ms], **labels)]
+            records += [value("peak_memory", peak, "B", **labels)]
+        records += predicted_records(predicted, **labels)
     return of_topic("checkpointing", records)
 
 
@@ -103,10 +102,10 @@ PUBLISHED = {
 }
 
 
-def results_of(found: Iterable[Result], *more: Mapping[str, Any]) -> Results:
+def results_of(found: Iterable[Result]) -> Results:
     results = {f"r/test-gpu/memory/{number}.json": each for number, each in enumerate(found)}
     rows = [row for path, each in results.items() for row in rows_of(each, Path(path))]
-    return Results("test-gpu", table_of([*rows, PUBLISHED, *(dict(row) for row in more)]), results)
+    return Results("test-gpu", table_of([*rows, PUBLISHED]), results)
 
 
 def chapter_of(*found: Result) -> Chapter:
@@ -224,10 +223,6 @@ def test_the_front_page_shows_the_segments_with_the_lowest_peaks() -> None:
 
 MORE = {"parameters": 1.0, "activations": 3.0}
 LESS = {"parameters": 1.0, "activations": 1.0}
-MISSING_ROW = {
-    **{"chapter": "memory", "source": "r/test-gpu/memory/x.json", "flags": (), "status": MISSING},
-    **{"topic": "timeline", **POINT, "d_model": 128, "num_layers": 4, "reason": "not measured"},
-}
 CASES: dict[str, list[Result]] = {
     "both phases, bf16 larger, nothing fits without checkpointing": [
         step(FP32),
@@ -256,8 +251,6 @@ CASES: dict[str, list[Result]] = {
         block({"softmax": 4}, compiled=1.25),
     ],
     "a step that does not fit": [too_large()],
-    "nothing": [],
-    "a missing point": [],
 }
 
 
@@ -265,8 +258,7 @@ CASES: dict[str, list[Result]] = {
 def test_every_answer_renders(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.startswith("both"):  # drawing takes longer than the rest, and once is enough
         monkeypatch.setattr(Figure, "draw", lambda figure, rows, path: len(figure.rows(rows)) > 0)
-    missing = [MISSING_ROW] if case == "a missing point" else []
-    front, pages = rendered(tmp_path, results_of(CASES[case], *missing), "memory")
+    front, pages = rendered(tmp_path, results_of(CASES[case]), "memory")
     questions = ("where-is-the-memory-peak", "what-does-checkpointing-buy")
     assert {f"writeup.md#{one}" for one in questions} < set(answers_in(front, "writeup.md"))
     measured = any(each.data for each in CASES[case])
@@ -284,3 +276,8 @@ def test_figures_draw_the_bytes_of_a_step() -> None:
     bars = page.FIGURES["composition"].rows(chapter.own)
     drawn = pd.to_numeric(bars.groupby("bar")["value"].sum()).to_dict()
     assert drawn == {"large\nfp32": 4.0, "large\nbf16": 2.0}
+
+
+def test_a_study_without_checkpointing_has_no_strategies() -> None:
+    row = {"quantity": "memory", "status": "ok", "topic": "timeline", "value": 1, "source": "a"}
+    assert page.front_strategies(table_of([row])).empty

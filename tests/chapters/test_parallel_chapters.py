@@ -1,7 +1,5 @@
 """The chapters that train on several ranks, measured for real on two small ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,24 +7,21 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lmlab.chapters.data_parallel import measure as data_parallel
-from lmlab.chapters.data_parallel import variants as data_parallel_variants
-from lmlab.chapters.data_parallel.variants import gradient_error, share_weights
+from lmlab.chapters.data_parallel.measure import gradient_error, share_weights
 from lmlab.chapters.fsdp import measure as fsdp
-from lmlab.chapters.fsdp import variants as fsdp_variants
 from lmlab.chapters.sharded_optimizer import measure as sharded_optimizer
-from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import RankWork, candidates
-from lmlab.measure.records import Record
-from lmlab.parallel.ddp_flat import FlatDDP
-from lmlab.parallel.ddp_overlapped import BucketedDDP
+from lmlab.measure.across_ranks import gather
+from lmlab.parallel.ddp import BucketedDDP, FlatDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
 from lmlab.study.results import SIZE_LIMIT_BYTES
-from tests.parallel.launcher import RankPool
+from tests.chapters.pages import by, found, value_of
+from tests.parallel.launcher import RankPool, on_ranks
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -54,25 +49,8 @@ def point(chapter: str, **parameters: Any) -> Point:
     )  # fmt: skip
 
 
-class Measured:
-    """The outcome of one point."""
-
-    def __init__(self, records: list[Record], data: dict[str, Any]) -> None:
-        self.records, self.data = records, data
-
-    def of(self, quantity: str, **labels: Any) -> list[Record]:
-        return [
-            record
-            for record in self.records
-            if record["quantity"] == quantity and labels.items() <= record["labels"].items()
-        ]
-
-    def value(self, quantity: str, **labels: Any) -> Any:
-        (record,) = self.of(quantity, **labels)
-        return record["value"]
-
-    def by(self, label: str, quantity: str, **labels: Any) -> dict[Any, Any]:
-        return {r["labels"][label]: r["value"] for r in self.of(quantity, **labels)}
+def work_of(chapter: str) -> RankWork:
+    return RankWork(candidates(point(chapter))[0].workload, CPU)
 
 
 @pytest.fixture(scope="module")
@@ -82,94 +60,70 @@ def ranks() -> Iterator[RankPool]:
     pool.stop()
 
 
-def measure_here(chapter: str) -> tuple[list[Record], dict[str, Any]]:
+def measure_here(chapter: str) -> Any:
     """What a rank returns, as a result would hold it."""
     outcome: Outcome = CHAPTERS[chapter].measure(point(chapter), CPU)
-    found: tuple[list[Record], dict[str, Any]] = tuple(
-        json.loads(json.dumps([list(outcome.measurements), dict(outcome.data)], allow_nan=False))
-    )
-    return found
+    stored = {"measurements": list(outcome.measurements), "data": dict(outcome.data)}
+    return json.loads(json.dumps(stored, allow_nan=False))
 
 
 @pytest.fixture(scope="module")
-def measured(ranks: RankPool) -> dict[str, Measured]:
-    return {name: Measured(*ranks.run(measure_here, WORLD, chapter=name)[0]) for name in CHAPTERS}
+def measured(ranks: RankPool) -> dict[str, Outcome]:
+    return {n: Outcome(**ranks.run(measure_here, WORLD, chapter=n)[0]) for n in CHAPTERS}
 
 
-@pytest.fixture
-def dp(measured: dict[str, Measured]) -> Measured:
-    return measured["data_parallel"]
-
-
-@pytest.fixture
-def sharded(measured: dict[str, Measured]) -> Measured:
-    return measured["sharded_optimizer"]
-
-
-@pytest.fixture
-def fully(measured: dict[str, Measured]) -> Measured:
-    return measured["fsdp"]
+VARIANTS = {
+    "data_parallel": (
+        *("alone", "naive", "flat", "overlapped", "bucketed_0.005", "bucketed_1", "torch_ddp"),
+    ),
+    "sharded_optimizer": ("replicated", "sharded", "torch_zero"),
+    "fsdp": ("ddp", "ddp_sharded_optimizer", "fsdp", "torch_fully_shard"),
+}
 
 
 @pytest.mark.parametrize(
-    ("chapter", "variants", "phases"),
-    [
-        (
-            "data_parallel",
-            ["alone", "naive", "flat", "overlapped", "bucketed_0.005", "bucketed_1", "torch_ddp"],
-            ["total"],
-        ),
-        ("sharded_optimizer", ["replicated", "sharded", "torch_zero"], ["optimizer", "total"]),
-        ("fsdp", ["ddp", "ddp_sharded_optimizer", "fsdp", "torch_fully_shard"], ["total"]),
-    ],
+    ("chapter", "phase"),
+    [*((chapter, "total") for chapter in CHAPTERS), ("sharded_optimizer", "optimizer")],
 )
 def test_all_variants_are_timed_in_the_same_rounds(
-    measured: dict[str, Measured], chapter: str, variants: list[str], phases: list[str]
+    measured: dict[str, Outcome], chapter: str, phase: str
 ) -> None:
-    found = measured[chapter]
-    for phase in phases:
-        assert list(found.by("variant", "time", phase=phase)) == variants
-        for variant in variants:
-            (slowest,) = found.of("time", variant=variant, phase=phase)
-            own = [
-                record["samples"] for record in found.of("rank_time", variant=variant, phase=phase)
-            ]
-            assert [len(samples) for samples in own] == [ROUNDS] * WORLD
-            assert slowest["samples"] == [max(times) for times in zip(*own, strict=True)]
+    outcome = measured[chapter]
+    assert tuple(by(outcome, "variant", "time", phase=phase)) == VARIANTS[chapter]
+    for variant in VARIANTS[chapter]:
+        (slowest,) = found(outcome, "time", variant=variant, phase=phase)
+        own = [r["samples"] for r in found(outcome, "rank_time", variant=variant, phase=phase)]
+        assert [len(samples) for samples in own] == [ROUNDS] * WORLD
+        assert slowest["samples"] == [max(times) for times in zip(*own, strict=True)]
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_every_chapter_says_what_it_ran(measured: dict[str, Measured], chapter: str) -> None:
-    found = measured[chapter]
-    assert set(found.by("purpose", "size").values()) == {"slim"}
-    assert found.value("optimizer") == "torch.optim.AdamW"
-    assert found.value("tokens") == 2 * 8
-    assert len(json.dumps([found.records, found.data])) < SIZE_LIMIT_BYTES / 2
+def test_every_chapter_records_what_it_ran(measured: dict[str, Outcome], chapter: str) -> None:
+    outcome = measured[chapter]
+    assert set(by(outcome, "purpose", "size").values()) == {"slim"}
+    assert value_of(outcome, "optimizer") == "torch.optim.AdamW"
+    assert value_of(outcome, "tokens") == 2 * 8
+    assert len(json.dumps([outcome.measurements, outcome.data])) < SIZE_LIMIT_BYTES / 2
 
 
-def test_messages_are_counted(dp: Measured) -> None:
-    messages = dp.by("variant", "messages")
+def test_messages_are_counted_and_profiles_show_them(measured: dict[str, Outcome]) -> None:
+    dp = measured["data_parallel"]
+    messages = by(dp, "variant", "messages")
     assert messages["alone"] == 0
     assert messages["flat"] == messages["bucketed_1"] == 1
     assert messages["naive"] == messages["overlapped"] == PARAMETERS
     assert 1 < messages["bucketed_0.005"] < PARAMETERS
     flags = 4 * PARAMETERS
-    assert dp.value("message_bytes", variant="flat") == dp.value("gradient_bytes") + flags
-
-
-def test_profiles_show_what_was_sent(dp: Measured) -> None:
-    seen, sent = dp.by("variant", "messages_seen"), dp.by("variant", "messages")
-    communication = dp.by("variant", "profiled_time", activity="communication")
+    assert value_of(dp, "message_bytes", variant="flat") == value_of(dp, "gradient_bytes") + flags
+    seen = by(dp, "variant", "messages_seen")
+    communication = by(dp, "variant", "profiled_time", activity="communication")
     assert seen["alone"] == communication["alone"] == 0
     for name in ("naive", "flat", "overlapped", "bucketed_0.005"):
-        assert seen[name] == sent[name]
+        assert seen[name] == messages[name]
         assert communication[name] > 0
-    assert set(dp.by("rank", "overlapped_share", variant="flat").values()) == {0}
+    assert set(by(dp, "rank", "overlapped_share", variant="flat").values()) == {0}
     assert set(dp.data["intervals_ms"]) == set(seen)
-
-
-def test_a_step_without_communication_is_timed_by_phase(dp: Measured) -> None:
-    assert set(dp.by("phase", "phase_time")) == {"forward", "backward", "optimizer", "total"}
+    assert set(by(dp, "phase", "phase_time")) == {"forward", "backward", "optimizer", "total"}
 
 
 class Wrong(FlatDDP):
@@ -180,90 +134,68 @@ class Wrong(FlatDDP):
         list(self.module.parameters())[-1].grad.mul_(1.5)  # type: ignore[union-attr]
 
 
-def check_with_a_wrong_variant() -> dict[str, Record]:
-    asked = point("data_parallel")
-    work = RankWork(candidates(asked, CPU)[0].workload, CPU)
+@on_ranks(WORLD)
+def test_a_variant_with_wrong_gradients_fails() -> None:
+    work = work_of("data_parallel")
     model = work.model()
-    with patch.object(data_parallel_variants, "FlatDDP", Wrong):
-        variants = data_parallel.make_variants(asked, work, model)
-    return data_parallel.check(variants, work, model)
+    with patch.object(data_parallel, "FlatDDP", Wrong):
+        variants = data_parallel.make_variants(point("data_parallel"), work, model)
+    checks = data_parallel.check(variants, work, model)
+    assert (checks["flat"]["quantity"], checks["flat"]["status"]) == ("time", "failed")
+    assert checks["naive"]["quantity"] == "gradient_error"
+    assert checks["naive"]["value"] < 1e-5
 
 
-def test_a_variant_with_wrong_gradients_fails(ranks: RankPool) -> None:
-    for found in ranks.run(check_with_a_wrong_variant, WORLD):
-        assert (found["flat"]["quantity"], found["flat"]["status"]) == ("time", "failed")
-        assert found["naive"]["quantity"] == "gradient_error"
-        assert found["naive"]["value"] < 1e-5
+@on_ranks(WORLD)
+def test_gradient_buffers_exist_only_during_a_step() -> None:
+    work = work_of("data_parallel")
+    variants = data_parallel.make_variants(point("data_parallel"), work, work.model())
 
+    def bytes_of(variant: Any) -> int:
+        return sum(buffer.untyped_storage().nbytes() for buffer in variant._buffers)
 
-def held_bytes() -> dict[str, tuple[int, int]]:
-    """Bytes of each variant's gradient buffers outside and inside of a step."""
-    asked = point("data_parallel")
-    work = RankWork(candidates(asked, CPU)[0].workload, CPU)
-    found = {}
-    for name, variant in data_parallel.make_variants(asked, work, work.model()).items():
-        sizes = []
-        for _ in range(2):  # a second step finds its buffers again
-            outside = _bytes_of(variant)
+    for _ in range(2):  # a second step finds its buffers again
+        assert {bytes_of(variant) for variant in variants.values()} == {0}
+        inside = {}
+        for name, variant in variants.items():
             with variant.allocated():
                 variant.backward()
-                sizes.append((outside, _bytes_of(variant)))
-        assert sizes[0] == sizes[1]
-        found[name] = sizes[0]
-    return found
+                inside[name] = bytes_of(variant)
+        assert inside["flat"] == inside["overlapped"] > 0
 
 
-def _bytes_of(variant: Any) -> int:
-    return sum(buffer.untyped_storage().nbytes() for buffer in variant._buffers)
-
-
-def test_gradient_buffers_exist_only_during_a_step(ranks: RankPool) -> None:
-    for found in ranks.run(held_bytes, WORLD):
-        assert {outside for outside, _ in found.values()} == {0}
-        assert found["flat"][1] == found["overlapped"][1] > 0
-
-
-def owned_and_shared() -> dict[str, tuple[int, bool]]:
-    """How many parameters each optimizer has state for, and whether that is the plain one's."""
-    work = RankWork(candidates(point("sharded_optimizer"), CPU)[0].workload, CPU)
+@on_ranks(WORLD)
+def test_timed_optimizers_share_one_state() -> None:
+    work = work_of("sharded_optimizer")
     model = BucketedDDP(work.model(), 1)
     makers = sharded_optimizer.OPTIMIZERS
     optimizers = {name: make(model.module.parameters()) for name, make in makers.items()}
     sharded_optimizer.share_state(optimizers, model, work)
     plain = optimizers["replicated"].state
-    states = {n: sharded_optimizer.local_optimizer(o).state for n, o in optimizers.items()}
-    return {
-        name: (len(state), all(state[p] is plain[p] for p in state))
-        for name, state in states.items()
-    }
-
-
-def test_timed_optimizers_share_one_state(ranks: RankPool) -> None:
-    one, other = ranks.run(owned_and_shared, WORLD)
-    assert one["replicated"] == other["replicated"] == (PARAMETERS, True)
+    assert len(plain) == PARAMETERS
     for name in ("sharded", "torch_zero"):
-        assert one[name][0] + other[name][0] == PARAMETERS
-        assert one[name][1]
-        assert other[name][1]
+        state = sharded_optimizer.local_optimizer(optimizers[name]).state
+        assert sum(gather(len(state))) == PARAMETERS
+        assert all(state[parameter] is plain[parameter] for parameter in state)
 
 
-def test_the_sharded_optimizer_keeps_only_its_share(sharded: Measured) -> None:
+def test_the_sharded_optimizer_keeps_only_its_share_as_the_cost_model_expects(
+    measured: dict[str, Outcome],
+) -> None:
+    sharded = measured["sharded_optimizer"]
     after = {"stage": "after_step", "category": "optimizer_state"}
-    state = sharded.by("variant", "memory", **after)
-    whole = sharded.value("expected_memory", category="optimizer_state")
+    state = by(sharded, "variant", "memory", **after)
+    whole = value_of(sharded, "expected_memory", category="optimizer_state")
     steps = 4 * PARAMETERS  # every parameter also has a step counter
     assert state["replicated"] == whole + steps
-    owned = max(sharded.by("rank", "owned_bytes").values())
+    owned = max(by(sharded, "rank", "owned_bytes").values())
     assert abs(state["sharded"] - 2 * owned) <= steps
-    allocated = sharded.by("rank", "allocated", variant="sharded", stage="after_step")
+    allocated = by(sharded, "rank", "allocated", variant="sharded", stage="after_step")
     assert list(allocated) == list(range(WORLD))
-
-
-def test_memory_follows_the_cost_model_before_the_step(sharded: Measured) -> None:
-    expected = sharded.by("category", "expected_memory")
+    expected = by(sharded, "category", "expected_memory")
     for variant in ("replicated", "sharded", "torch_zero"):
-        forward = sharded.by("category", "memory", variant=variant, stage="after_forward")
-        before = sharded.by("category", "memory", variant=variant, stage="before_step")
+        forward = by(sharded, "category", "memory", variant=variant, stage="after_forward")
+        before = by(sharded, "category", "memory", variant=variant, stage="before_step")
         assert {forward[name] - expected[name] for name in ("parameters", "activations")} == {0}
         assert before["gradients"] == expected["gradients"]
 
@@ -275,105 +207,87 @@ class Stale(ShardedOptimizer):
         return iter(())
 
 
-def memory_with_a_stale_optimizer() -> dict[str, str]:
+@on_ranks(WORLD)
+def test_an_optimizer_that_lets_ranks_diverge_fails() -> None:
     stale = {"sharded": lambda parameters: Stale(parameters, torch.optim.AdamW)}
     with patch.dict(sharded_optimizer.OPTIMIZERS, stale):
-        sizes = candidates(point("sharded_optimizer"), CPU)
-        return sharded_optimizer.measure_memory(sizes, CPU)[1]
+        sizes = candidates(point("sharded_optimizer"))
+        _, failed = sharded_optimizer.measure_memory(sizes, CPU)
+    assert list(failed) == ["sharded"]
 
 
-def test_an_optimizer_that_lets_ranks_diverge_fails(ranks: RankPool) -> None:
-    for failed in ranks.run(memory_with_a_stale_optimizer, WORLD):
-        assert list(failed) == ["sharded"]
+def test_fsdp_keeps_a_share_of_everything(measured: dict[str, Outcome]) -> None:
+    fully = measured["fsdp"]
 
-
-def test_fsdp_keeps_a_share_of_everything(fully: Measured) -> None:
     def after(variant: str, category: str) -> int:
-        return int(fully.value("memory", variant=variant, stage="after_step", category=category))
+        return int(
+            value_of(fully, "memory", variant=variant, stage="after_step", category=category)
+        )
 
     for category in ("parameters", "gradients", "optimizer_state"):
         assert after("fsdp", category) < 0.7 * after("ddp", category)
     state = "optimizer_state"
     assert after("ddp_sharded_optimizer", state) < 0.6 * after("ddp", state)
-    assert fully.value("sharded_bytes") < fully.value("parameter_bytes")
+    assert value_of(fully, "sharded_bytes") < value_of(fully, "parameter_bytes")
 
 
-def test_every_gather_is_watched_in_both_directions(fully: Measured) -> None:
+def test_every_gather_is_watched_and_sent_as_one_message(measured: dict[str, Outcome]) -> None:
+    fully = measured["fsdp"]
     blocks = ["token_embeddings.weight", "layers.0", "layers.1", "lm_head.weight"]
     waits = fully.data["waits_ms"]
     for phase, expected in (("forward", blocks), ("backward", blocks[::-1])):
         mine = [row for row in waits if row["phase"] == phase]
         assert [row["layer"] for row in mine] == expected, "in the order in which they are used"
         assert all(len(row["ms"]) == WORLD for row in mine)
-        for rank, total in fully.by("rank", "gather_wait", phase=phase).items():
+        for rank, total in by(fully, "rank", "gather_wait", phase=phase).items():
             assert total == pytest.approx(sum(row["ms"][rank] for row in mine))
-
-
-def test_fsdp_sends_one_message_per_block(fully: Measured) -> None:
-    blocks = 4
     # Gathered twice, except for the block that ends forward and begins backward; scattered once.
-    expected = blocks + (blocks - 1) + blocks + 1
-    assert fully.value("messages_seen", variant="fsdp") == expected
+    messages = len(blocks) + (len(blocks) - 1) + len(blocks) + 1
+    assert value_of(fully, "messages_seen", variant="fsdp") == messages
 
 
 def refuse(work: Any) -> Any:
     raise RuntimeError("no such\n  mesh")
 
 
-def try_variant(name: str) -> Any:
-    work = RankWork(candidates(point("fsdp"), CPU)[0].workload, CPU)
-    with (
-        patch.object(fsdp_variants, "_torch", refuse),
-        patch.object(fsdp_variants, "_ours", refuse),
-    ):
-        try:
-            return fsdp_variants.two_steps_alone(name, fsdp_variants.builder(1), work)
-        except RuntimeError as error:
-            return {"raised": str(error)}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("torch_fully_shard", "RuntimeError: no such mesh"),
-        ("fsdp", {"raised": "no such\n  mesh"}),
-    ],
-    ids=["PyTorch's has a reason", "ours fails the point"],
-)
-def test_a_variant_that_does_not_run_here(ranks: RankPool, name: str, expected: Any) -> None:
-    assert ranks.run(try_variant, WORLD, name=name) == [expected] * WORLD
+@on_ranks(WORLD)
+def test_pytorchs_variant_may_not_run_here_but_ours_must() -> None:
+    work = work_of("fsdp")
+    with patch.multiple(fsdp, torch_fully_shard=refuse, ours=refuse):
+        build = fsdp.builders_of(1)
+        reason = fsdp.two_steps_alone("torch_fully_shard", build["torch_fully_shard"], work)
+        with pytest.raises(RuntimeError, match="no such"):
+            fsdp.two_steps_alone("fsdp", build["fsdp"], work)
+    assert reason == "RuntimeError: no such mesh"
 
 
 @pytest.mark.parametrize(
     ("losses", "statuses"),
-    [([3.0, 2.0], []), ([3.0, 2.1], ["failed"]), ([3.0, float("nan")], ["failed"])],
+    [
+        ([3.0, 2.0], []),
+        ([3.0, 2.1], ["failed"]),
+        ([3.0, float("nan")], ["failed"]),
+        ("no mesh", ["unsupported"]),
+    ],
 )
-def test_losses_must_be_those_of_data_parallelism(losses: list[float], statuses: Any) -> None:
-    def alone(found: list[float]) -> list[dict[str, Any]]:
-        return [{"losses": found, "stages": {}, "peaks": {}}]
+def test_only_variants_with_the_losses_of_data_parallelism_are_timed(
+    losses: Any, statuses: list[str]
+) -> None:
+    def alone(own: list[float]) -> list[dict[str, Any]]:
+        return [{"losses": own, "stages": {}, "peaks": {}}]
 
-    records, correct = fsdp.check({"ddp": alone([3.0, 2.0]), "fsdp": alone(losses)}, 1e-4)
+    ours = losses if isinstance(losses, str) else alone(losses)
+    records, correct = fsdp.check({"ddp": alone([3.0, 2.0]), "fsdp": ours}, 1e-4)
     assert [r["status"] for r in records if r["quantity"] == "time"] == statuses
     assert correct == (["ddp"] if statuses else ["ddp", "fsdp"])
 
 
-def test_a_refusal_is_a_record() -> None:
-    records, correct = fsdp.check({"torch_fully_shard": "no mesh"}, 1e-4)
-    assert [(r["status"], r["reason"]) for r in records] == [("unsupported", "no mesh")]
-    assert correct == []
-
-
-def own_batches() -> tuple[list[int], list[int]]:
-    work = candidates(point("fsdp"), CPU)[0].workload
-    own, same = RankWork(work, CPU), RankWork(work, CPU, own_tokens=False)
-    assert dist.get_world_size() == WORLD
-    return own.tokens.flatten().tolist(), same.tokens.flatten().tolist()
-
-
-def test_ranks_draw_their_own_tokens_unless_asked_not_to(ranks: RankPool) -> None:
-    (one, shared), (other, shared_too) = ranks.run(own_batches, WORLD)
-    assert one != other
-    assert shared == shared_too
+@on_ranks(WORLD)
+def test_ranks_draw_their_own_tokens_unless_asked_not_to() -> None:
+    own = work_of("fsdp")
+    same = RankWork(own.workload, CPU, own_tokens=False)
+    for work, batches in ((own, WORLD), (same, 1)):
+        assert len(set(gather(str(work.tokens.tolist())))) == batches
 
 
 def test_models_that_share_weights_have_their_own_parameters() -> None:
@@ -389,8 +303,3 @@ def test_a_missing_gradient_counts_with_its_whole_norm() -> None:
     expected = [torch.tensor([3.0]), torch.tensor([4.0])]
     assert gradient_error([torch.tensor([3.0]), None], expected) == pytest.approx(0.8)
     assert gradient_error(expected, expected) == 0.0
-
-
-def test_a_precision_that_a_cpu_lacks_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="tf32"):
-        candidates(point("fsdp", precision="tf32"), CPU)

@@ -1,15 +1,14 @@
 """Six principles: programs are checked before they are timed, and what the page makes of pairs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lmlab.chapters.principles.measure import TOPICS, divergence, measure
+from lmlab.chapters.principles.measure import divergence, measure
 from lmlab.chapters.principles.measure.programs import Program, compare
+from lmlab.chapters.principles.page import PARTS
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.records import value
 from lmlab.study.points import Point
@@ -35,7 +34,7 @@ def measured(topic: str, device: str = "cpu") -> Outcome:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU")
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("topic", SETTINGS)
 def test_every_topic_on_a_gpu(topic: str) -> None:
     outcome = measured(topic, "cuda")
     assert {r["status"] for r in outcome.measurements} == {"ok"}
@@ -44,7 +43,7 @@ def test_every_topic_on_a_gpu(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["divergence", "tiling"])
-def test_what_needs_a_gpu_says_so(topic: str) -> None:
+def test_what_needs_a_gpu_is_unsupported(topic: str) -> None:
     with pytest.raises(Unsupported):
         measured(topic)
 
@@ -72,14 +71,12 @@ def test_recomputation_keeps_the_inputs_of_blocks_alone() -> None:
     assert kept["without", 4] == (5 + 4 * 8) * numbers
 
 
-def test_copies_and_sums_count_useful_bytes() -> None:
+def test_copies_sums_and_chains_count_useful_bytes() -> None:
     outcome = measured("coalescing")
     assert {r["value"] for r in found(outcome, "bytes", series="copy")} == {8000}
     assert value_of(outcome, "bytes", variant="row sums") == 4 * 128**2
     assert {r["value"] for r in found(outcome, "error", series="copy")} == {0.0}
-
-
-def test_the_fused_chain_is_left_out_where_it_would_be_interpreted() -> None:
+    # The fused chain is left out where it would be interpreted.
     outcome = measured("fusion")
     status = {r["labels"]["variant"]: r["status"] for r in found(outcome, "time")}
     assert status["GELU chain, 128, eager"] == "ok"
@@ -100,10 +97,10 @@ def test_branches_do_the_same_work_on_either_side() -> None:
 
 def test_a_wrong_program_gets_no_time(cpu: torch.device) -> None:
     programs = {
-        name: Program(call=lambda: None, series="with", x=1, check=lambda e=error: e, within=0.1)
+        name: Program(call=lambda: None, error=lambda found, e=error: e, within=0.1)
         for name, error in {"right": 0.01, "wrong": 0.5, "broken": float("nan")}.items()
     }
-    outcome = compare(programs, BUDGET, cpu)
+    outcome = compare(programs, BUDGET, cpu).outcome()
     status = {r["labels"]["variant"]: r["status"] for r in found(outcome, "time")}
     assert status == {"right": "ok", "wrong": "failed", "broken": "failed"}
 
@@ -122,13 +119,8 @@ def test_the_page_quotes_factors_and_shares_of_the_ceiling(tmp_path: Path) -> No
     machine = [
         value("matmul_rate", 500.0, "TFLOP/s", dtype="bf16"),
         value("copy_bandwidth", 4000.0, "GB/s"),
-        *(value(name, 132, "", fact=name) for name in ("sms", "power_limit_w")),
         value("device", "cuda", "", fact="device"),
-        *(value(name, 1, "", fact=name) for name in ("warp_size", "registers_per_sm")),
-        *(
-            value(name, 2**20, "B", fact=name)
-            for name in ("shared_memory_per_sm_bytes", "l2_bytes")
-        ),
+        *(value(name, 132, "", fact=name) for name in (*PARTS, "power_limit_w")),
     ]
     results = [
         result({}, machine, chapter="machine"),

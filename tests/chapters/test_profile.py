@@ -1,7 +1,7 @@
-"""Profile: three modes in one capture, a wall time taken before, and who may record."""
+"""Profile: three modes in one capture, a wall time taken before, and what a trace becomes."""
 
-from __future__ import annotations
-
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,24 @@ import torch
 
 from lmlab.chapters.profile import measure as profile
 from lmlab.chapters.profile.measure import measure, trace_folder
+from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, complete, mode_range, of_trace
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Step
-from lmlab.measure.trace import chrome_trace
+from lmlab.measure.records import Record, value
+from lmlab.measure.trace import chrome_trace, nsys
+from lmlab.measure.trace.digest import TABLE_ROWS
+from lmlab.measure.trace.frames import TraceError
 from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE, UNDER_NSYS
+from lmlab.study.results import SIZE_LIMIT_BYTES, ResultError, read
+from tests.chapters.test_end_to_end import WATCHING
 from tests.jobs.points import profile_point
+from tests.measure.trace.export_builder import ExportBuilder
+from tests.measure.trace.three_modes import BACKWARD_US, FORWARD_US, OPTIMIZER_US, write_export
+from tests.report.study import result
 
 CPU = torch.device("cpu")
 MODES = ("forward", "forward_backward", "train_step")
+MEASURED = result({"size": "small"}, [value("tokens", 16, "")], chapter="profile")
 MATMULS = 2 * 9 + 1  # per layer 7 projections and 2 in attention, and the head
 
 
@@ -89,7 +99,7 @@ def test_attentions_parts_and_all_matmuls_have_costs(outcome: Outcome) -> None:
     ("changes", "has_parts"),
     [
         ({"attention": "sdpa_math"}, False),
-        ({"model": "tests.chapters.test_end_to_end:Watching"}, False),
+        ({"model": WATCHING}, False),
         ({"precision": "bf16"}, True),  # autocast mixes types, so costs are not known
     ],
 )
@@ -126,6 +136,9 @@ def test_a_trace_is_kept_only_if_asked_for() -> None:
 
 
 def test_under_nsys_the_trace_is_left_to_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = profile_point(skip_if_too_large=True, d_model=2**20, num_layers=10**4)
+    with pytest.raises(Unsupported, match=r"needs about .* GiB"):
+        measure(huge, CPU)
     point = profile_point(profiler="nsys")
     with pytest.raises(Unsupported, match="nsys is not recording this process"):
         measure(point, CPU)
@@ -136,12 +149,6 @@ def test_under_nsys_the_trace_is_left_to_the_report(monkeypatch: pytest.MonkeyPa
     assert values(outcome, "time", "phase").keys() == {("forward",)}
 
 
-def test_a_model_too_large_is_refused_before_it_is_built() -> None:
-    point = profile_point(skip_if_too_large=True, d_model=2**20, num_layers=10**4)
-    with pytest.raises(Unsupported, match=r"needs about .* GiB"):
-        measure(point, CPU)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_a_gpu_every_phase_has_kernels_and_launches_come_before_them() -> None:
@@ -150,3 +157,91 @@ def test_on_a_gpu_every_phase_has_kernels_and_launches_come_before_them() -> Non
     assert all(kernels["train_step", phase] for phase in ("forward", "backward", "optimizer"))
     assert values(outcome, "delay_median_time", "mode")[("train_step",)] > 0
     assert all(values(outcome, "part_kernels", "part").values())
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    write_export(tmp_path / "export.sqlite")
+    return tmp_path / "export.sqlite"
+
+
+def of(records: list[Record], quantity: str, **labels: Any) -> list[Any]:
+    """Values of a quantity, times in microseconds, where these labels agree."""
+    return [
+        round(record["value"] * 1000, 6) if record["unit"] == "ms" else record["value"]
+        for record in records
+        if record["quantity"] == quantity and labels.items() <= record["labels"].items()
+    ]
+
+
+def test_every_mode_has_its_own_work_and_kernels_by_rank(export: Path) -> None:
+    records, _ = of_trace(nsys.read(export))
+    step_us = FORWARD_US + BACKWARD_US + OPTIMIZER_US
+    by_mode = [of(records, "total_time", mode=mode, phase=TOTAL) for mode in PHASES_OF_MODE]
+    assert by_mode == [[FORWARD_US], [FORWARD_US + BACKWARD_US], [step_us]]
+    assert of(records, "total_time", mode="train_step", phase="optimizer") == [OPTIMIZER_US]
+    assert of(records, "kernel_total_time", mode="forward", rank=1) == [4 * 400]
+    assert of(records, "kernel_instances", mode="forward", rank=1) == [4]
+    assert of(records, "launches", mode="forward") == [14]
+    assert of(records, "launch_time", mode="forward") == [5]
+
+
+def test_attention_is_cut_at_its_matmuls_and_its_softmax(export: Path) -> None:
+    records, data = of_trace(nsys.read(export))
+    parts = ("scores", "scale_and_mask", "softmax", "output")
+    for name, expected in (("total", [200, 100, 100, 200]), ("product", [200, 0, 0, 200])):
+        found = [of(records, f"part_{name}_time", part=part) for part in parts]
+        assert found == [[us] for us in expected]
+    kernels = {part["part"]: part["names"] for part in data["attention_parts"]}
+    (softmax,) = kernels["softmax"]
+    assert data["names"][softmax]["short_name"] == "softmax_warp_forward"
+
+
+def test_the_largest_other_kernels_have_records_at_any_rank(tmp_path: Path) -> None:
+    with ExportBuilder(tmp_path / "export.sqlite") as builder:
+        for number, mode in enumerate(PHASES_OF_MODE):
+            start = 10_000_000 * number
+            builder.range(mode_range(mode), start, start + 9_000_000)
+            names = [f"{'n' * 450}_{i}_sgemm" for i in range(2 * TABLE_ROWS)]
+            names[40:48] = [f"softmax_{i}_{mode}" for i in range(8)]
+            for index, name in enumerate(names):
+                launch, correlation = start + 1000 * index, 1000 * number + index
+                builder.call("cudaLaunchKernel", launch, launch + 5, correlation)
+                builder.kernel(name, launch + 10, launch + 900 - index, correlation)
+    records, data = of_trace(nsys.read(tmp_path / "export.sqlite"))
+    kernels = [record["labels"] for record in records if record["quantity"] == "kernel_instances"]
+    ranks = [labels["rank"] for labels in kernels if labels["mode"] == "forward"]
+    assert ranks == [*range(1, 11), *range(41, 46)]
+    assert of(records, "part_total_time") == []
+    assert data["modes"]["train_step"]["rest"]["names"] == TABLE_ROWS
+    assert len(json.dumps([records, data], allow_nan=False)) < 0.9 * SIZE_LIMIT_BYTES
+    with ExportBuilder(tmp_path / "empty.sqlite") as builder:
+        builder.range(mode_range("forward"), 0, 100)
+    with pytest.raises(TraceError, match=r"nsys 2025.3.1.90 recorded no kernels in 'mode forward'"):
+        of_trace(nsys.read(tmp_path / "empty.sqlite"))
+
+
+def test_the_report_completes_what_the_process_measured(tmp_path: Path, export: Path) -> None:
+    MEASURED.write(tmp_path / "measured.json")
+    complete(tmp_path / "measured.json", export, tmp_path / "out.json")
+    completed, (records, data) = read(tmp_path / "out.json"), of_trace(nsys.read(export))
+    assert completed.measurements == (*MEASURED.measurements, *records)
+    assert completed.data == data
+    assert of(records, "profiler_version") == ["nsys 2025.3.1.90"]
+    assert completed.code_fingerprint == MEASURED.code_fingerprint
+    failed = replace(MEASURED, status="oom", reason="needs 9 GiB more", measurements=())
+    failed.write(tmp_path / "measured.json")
+    complete(tmp_path / "measured.json", tmp_path / "no export", tmp_path / "out.json")
+    assert read(tmp_path / "out.json") == failed, "a point without numbers has no export"
+
+
+@pytest.mark.parametrize("missing", ["measured", "export"])
+def test_a_missing_half_is_one_line_and_no_result(
+    tmp_path: Path, export: Path, missing: str
+) -> None:
+    paths = {"measured": tmp_path / "measured.json", "export": export}
+    MEASURED.write(paths["measured"])
+    paths[missing].unlink()
+    with pytest.raises((TraceError, ResultError), match=r"does not exist|not a readable"):
+        complete(**paths, out=tmp_path / "out.json")
+    assert not (tmp_path / "out.json").exists()

@@ -1,7 +1,5 @@
 """Commands run in their own folder, with one thread and a lock of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

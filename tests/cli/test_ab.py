@@ -4,8 +4,6 @@ Most tests measure a stand-in for the project whose speed is written in its code
 project on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`lmlab check`: every machine in the repository passes, and every seeded fault is one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -185,18 +183,6 @@ def test_a_machine_is_limited_in_compressed_size(
     edited(lambda result: result["data"].update(kernels=noise))(folder)
     status, lines = run(folder, "--ignore", "missing")
     assert (status, [line.partition(":")[0] for line in lines]) == (1, ["size"])
-
-
-def test_many_files_are_examined_in_several_processes(
-    run: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "cpu-golden"
-    shutil.copytree(GOLDEN, folder)
-    first_time(value=1e9)(folder)
-    (folder / "machine.json").write_text("{")
-    alone = run(folder)
-    monkeypatch.setattr(check, "MANY_FILES", 1)
-    assert run(folder) == alone
 
 
 def test_a_wrong_kind_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """`lmlab compare` on real folders: the H200 at two commits, seeded changes, a CPU, old results."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -184,6 +182,7 @@ def history(tmp_path: Path) -> Path:
     step(machine).rename(root / "kept.json")
     old = {"schema_version": 1}
     files = [*machine.rglob("*.json")]
+    (machine / "dangling.json").symlink_to("nowhere")
     contents = [path.read_text() for path in files]
     for path in files:
         path.write_text(json.dumps(old))

@@ -1,15 +1,12 @@
 """Keys of a point on the command line: their values, and one line for every mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmlab.cli import main
-from lmlab.cli.configuration import read_config
-from lmlab.cli.keys import read_value, schemas_for
+from lmlab.cli.keys import read_config, read_value, schemas_for
 from lmlab.cli.measure import point_from_args
 from lmlab.jobs.catalog import points_of
 from lmlab.study.config import Study, load
@@ -89,25 +86,14 @@ def test_keys_choose_the_experiment_that_has_them(
 WRONG = {
     "unknown key": ("end_to_end contxt=128", "contxt = '128': no such key; allowed: size, con"),
     "a renamed key": ("attention arms=naive", "arms is now called variants"),
-    "a key of another chapter": ("precision context=128", "context = '128': no such key"),
     "no value": ("end_to_end context", "'context' is not key=value"),
     "a key twice": ("end_to_end context=16 context=32", "context = '32': given before"),
     "unknown size": ("end_to_end size=huge", "size = 'huge'; allowed: small, medium"),
     "not a number": ("end_to_end context=long", "context = 'long'; allowed: one integer of at"),
-    "too small": ("end_to_end warmup=-1", "warmup = '-1'; allowed: at least 0"),
-    "a fraction": ("end_to_end steps=1.5", "steps = '1.5'; allowed: one integer of at least 1"),
-    "infinite": ("end_to_end time_cap_s=inf", "time_cap_s = 'inf'; allowed: one number"),
-    "unknown precision": ("end_to_end precision=fp8", "precision = 'fp8'; allowed: fp32, tf32"),
-    "unknown attention": ("end_to_end attention=magic", "attention = 'magic'; allowed: naive"),
     "unknown variant": ("attention variants=naive,magic", "'naive,magic'; allowed: naive"),
     "half a tile": ("attention tiles=128", "tiles = '128'; allowed: rows x columns"),
     "a tile of odd rows": ("attention tiles=3x5", "each of 16, 32, 64, 128, 256"),
-    "too large": (f"end_to_end seed={2**64}", "at most 4294967295"),
-    "no spread": ("data_parallel rounds=2", "rounds = '2'; allowed: at least 3"),
-    "a value twice": ("collectives sizes_mib=1,1", "allowed: each value once"),
-    "another start": ("end_to_end start=hot", "start = 'hot'; allowed: warm, cold"),
     "topic of another chapter": ("precision topic=tiles", "allowed: accumulation, autocast"),
-    "topic that is not studied": ("attention topic=leaderboard", "allowed: naive, benchmark"),
     "keys that no point has together": (
         "precision topic=layernorm terms=3",
         "no point of precision has all of these; allowed with this topic: topic, seed",
@@ -116,7 +102,6 @@ WRONG = {
     "model nowhere": ("end_to_end model=nowhere:M", "model = 'nowhere:M': module 'nowhere' is not"),
     "no such class": ("end_to_end model=lmlab.model.transformer:GPT", "there is no 'GPT' in "),
     "variant nowhere": ("attention variants=nowhere:f", "variants = 'nowhere:f': module 'nowh"),
-    "not a boolean": ("machine quick=maybe", "quick = 'maybe'; allowed: true or false"),
     "no strategy": ("memory strategies=none,sqrt", "allowed: none, nested, or every-K"),
     "heads that do not divide": ("end_to_end num_heads=3", "num_heads: 3 does not divide d_mo"),
     "uneven nodes": ("collectives world_size=3 nnodes=2", "cannot be spread evenly over 2 nodes"),

@@ -1,7 +1,5 @@
 """`lmlab measure`: a few keys in, a table and one JSON document out."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A reader that has seen enough (`lmlab status | head -1`) ends a command quietly."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

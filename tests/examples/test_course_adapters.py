@@ -1,7 +1,5 @@
 """The course's adapters: every name of both editions, with the numbers of the plain computation."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from copy import deepcopy

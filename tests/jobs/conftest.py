@@ -1,15 +1,20 @@
 """Measuring in tests: one thread, and a lock that no real measurement holds."""
 
-from __future__ import annotations
-
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 from lmlab.jobs import run
+from lmlab.measure.identity import find_machine
+from lmlab.study.files import ROOT
+from lmlab.study.points import Point
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +39,27 @@ def wait_for() -> Callable[[Path], None]:
             time.sleep(0.02)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def start_script() -> Callable[..., subprocess.Popen[str]]:
+    """Starts the script of a workflow's rule, which an interrupt reaches as in a terminal."""
+
+    def start(
+        name: str, point: Point, out: Path, *command: str, cwd: Path, env: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        given = ["--point", point.to_json(), "--machine", find_machine().id, "--out", str(out)]
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "workflow" / "scripts" / name), *given, *command],
+            cwd=cwd,
+            env={**os.environ, **env},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Points small enough to measure in milliseconds, for tests to vary."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lmlab.study.points import Point
@@ -16,7 +14,7 @@ PARAMETERS: dict[str, Any] = {
     "warmup": 1,
     "start": "warm",
 }
-MEMORY_PARAMETERS = ("size", "context", "batch", "attention", "precision")
+MODEL = {key: PARAMETERS[key] for key in ("size", "context", "batch", "attention", "precision")}
 SETTINGS: dict[str, Any] = {
     "model": "lmlab.model.transformer:TransformerLM",
     "vocab_size": 17,
@@ -34,11 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 def end_to_end_point(**changes: Any) -> Point:
     """A train step of a model with a few thousand parameters, changed as asked."""
-    return Point(
-        "end_to_end",
-        {key: changes.get(key, value) for key, value in PARAMETERS.items()},
-        {key: changes.get(key, value) for key, value in SETTINGS.items()},
-    )
+    return changed("end_to_end", PARAMETERS, SETTINGS, changes)
 
 
 def precision_point(topic: str, **more: Any) -> Point:
@@ -49,23 +43,22 @@ def precision_point(topic: str, **more: Any) -> Point:
 
 def profile_point(**changes: Any) -> Point:
     """A profile of the same small model."""
-    asked = {**SETTINGS, **PARAMETERS, "profiler": "torch", "keep_traces": False, **changes}
-    parameters = ("size", "context", "batch", "precision", "attention")
-    settings = (*SETTINGS, "warmup", "profiler", "keep_traces")
-    return Point(
-        "profile", {key: asked[key] for key in parameters}, {key: asked[key] for key in settings}
-    )
+    settings = {**SETTINGS, "warmup": 1, "profiler": "torch"}
+    return changed("profile", MODEL, {**settings, "keep_traces": False}, changes)
 
 
 def memory_point(topic: str = "timeline", **changes: Any) -> Point:
     """A point of the memory chapter; what is not in its identity is a setting."""
-    parameters = {"topic": topic, **{key: PARAMETERS[key] for key in MEMORY_PARAMETERS}}
-    settings = {
-        **SETTINGS,
-        **{"keep_snapshots": False, "compile": False, "rounds": 1, "strategies": "none"},
-    }
+    own = {"keep_snapshots": False, "compile": False, "rounds": 1, "strategies": "none"}
+    return changed("memory", {"topic": topic, **MODEL}, {**SETTINGS, **own}, changes)
+
+
+def changed(
+    chapter: str, parameters: dict[str, Any], settings: dict[str, Any], changes: dict[str, Any]
+) -> Point:
+    """A point with some of its parameters and settings replaced."""
     return Point(
-        "memory",
+        chapter,
         {key: changes.get(key, value) for key, value in parameters.items()},
         {key: changes.get(key, value) for key, value in settings.items()},
     )

@@ -1,11 +1,8 @@
 """The largest size that fits and keeps its step short, and a reason for each one that does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,42 +38,41 @@ def _group(tmp_path: Path) -> Iterator[None]:
 
 
 def sizes() -> list[Candidate]:
-    return candidates(POINT, CPU)
+    return candidates(POINT)
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float]) -> Choice:
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float] | None
+) -> Choice:
     monkeypatch.setattr(autosize, "bandwidth", lambda device: rate)
-    asked: dict[str, Any] = {"limit_s": 2.0, "messages": 1}
-    return choose(sizes(), CPU, try_step=lambda c: steps_s[c.size], **asked)
-
-
-def test_the_first_that_is_quick_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = chosen(monkeypatch, 1e12, {"huge": 5.0, "wide": 1.5, "slim": 0.1})
-    assert choice.candidate.size == "wide"
-    records = {(r["quantity"], r["status"]): r for r in choice.records("time")}
-    assert records["size", "ok"]["value"] == "wide"
-    assert records["size", "unsupported"]["labels"] == {"purpose": "time", "candidate": "huge"}
-    assert records["trial_step", "ok"]["value"] == 1500
-    assert not choice.over_limit
+    trial = steps_s and (lambda candidate: steps_s[candidate.size])
+    return choose(sizes(), CPU, limit_s=2.0, try_step=trial)
 
 
 @pytest.mark.parametrize(
-    ("rate", "step_s", "over_limit"),
-    [(1e6, 0.1, False), (1.0, 9.0, True)],
-    ids=["what the link cannot carry is not built", "the last is taken even if it is slow"],
+    ("rate", "steps_s", "size", "over_limit"),
+    [
+        (1e12, {"huge": 5.0, "wide": 1.5, "slim": 0.1}, "wide", False),
+        (1e6, {"slim": 0.1}, "slim", False),
+        (1.0, {"slim": 9.0}, "slim", True),
+        (1e7, None, "wide", False),
+    ],
+    ids=["first quick one", "what the link can carry", "last even if slow", "without a trial"],
 )
-def test_the_last_is_taken_without_the_others(
-    monkeypatch: pytest.MonkeyPatch, rate: float, step_s: float, over_limit: bool
+def test_the_first_size_that_is_quick_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    rate: float,
+    steps_s: dict[str, float] | None,
+    size: str,
+    over_limit: bool,
 ) -> None:
-    choice = chosen(monkeypatch, rate, {"slim": step_s})
-    assert [one.size for one in choice.left_out] == ["huge", "wide"]
-    assert (choice.candidate.size, choice.over_limit) == ("slim", over_limit)
-
-
-def test_without_a_trial_arithmetic_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autosize, "bandwidth", lambda device: 1e7)
-    choice = choose(sizes(), CPU, limit_s=2.0)
-    assert (choice.candidate.size, choice.step_s) == ("wide", None)
+    records = chosen(monkeypatch, rate, steps_s).records("time")
+    found = {r["quantity"]: r["value"] for r in records if r["status"] == "ok"}
+    assert (found["size"], found["over_limit"]) == (size, over_limit)
+    assert found["all_reduce_bandwidth"] == rate / 1e9
+    assert found.get("trial_step") == (steps_s[size] * 1e3 if steps_s else None)
+    left_out = [r["labels"]["candidate"] for r in records if r["status"] == "unsupported"]
+    assert [*left_out, size] == [c.size for c in sizes()][: len(left_out) + 1]
 
 
 def test_no_size_that_fits_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

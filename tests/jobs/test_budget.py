@@ -1,7 +1,7 @@
 """The time budget of a study, and the time limit of a point."""
 
-from __future__ import annotations
-
+import json
+import os
 import time
 from pathlib import Path
 
@@ -16,32 +16,42 @@ def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(budget.VARIABLE)
 
 
-def test_a_point_is_skipped_from_the_deadline_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert budget.why_skipped() is None
+def test_a_point_is_skipped_from_the_deadline_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert budget.why_skipped("memory", tmp_path) is None
     monkeypatch.setattr(time, "time", lambda: 1000.0)
-    budget.start(240)
-    budget.start(9)  # a budget that is running is not replaced
+    budget.start(240, {})
+    budget.start(9, {})  # a budget that is running is not replaced
     monkeypatch.setattr(time, "time", lambda: 1240.0)
-    assert budget.why_skipped() is None
+    assert budget.why_skipped("memory", tmp_path) is None
     monkeypatch.setattr(time, "time", lambda: 1240.1)
-    assert budget.why_skipped() == "skipped: the study's time budget of 240 s was used up"
+    assert "240 s" in str(budget.why_skipped("memory", tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("text", "skipped"),
-    [
-        ('{"reason": "skipped: the study\'s time budget of 5 s was used up"}', True),
-        ('{"reason": "needs 4 GPUs"}', False),
-        ('{"reason": null}', False),
-        ("[]", False),
-        ("{", False),
-    ],
-)
-def test_a_skipped_result_is_recognised(tmp_path: Path, text: str, skipped: bool) -> None:
+def test_a_chapter_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    """Only what this run has measured counts, whatever lies there from before."""
+    out = tmp_path / "memory" / "size~xl" / "context~128.json"
+    out.parent.mkdir(parents=True)
+    budget.start(1000, {"memory": 30})
+    for name, elapsed_s, age_s in (("old", 500, 3600), ("first", 20, -1), ("second", 10, -1)):
+        assert budget.why_skipped("memory", out) is None
+        path = out.with_name(f"{name}.json")
+        path.write_text(json.dumps({"elapsed_s": elapsed_s}))
+        os.utime(path, (time.time() - age_s,) * 2)
+    out.with_name("broken.json").write_text("{}")
+    assert "30 s" in str(budget.why_skipped("memory", out))
+    assert budget.why_skipped("profile", out) is None
+
+
+@pytest.mark.parametrize("text", ['{"reason": "needs 4 GPUs"}', '{"reason": null}', "[]", "{"])
+def test_a_skipped_result_is_recognised(tmp_path: Path, text: str) -> None:
     path = tmp_path / "result.json"
     assert not budget.was_skipped(path)
     path.write_text(text)
-    assert budget.was_skipped(path) is skipped
+    assert not budget.was_skipped(path)
+    path.write_text(json.dumps({"reason": f"{budget.PREFIX}no time"}))
+    assert budget.was_skipped(path)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

@@ -1,7 +1,5 @@
 """The measuring client: a crash or a hang becomes a result, an interrupt does not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -20,7 +18,6 @@ from lmlab.study.points import Point
 from lmlab.study.results import read
 from tests.jobs.points import end_to_end_point, precision_point
 
-SCRIPT = ROOT / "workflow" / "scripts" / "measure.py"
 Run = Callable[..., tuple[int, Path]]
 Start = Callable[..., subprocess.Popen[str]]
 MODEL = """
@@ -58,28 +55,19 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     runtime = tmp_path_factory.mktemp("r")
     runtime.chmod(0o700)
     switches = {"LMLAB_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(ROOT / "src")}
-    yield {**os.environ, **switches, "LMLAB_LOCK_DOMAIN": str(os.getpid())}
+    yield {**switches, "LMLAB_LOCK_DOMAIN": str(os.getpid())}
     stop = [sys.executable, "-m", "lmlab.measure.warm_start", "--stop"]
     subprocess.run(stop, env={**os.environ, **switches}, check=True)
 
 
 @pytest.fixture
-def start_script(tmp_path: Path, environment: dict[str, str]) -> Start:
+def start(start_script: Start, tmp_path: Path, environment: dict[str, str]) -> Start:
     """Measure a point whose model makes a call."""
 
     def start(call: str, **more: str) -> subprocess.Popen[str]:
         (tmp_path / "own.py").write_text(MODEL.format(call=call))
-        point = end_to_end_point(model="own:Model").to_json()
-        arguments = ["--point", point, "--machine", find_machine().id, "--out", "point.json"]
-        return subprocess.Popen(
-            [sys.executable, str(SCRIPT), *arguments],
-            cwd=tmp_path,
-            env={**environment, **more},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        point, out = end_to_end_point(model="own:Model"), Path("point.json")
+        return start_script("measure.py", point, out, cwd=tmp_path, env={**environment, **more})
 
     return start
 
@@ -94,9 +82,9 @@ def start_script(tmp_path: Path, environment: dict[str, str]) -> Start:
     ids=["crashes", "hangs"],
 )
 def test_a_point_that_cannot_record_its_end_is_a_failure(
-    tmp_path: Path, start_script: Start, call: str, limit_s: str, reason: str
+    tmp_path: Path, start: Start, call: str, limit_s: str, reason: str
 ) -> None:
-    script = start_script(call, LMLAB_POINT_LIMIT_S=limit_s)
+    script = start(call, LMLAB_POINT_LIMIT_S=limit_s)
     stdout, stderr = script.communicate()
     assert (script.returncode, stdout) == (0, f"failed: {reason}\n"), stderr
     result = read(tmp_path / "point.json")
@@ -106,9 +94,9 @@ def test_a_point_that_cannot_record_its_end_is_a_failure(
 
 @pytest.mark.slow
 def test_an_interrupt_is_one_line_even_if_the_point_hangs(
-    tmp_path: Path, start_script: Start, wait_for: Callable[[Path], None]
+    tmp_path: Path, start: Start, wait_for: Callable[[Path], None]
 ) -> None:
-    script = start_script(HANG)
+    script = start(HANG)
     wait_for(tmp_path / "running")
     script.send_signal(signal.SIGINT)
     stdout, stderr = script.communicate()
@@ -164,9 +152,8 @@ def test_a_cold_point_gets_a_fresh_process(
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (ValueError("machine = 'z'"), 2),
-        (OSError(28, "No space left on device", "results/point.json"), 2),
-        (PermissionError(13, "Permission denied", "results"), 2),
+        (ValueError("machine"), 2),
+        (PermissionError(13, "No", "results"), 2),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -1,7 +1,5 @@
 """A point's fingerprint follows the code that the point runs, and no other."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from pathlib import Path
@@ -66,13 +64,13 @@ EDITS: dict[tuple[str, str], set[str]] = {
     ("lmlab/model/transformer.py", CODE): MODEL,
     ("lmlab/model/adamw.py", CODE): {*MODEL, "own_model"},
     ("mine.py", CODE): {"own_model"},
-    ("lmlab/measure/trace/families.py", CODE): {"profile"},
+    ("lmlab/measure/trace/kernel_names.py", CODE): {"profile"},
     ("lmlab/measure/trace/nsys.py", CODE): {"profile"},
     ("lmlab/measure/ceilings.py", CODE): {"machine"},
     ("lmlab/measure/peaks.yaml", "\n- names: [Test]\n"): {"machine"},
     ("lmlab/measure/clock.py", CODE): {*POINTS} - {"precision"},
     ("lmlab/measure/exclusive.py", CODE): set(),
-    ("lmlab/measure/warm_start/job.py", CODE): set(),
+    ("lmlab/measure/warm_start/helper.py", CODE): set(),
     ("lmlab/chapters/attention/measure/benchmark.py", CODE): {"benchmark"},
     ("lmlab/chapters/attention/measure/leaderboard.py", CODE): set(),
     ("lmlab/chapters/attention/measure/rounds.py", CODE): ATTENTION,
@@ -109,15 +107,6 @@ def test_the_code_of_every_point_of_every_study_exists() -> None:
     assert {point.chapter for point in points} == set(chapters())
     for modules in {tuple(code_modules(point)) for point in points}:
         assert len(fingerprint_of(modules)) == 16
-
-
-def test_a_point_starts_from_its_chapter_its_variant_and_its_model() -> None:
-    assert code_modules(end_to_end_point(model="mine:Model")) == [
-        "lmlab.jobs.run",
-        "lmlab.chapters.end_to_end.measure",
-        "lmlab.attention.naive",
-        "mine",
-    ]
 
 
 def test_code_that_is_nowhere_is_named() -> None:

@@ -1,7 +1,5 @@
 """A result is compared with the present: its code, its settings, its torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmlab.jobs.registry import fingerprint
-from lmlab.jobs.staleness import missing_parts, state_of, summary
+from lmlab.jobs.staleness import PointState, estimate, missing_parts, state_of, summary
 from lmlab.study.results import Result
 from tests.jobs.points import precision_point
 
@@ -34,8 +32,14 @@ def result() -> Result:
     )
 
 
-def test_a_point_without_a_file_is_missing(tmp_path: Path) -> None:
-    assert state_of(POINT, tmp_path, MACHINE, TORCH).state == "missing"
+def test_the_next_run_is_estimated_from_what_the_last_one_took() -> None:
+    states = [
+        PointState(point=POINT, state="ok", elapsed_s=119.5, changes={"code": "changed"}),
+        PointState(point=POINT, state="ok", elapsed_s=1000),
+        PointState(point=POINT, state="missing"),
+    ]
+    assert estimate(states) == "2 to measure: about 2 min for 1 measured before, unknown for 1"
+    assert estimate(states[1:2]) == "nothing to measure"
 
 
 CASES: dict[str, tuple[dict[str, Any], bool, list[str]]] = {
@@ -79,39 +83,38 @@ def test_torch_is_not_compared_for_another_machine(result: Result, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("folder", "change", "state"),
+    "change",
     [
-        (MACHINE, {"parameters": {"topic": "layernorm"}}, "unreadable"),
-        (MACHINE, {"chapter": "machine"}, "unreadable"),
-        (MACHINE, {"machine": {"id": "h200", "device": "cuda", "name": "H200"}}, "unreadable"),
-        (f"{MACHINE}@repeat", {}, "ok"),
+        {"parameters": {"topic": "layernorm"}},
+        {"chapter": "machine"},
+        {"machine": {"id": "h200", "device": "cuda", "name": "H200"}},
+        "{",
+        '{"schema_version": 1}',
     ],
-    ids=["another point", "another chapter", "another machine", "a second set of the machine"],
+    ids=["another point", "another chapter", "another machine", "damaged", "schema 1"],
 )
-def test_a_result_belongs_to_its_point_and_machine(
-    result: Result, tmp_path: Path, folder: str, change: dict[str, Any], state: str
+def test_a_file_that_is_not_its_points_result_is_named_in_one_line(
+    result: Result, tmp_path: Path, change: dict[str, Any] | str
 ) -> None:
-    replace(result, **change).write(POINT.path(tmp_path, folder))
-    assert state_of(POINT, tmp_path, folder, TORCH).state == state
-
-
-@pytest.mark.parametrize("text", ["{", '{"schema_version": 1}'], ids=["damaged", "schema 1"])
-def test_a_file_that_is_not_read_is_named_in_one_line(tmp_path: Path, text: str) -> None:
     path = POINT.path(tmp_path, MACHINE)
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
+    result.write(path)
+    if isinstance(change, str):
+        path.write_text(change)
+    else:
+        replace(result, **change).write(path)
     found = state_of(POINT, tmp_path, MACHINE, TORCH)
-    assert found.needs_attention
+    assert (found.state, found.needs_attention) == ("unreadable", True)
     [remark] = found.remarks()
     assert str(path) in remark
     assert "\n" not in remark
 
 
 def test_the_summary_counts_states_and_remarks(result: Result, tmp_path: Path) -> None:
+    second = f"{MACHINE}@repeat"  # another set of the machine
     states = [state_of(POINT, tmp_path / "none", MACHINE, TORCH)]
     for change in ({}, {"code_fingerprint": "0" * 16}, {"commit": {"id": None, "dirty": True}}):
-        replace(result, **change).write(POINT.path(tmp_path, MACHINE))
-        states.append(state_of(POINT, tmp_path, MACHINE, TORCH))
+        replace(result, **change).write(POINT.path(tmp_path, second))
+        states.append(state_of(POINT, tmp_path, second, TORCH))
     assert summary(states) == (
         "4 points: 3 ok, 1 missing; 1 stale (code changed); 1 from uncommitted code"
     )

@@ -1,7 +1,5 @@
 """A GPU that compiles and never runs: Triton's real compiler behind a driver that only records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +10,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from lmlab.kernels import launch, problem, step
-from lmlab.kernels.configs import DeviceInfo
+from lmlab.kernels.configs import Case, DeviceInfo
 from lmlab.kernels.hopper import launch as hopper
 
 KIB, MIB = 2**10, 2**20
@@ -23,13 +21,16 @@ DEVICES = {
     "hopper": DeviceInfo("hopper", 132, 227 * KIB, 60 * MIB),
     "blackwell": DeviceInfo("blackwell", 148, 227 * KIB, 126 * MIB),
 }
+CASE = Case(
+    direction="forward",
+    architecture="hopper",
+    bits=16,
+    head_dim=64,
+    is_causal=True,
+    sequence=16384,
+    blocks_per_sm=32.0,
+)
 SetDevice = Callable[[DeviceInfo], None]
-
-
-def clear_plans() -> None:
-    problem.forward_plan.cache_clear()
-    problem.backward_plan.cache_clear()
-    launch.forget_calls()
 
 
 @pytest.fixture
@@ -39,10 +40,10 @@ def set_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetDevice]:
     def install(info: DeviceInfo) -> None:
         for module in (launch, problem, hopper):
             monkeypatch.setattr(module, "device_info", lambda device: info)
-        clear_plans()
+        launch.forget_calls()
 
     yield install
-    clear_plans()
+    launch.forget_calls()
 
 
 class FakeGpu:

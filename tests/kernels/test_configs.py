@@ -1,23 +1,18 @@
-"""Every case gets tiles that fit the device, and a choice is one row of the table."""
+"""Every case gets tiles that fit the device, and enough programs that share the L2."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlab.kernels import configs
-from lmlab.kernels.configs import (
-    Case,
-    DeviceInfo,
-    Tiles,
-    architecture,
-    choose,
-    format_row,
-    look_up,
-    orient,
-    shared_bytes,
-)
+from lmlab.kernels import problem as problem_module
+from lmlab.kernels.configs import Case, DeviceInfo, Tiles, choose, format_row, shared_bytes
+from lmlab.kernels.problem import Problem, UnsupportedDevice, backward_plan, forward_plan
+from tests.kernels.conftest import CASE, DEVICES, SetDevice
 
 KIB = 1024
 SHARED_LIMIT = {
@@ -26,8 +21,7 @@ SHARED_LIMIT = {
     "hopper": 227 * KIB,  # H100
     "blackwell": 99 * KIB,  # RTX 5090
     "cpu": 2**30,
-}
-"""The least that a GPU of the architecture has."""
+}  # the least that a GPU of the architecture has
 
 cases = st.builds(
     Case,
@@ -45,24 +39,14 @@ cases = st.builds(
 @given(cases)
 def test_every_case_has_ever_smaller_tiles_that_fit(case: Case) -> None:
     limit = SHARED_LIMIT[case.architecture]
-
     chosen = choose(case, DeviceInfo(case.architecture, 132, limit, 2**20))
-
     sizes = [shared_bytes(case, tiles) for tiles in chosen]
     assert max(sizes) <= limit
     assert sizes == sorted(set(sizes), reverse=True)
     assert all(min(tiles.block_m, tiles.block_n) >= 16 for tiles in chosen)
 
 
-CASE = Case(
-    direction="forward",
-    architecture="hopper",
-    bits=16,
-    head_dim=64,
-    is_causal=True,
-    sequence=16384,
-    blocks_per_sm=32.0,
-)
+SWITCHES = ("tma", "paired", "persistent", "warp_specialized", "fused", "inline_delta")
 TILES = Tiles(block_m=128, block_n=64, warps=8, stages=3)
 
 
@@ -73,39 +57,25 @@ TILES = Tiles(block_m=128, block_n=64, warps=8, stages=3)
         block_n=st.sampled_from([32, 128]),
         warps=st.sampled_from([4, 8]),
         stages=st.integers(1, 5),
-        tma=st.booleans(),
-        paired=st.booleans(),
-        persistent=st.booleans(),
-        warp_specialized=st.booleans(),
-        fused=st.booleans(),
-        inline_delta=st.booleans(),
+        **dict.fromkeys(SWITCHES, st.booleans()),
         fp32_dot=st.sampled_from(["ieee", "tf32x3", "bf16x6"]),
     )
 )
 def test_a_row_of_the_table_round_trips(tiles: Tiles) -> None:
     row = configs._parse(format_row(CASE, tiles))
-
     assert row.tiles == tiles
     assert row.covers(CASE)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"direction": "backward"},
-        {"architecture": "ada"},
-        {"bits": 32},
-        {"head_dim": 128},
-        {"is_causal": False},
-        {"sequence": 32768},
-        {"blocks_per_sm": 32.5},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-def test_a_row_does_not_cover_other_cases(other: dict[str, object]) -> None:
-    row = configs._parse(format_row(CASE, TILES))
+OTHERS = {"direction": "backward", "architecture": "ada", "bits": 32, "head_dim": 128}
+OTHERS |= {"is_causal": False, "sequence": 32768, "blocks_per_sm": 32.5, "is_whole": False}
 
-    assert not row.covers(replace(CASE, **other))  # type: ignore[arg-type]
+
+@pytest.mark.parametrize(("name", "value"), OTHERS.items())
+def test_a_row_does_not_cover_other_cases(name: str, value: object) -> None:
+    row = configs._parse(format_row(CASE, TILES) + " whole")
+    assert row.covers(CASE)
+    assert not row.covers(replace(CASE, **{name: value}))  # type: ignore[arg-type]
 
 
 def test_the_first_row_that_covers_a_case_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,22 +84,8 @@ def test_the_first_row_that_covers_a_case_decides(monkeypatch: pytest.MonkeyPatc
         for n, m in ((1024, 16), (16384, 64))
     )
     monkeypatch.setattr(configs, "rows", lambda: (small, large))
-
-    assert look_up(replace(CASE, sequence=1000)).block_m == 16
-    assert look_up(replace(CASE, sequence=1025)).block_m == 64
-
-
-def test_rows_for_whole_tiles_do_not_cover_ragged_lengths() -> None:
-    row = configs._parse(format_row(CASE, TILES) + " whole")
-
-    assert row.covers(CASE)
-    assert not row.covers(replace(CASE, is_whole=False))
-
-
-def test_queries_are_resident_in_the_forward_and_keys_in_the_backward() -> None:
-    assert TILES.rows("forward") == (TILES.block_m, TILES.block_n)
-    assert TILES.rows("backward") == (TILES.block_n, TILES.block_m)
-    assert orient("backward", *TILES.rows("backward")) == (TILES.block_m, TILES.block_n)
+    assert configs.look_up(replace(CASE, sequence=1000)).block_m == 16
+    assert configs.look_up(replace(CASE, sequence=1025)).block_m == 64
 
 
 def test_a_device_too_small_for_any_tile_is_a_one_line_error() -> None:
@@ -137,15 +93,114 @@ def test_a_device_too_small_for_any_tile_is_a_one_line_error() -> None:
         choose(CASE, DeviceInfo("hopper", 132, 2 * KIB, 2**20))
 
 
+def test_architectures() -> None:
+    names = {(7, 5): None, (8, 6): "ampere", (8, 9): "ada", (9, 0): "hopper", (12, 0): "blackwell"}
+    assert {capability: configs.architecture(*capability) for capability in names} == names
+
+
+SMALL = Tiles(block_m=64, block_n=64, warps=4, stages=3)
+GPU = torch.device("cuda", 0)
+ONE_HEAD = Problem(GPU, torch.bfloat16, 1, 1, 1, 16384, 16384, 64, is_causal=True, tf32=False)
+SIXTEEN_HEADS = replace(ONE_HEAD, heads=16, kv_heads=16)
+GROUPED = replace(SIXTEEN_HEADS, kv_heads=4)
+FP32 = replace(ONE_HEAD, dtype=torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _h200(set_device: SetDevice) -> None:
+    set_device(DEVICES["hopper"])
+
+
+def of_length(length: int) -> Problem:
+    return replace(ONE_HEAD, queries=length, keys=length)
+
+
 @pytest.mark.parametrize(
-    ("capability", "name"),
+    ("length", "splits"),
+    [(64, 1), (128, 1), (512, 2), (1024, 4), (2048, 8), (4096, 4), (8192, 2), (16384, 1)],
+)
+def test_keys_are_split_until_the_gpu_is_full(length: int, splits: int) -> None:
+    plan = forward_plan(of_length(length), SMALL)
+    assert plan.splits == plan.constants["SPLITS"] == splits
+    assert plan.programs == length // 64 * splits
+
+
+def test_heads_scheduled_together_fit_half_of_the_l2() -> None:
+    per_head = 2 * 16384 * 64 * 2
+    assert forward_plan(SIXTEEN_HEADS, SMALL).l2_heads == 30 * 2**20 // per_head == 7
+    assert forward_plan(replace(SIXTEEN_HEADS, keys=2**24), SMALL).l2_heads == 1
+    assert forward_plan(replace(SIXTEEN_HEADS, keys=64, queries=64), SMALL).l2_heads == 16
+    assert forward_plan(GROUPED, SMALL).l2_heads == 4 * 4  # query heads of a group stay together
+
+
+@pytest.mark.parametrize(
+    ("problem", "paired", "programs"),
     [
-        ((7, 5), None),
-        ((8, 6), "ampere"),
-        ((8, 9), "ada"),
-        ((9, 0), "hopper"),
-        ((12, 0), "blackwell"),
+        pytest.param(SIXTEEN_HEADS, True, 256 * 16, id="many tiles"),
+        pytest.param(of_length(8192), False, 128 + 128, id="few tiles"),
+        pytest.param(of_length(4096), False, (64 + 64) * 2, id="fewer tiles, two splits"),
+        pytest.param(of_length(128), False, 2 + 2, id="loops too short to split"),
+        pytest.param(GROUPED, False, 256 * 4 + 256 * 16, id="grouped heads"),
     ],
 )
-def test_architectures(capability: tuple[int, int], name: str | None) -> None:
-    assert architecture(*capability) == name
+def test_the_backward_pairs_tiles(problem: Problem, paired: bool, programs: int) -> None:
+    plan = backward_plan(problem, SMALL)
+    assert plan.constants["PAIRED"] is paired
+    assert plan.programs == programs
+
+
+def test_splits_can_be_requested_unless_tiles_are_paired() -> None:
+    requested = replace(SMALL, splits=3)
+    assert forward_plan(SIXTEEN_HEADS, requested).programs == 256 * 16 * 3
+    assert backward_plan(SIXTEEN_HEADS, requested).splits == 1
+    assert backward_plan(of_length(4096), requested).splits == 3
+
+
+@pytest.mark.parametrize("plan", [forward_plan, backward_plan])
+@pytest.mark.parametrize(
+    ("queries", "keys", "ragged"),
+    [(128, 128, (False, False)), (100, 128, (True, False)), (128, 130, (False, True))],
+)
+def test_ragged_ends(plan: Any, queries: int, keys: int, ragged: tuple[bool, bool]) -> None:
+    constants = plan(replace(ONE_HEAD, queries=queries, keys=keys), SMALL).constants
+    assert (constants["RAGGED_QUERIES"], constants["RAGGED_KEYS"]) == ragged
+
+
+@pytest.mark.parametrize(
+    ("fp32_dot", "tf32", "precision", "terms"),
+    [
+        ("ieee", False, "ieee", 1),
+        ("tf32x3", False, "tf32x3", 1),
+        ("bf16x6", False, "ieee", 3),
+        ("tf32x3", True, "tf32", 1),
+        ("bf16x6", True, "tf32", 1),
+    ],
+)
+def test_fp32_products_are_exact(fp32_dot: Any, tf32: bool, precision: str, terms: int) -> None:
+    tiles = replace(SMALL, fp32_dot=fp32_dot)
+    constants = backward_plan(replace(FP32, tf32=tf32), tiles).constants
+    assert (constants["PRECISION"], constants["TERMS"]) == (precision, terms)
+    assert forward_plan(replace(FP32, tf32=tf32), tiles).constants["PRECISION"] == precision
+
+
+def test_tf32_is_requested_through_pytorch() -> None:
+    q = torch.empty(1, 1, 4, 16)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert Problem.of(q, q, True).tf32
+        assert not Problem.of(q.half(), q.half(), True).tf32
+        torch.set_float32_matmul_precision("highest")
+        assert not Problem.of(q, q, True).tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_gpu_before_ampere_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class T4:
+        name, major, minor = "Tesla T4", 7, 5
+
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: T4)
+    with pytest.raises(UnsupportedDevice, match=r"Tesla T4 has compute capability 7\.5, 8\.0"):
+        problem_module.device_info.__wrapped__(GPU)

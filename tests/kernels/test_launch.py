@@ -1,13 +1,17 @@
 """Every way to launch the portable kernels gives the same numbers; too-large tiles are dropped."""
 
-from functools import partial
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from lmlab.attention import flash_attention
 from lmlab.kernels import launch
 from lmlab.kernels.configs import Tiles
 from tests.attention.reference import Shape, attend, output_and_gradients
@@ -30,58 +34,41 @@ def run(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> tuple[Tens
 
 
 @pytest.mark.parametrize(
-    ("shape", "is_causal", "tiles"),
+    ("shape", "is_causal", "options"),
     [
-        pytest.param(WHOLE, True, Tiles(**BASE), id="paired"),
-        pytest.param(WHOLE, False, Tiles(**BASE), id="paired, full"),
-        pytest.param(RAGGED, True, Tiles(**BASE), id="ragged"),
-        pytest.param(RAGGED, False, Tiles(**BASE), id="ragged, full"),
-        pytest.param(RAGGED, True, Tiles(**BASE, paired=False), id="unpaired"),
-        pytest.param(RAGGED, True, Tiles(**BASE, splits=3, paired=False), id="splits"),
-        pytest.param(RAGGED, False, Tiles(**BASE, splits=3, paired=False), id="splits, full"),
-        pytest.param(WHOLE, True, Tiles(**BASE, splits=5, paired=False), id="empty splits"),
-        pytest.param(RAGGED, True, Tiles(**BASE, tma=True), id="tma"),
-        pytest.param(RAGGED, True, Tiles(**BASE, fp32_dot="bf16x6", tma=True), id="terms, tma"),
-        pytest.param(RAGGED, True, Tiles(**BASE | {"block_m": 16}), id="16 x 32"),
-        pytest.param(RAGGED, True, Tiles(**BASE | {"block_n": 16}), id="32 x 16"),
-        pytest.param(GROUPED, True, Tiles(**BASE, splits=3), id="grouped, splits"),
-        pytest.param(GROUPED, False, Tiles(**BASE, inline_delta=True), id="grouped, inline delta"),
-        pytest.param(GROUPED, True, Tiles(**BASE, fp32_dot="bf16x6"), id="grouped, terms"),
+        *((shape, is_causal, {}) for shape in (WHOLE, RAGGED) for is_causal in (True, False)),
+        (RAGGED, True, {"paired": False}),
+        *((RAGGED, is_causal, {"splits": 3, "paired": False}) for is_causal in (True, False)),
+        (WHOLE, True, {"splits": 5, "paired": False}),  # of which some are empty
+        (RAGGED, True, {"tma": True}),
+        (RAGGED, True, {"fp32_dot": "bf16x6", "tma": True}),
+        *((RAGGED, True, {side: 16}) for side in ("block_m", "block_n")),
+        (GROUPED, True, {"splits": 3}),
+        (GROUPED, False, {"inline_delta": True}),
+        (GROUPED, True, {"fp32_dot": "bf16x6"}),
     ],
+    ids=str,
 )
-def test_every_launch_option_gives_the_same_numbers(
-    shape: Shape, is_causal: bool, tiles: Tiles
-) -> None:
+def test_every_launch_option(shape: Shape, is_causal: bool, options: dict[str, Any]) -> None:
     inputs = shape.inputs()
-
-    found = run(inputs, is_causal, tiles)
-
+    found = run(inputs, is_causal, Tiles(**BASE | options))
     wide = tuple(x.double() for x in inputs)
     expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)
     for ours, right in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-5)
 
 
-def test_tma_is_not_used_where_strides_do_not_allow_it() -> None:
-    inputs = Shape(keys=20, head_dim=17).inputs(torch.float16)  # rows of 34 bytes
-
-    o, *_ = run(inputs, True, Tiles(**BASE, tma=True))
-
-    assert torch.equal(o, run(inputs, True, Tiles(**BASE))[0])
-
-
-def test_splits_are_deterministic_and_fp32_whatever_the_default_dtype() -> None:
+def test_options_that_must_not_change_a_bit() -> None:
+    unaligned = Shape(keys=20, head_dim=17).inputs(torch.float16)  # rows of 34 bytes: no TMA
+    plain, tma = (run(unaligned, True, Tiles(**BASE, tma=tma)) for tma in (False, True))
+    assert torch.equal(plain[0], tma[0])
     inputs = Shape(keys=75, head_dim=16).inputs()
-    split = partial(run, inputs, True, Tiles(**BASE, paired=False, splits=2))
-    expected = split()
-
+    expected = run(inputs, True, splits := Tiles(**BASE, paired=False, splits=2))
     torch.set_default_dtype(torch.float16)
     try:
-        found = split()
+        assert all(map(torch.equal, run(inputs, True, splits), expected))
     finally:
         torch.set_default_dtype(torch.float32)
-
-    assert all(map(torch.equal, found, expected))
 
 
 def never_fits(*_: object) -> None:
@@ -105,22 +92,43 @@ def attempts(monkeypatch: pytest.MonkeyPatch, fits: Any) -> list[Tiles]:
 def test_tiles_that_do_not_fit_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = attempts(monkeypatch, lambda tiles: tiles.block_m <= 32)
     q, k, v, _ = WHOLE.inputs()
-
     for _ in range(2):
         launch.forward(q, k, v, is_causal=True, scale=0.25)
-
     assert len(tried) == len(set(tried)) > 1
     assert [tiles.block_m <= 32 for tiles in tried] == [False] * (len(tried) - 1) + [True]
 
 
-def test_requested_tiles_that_are_too_large_are_a_one_line_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requested_tiles_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts(monkeypatch, lambda tiles: False)
     q, k, v, _ = WHOLE.inputs()
-
     with pytest.raises(launch.TilesTooLarge, match=r"32 x 32, 4 warps, 2 stages.*300000") as caught:
         launch.forward(q, k, v, is_causal=True, scale=0.25, tiles=Tiles(**BASE))
     assert "\n" not in str(caught.value)
     with pytest.raises(OutOfResources):
         launch.forward(q, k, v, is_causal=True, scale=0.25)
+
+
+PROGRAM = """
+import torch
+from lmlab.attention import flash_attention, naive
+q, k, v = (torch.randn(1, 1, 20, 16, generator=torch.Generator().manual_seed(0)) for _ in range(3))
+torch.testing.assert_close(
+    flash_attention(q, k, v, is_causal=True), naive.attention(q, k, v, is_causal=True)
+)
+"""
+
+
+def test_kernels_run_in_a_process_that_triton_interprets_as_a_whole() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    finished = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=False)
+    assert finished.returncode == 0
+
+
+def test_triton_is_left_unchanged() -> None:
+    modules = (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.standard)
+    before = [dict(vars(module)) for module in modules]
+    x = torch.randn(1, 1, 8, 16)
+    flash_attention(x, x, x, is_causal=True)
+    for module, names in zip(modules, before, strict=True):
+        after = dict(vars(module))
+        assert {name for name in names if names[name] is not after.get(name)} == set()

@@ -1,7 +1,5 @@
 """A repeated launch passes the driver what Triton would have passed."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +20,16 @@ class Driver:
     """Records what it is passed: parameters as bytes, and the addresses of descriptors."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
+        self.sizes, self.status = sizes, 0
         self.launched: list[Any] = []
         self.maps: list[Any] = []
         self.cuLaunchKernel = self._launch
 
     def _launch(self, function: Any, *arguments: Any) -> int:
         *shape, stream, addresses, _ = arguments
-        values = [
-            ctypes.string_at(at, n) for at, n in zip(addresses, self.sizes, strict=True)
-        ]  # fmt: skip
-        self.launched.append((function.value, tuple(shape), stream, values))
-        return 0
+        values = [ctypes.string_at(at, n) for at, n in zip(addresses, self.sizes, strict=True)]
+        self.launched.append((function.value, [n.value for n in shape], stream, values))
+        return self.status
 
     def cuTensorMapEncodeTiled(self, *arguments: Any) -> int:
         self.maps.append(("encode", arguments[3].value, list(arguments[4]), list(arguments[5])))
@@ -64,36 +60,24 @@ def test_parameters_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> Non
         src=SimpleNamespace(signature=signature), function=99,
         metadata=SimpleNamespace(tensordesc_meta=[meta], num_warps=4, shared=1024),
     )  # fmt: skip
-
     run = DirectLaunch(
         compiled, (5,), (plain, tiled, 6, (2**40, 1), 0.5, 1), torch.device("cuda", 0)
     )
     moved = torch.zeros(2, 3, 4)
     for tensor in (x, x, moved):
         run([tensor.data_ptr(), y.data_ptr()])
-
+    driver.status = 700
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        run([x.data_ptr(), y.data_ptr()])
     (function, shape, stream, values), *_ = driver.launched
-    assert (function, shape, stream) == (99, (5, 1, 1, 128, 1, 1, 1024), 7)
+    assert (function, shape, stream) == (99, [5, 1, 1, 128, 1, 1, 1024], 7)
     assert int_of(values[0]) == y.data_ptr()
     assert [int_of(raw) for raw in values[2:8]] == [2, 3, 4, 12, 4, 1]
     assert [int_of(values[8]), int_of(values[9])] == [6, 2**40]
     assert ctypes.c_float.from_buffer_copy(values[10]).value == 0.5
     assert values[11:] == [bytes(8), bytes(8)]  # scratch
-    assert [entry[0] for entry in driver.maps] == ["encode", "move"]  # none for the same tensor
+    assert [entry[0] for entry in driver.maps] == ["encode", "move", "move"]  # if it moved
     assert driver.maps[0] == ("encode", x.data_ptr(), [4, 3, 2], [16, 48])
-
-
-def test_an_error_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = SimpleNamespace(cuLaunchKernel=lambda *_: 700)
-    monkeypatch.setattr(step, "cuda", lambda: driver)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    compiled = SimpleNamespace(
-        src=SimpleNamespace(signature={}), function=1,
-        metadata=SimpleNamespace(tensordesc_meta=None, num_warps=4, shared=0),
-    )  # fmt: skip
-
-    with pytest.raises(RuntimeError, match="CUDA error 700"):
-        DirectLaunch(compiled, (1,), (), torch.device("cuda", 0))([])
 
 
 def inputs(length: int = 64, offset: int = 0, head_dim: int = 64) -> list[Tensor]:
@@ -103,14 +87,11 @@ def inputs(length: int = 64, offset: int = 0, head_dim: int = 64) -> list[Tensor
 
 
 @pytest.mark.slow
-def test_a_call_is_planned_again_when_what_it_depends_on_changes(gpu: FakeGpu) -> None:
+def test_a_changed_call_is_planned_again(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, *_ = inputs()
-    for _ in range(2):
-        launch.forward(q, k, v, is_causal=True, scale=0.125, tiles=TILES)
-    assert len(launch._calls) == 1
-
     strided = torch.zeros(1, 64, 2, 64, dtype=torch.float16).transpose(1, 2)
-    others: list[tuple[list[Tensor], dict[str, Any]]] = [
+    calls: list[tuple[list[Tensor], dict[str, Any]]] = [
+        ([q, k, v], {}),
         (inputs(80), {}),
         (inputs(offset=1), {}),
         ([q, k, strided], {}),
@@ -118,25 +99,22 @@ def test_a_call_is_planned_again_when_what_it_depends_on_changes(gpu: FakeGpu) -
         ([q, k, v], {"scale": 1.0}),
         ([q, k, v], {"tiles": None}),
     ]
-    for tensors, options in others:
-        launch.forward(
-            *tensors[:3], **{"is_causal": True, "scale": 0.125, "tiles": TILES} | options
-        )
-    assert len(launch._calls) == 1 + len(others)
 
+    def run_all() -> None:
+        for tensors, options in calls:
+            defaults = {"is_causal": True, "scale": 0.125, "tiles": TILES}
+            launch.forward(*tensors[:3], **defaults | options)
 
-@pytest.mark.slow
-def test_ever_new_shapes_do_not_fill_memory(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_all()
+    run_all()
+    assert len(launch._calls) == len(calls)
+    launch.forget_calls()
     monkeypatch.setattr(launch, "MAX_CALLS", 2)
-    for length in (32, 48, 64, 80, 96):
-        q, k, v, *_ = inputs(length)
-        launch.forward(q, k, v, is_causal=True, scale=0.125, tiles=TILES)
-
-    assert len(launch._calls) <= 2
+    run_all()
+    assert len(launch._calls) <= 2, "ever new shapes do not fill memory"
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("length", [64, 77, 1024, 3001])
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
 def test_repeated_calls_on_other_tensors_give_the_same_bits(length: int, head_dim: int) -> None:
@@ -153,5 +131,4 @@ def test_repeated_calls_on_other_tensors_give_the_same_bits(length: int, head_di
     launch.forget_calls()
     first = run(1)
     held = [run(seed) for seed in range(2, 5)]
-
     assert all(all(map(torch.equal, first, other)) for other in held)

@@ -25,11 +25,13 @@ import torch
 
 BARRIER_TIMEOUT_S = 60.0
 LAUNCH_TIMEOUT_S = 300.0
-"""Longest time that programs of a launch may wait for each other."""
-RESIDENT = 3
-"""Programs that run at a time."""
+RESIDENT = 3  # programs that run at a time
+# The receiver of a signal goes on at once, its sender does not: a later write comes too late.
 SIGNAL_DELAY_S = 5e-3
-"""The receiver of a signal goes on at once, its sender does not: a later write comes too late."""
+
+
+runs_ahead = ""
+"""A partition that never waits, as far ahead of the others as that allows."""
 
 
 class Array(np.ndarray[Any, Any]):
@@ -57,8 +59,7 @@ class Pointer:
         return self + -offset
 
     def to(self, dtype: Any) -> Pointer:
-        """The address as an integer, for inline assembly."""
-        return self
+        return self  # as an integer, for inline assembly
 
 
 class Descriptor:
@@ -105,9 +106,6 @@ class Shared:
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.memory.transpose(order))
 
-    def slice(self, start: int, length: int, dim: int) -> Shared:
-        return Shared(self.memory[(slice(None),) * dim + (slice(start, start + length),)])
-
     def load(self, layout: Any) -> Array:
         jitter()
         return wrap(self.memory.copy())
@@ -142,22 +140,27 @@ class Barrier:
         assert over, "timed out on a barrier"
 
 
+class Pending(threading.local):
+    """What a warpgroup has begun; it reads its operands only when it is waited for."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.stores: list[Callable[[], None]] = []
+
+
+_pending = Pending()
+
+
 class Product:
-    """An asynchronous product; its operands are read when it is waited for, not before."""
+    """An asynchronous product."""
 
-    pending = threading.local()
-
-    def __init__(self, a: Any, b: Shared, acc: Any, use_acc: bool) -> None:
+    def __init__(
+        self, a: Any, b: Shared, acc: Any, use_acc: bool = True, is_async: bool = False
+    ) -> None:
+        assert is_async
         self.operands, self.acc, self.use_acc = (a, b), acc, use_acc
         self.result: Array | None = None
-        self.queue().append(self)
-
-    @classmethod
-    def queue(cls) -> list[Product]:
-        if not hasattr(cls.pending, "queue"):
-            cls.pending.queue = []
-        queue: list[Product] = cls.pending.queue
-        return queue
+        _pending.products.append(self)
 
     def finish(self) -> None:
         jitter()
@@ -167,17 +170,9 @@ class Product:
         self.result = wrap(acc + product if self.use_acc else product)
 
 
-def warpgroup_mma(
-    a: Any, b: Shared, acc: Any, use_acc: bool = True, is_async: bool = False
-) -> Product:
-    assert is_async
-    return Product(a, b, acc, use_acc)
-
-
 def warpgroup_mma_wait(outstanding: int, deps: Sequence[Any]) -> Any:
-    queue = Product.queue()
-    while len(queue) > outstanding:
-        queue.pop(0).finish()
+    while len(_pending.products) > outstanding:
+        _pending.products.pop(0).finish()
     done = tuple(dep.result if isinstance(dep, Product) else dep for dep in deps)
     assert all(result is not None for result in done), "used before it was waited for"
     return done[0] if len(done) == 1 else done
@@ -200,32 +195,20 @@ def copy_to_shared(
     threading.Thread(target=later).start()
 
 
-_stores = threading.local()
-"""Copies to global memory that a warpgroup has begun; they read shared memory when waited for."""
-
-
 def copy_to_global(target: Descriptor, corner: Sequence[Any], source: Shared) -> None:
-    if not hasattr(_stores, "begun"):
-        _stores.begun = []
-    _stores.begun.append((target, corner, source))
+    _pending.stores.append(lambda: target.write(corner, source.memory))
 
 
-def wait_for_stores(pending: int) -> None:
-    while len(_stores.begun) > pending:
-        target, corner, source = _stores.begun.pop(0)
+def wait_for_stores(outstanding: int) -> None:
+    while len(_pending.stores) > outstanding:
         jitter()
-        target.write(corner, source.memory)
+        _pending.stores.pop(0)()
 
 
 def allocate(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
     if layout != "barrier":
         return Shared(np.full(shape, np.nan, dtype))
-    if list(shape) == [1]:
-        return Barrier()
-    barriers = np.empty(shape[0], object)
-    for at in range(shape[0]):
-        barriers[at] = Barrier()
-    return Shared(barriers)
+    return Shared(np.array([Barrier() for _ in range(shape[0])]))
 
 
 def init(barrier: Barrier, count: int) -> None:
@@ -243,29 +226,30 @@ def wait(barrier: Barrier, phase: Any) -> None:
 
 
 def specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
-    """Run every partition in a thread of its own."""
+    """Run every partition in a thread of its own; `runs_ahead` ends before the others begin."""
     failures: list[BaseException] = []
 
     def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         try:
             function(*arguments)
-            assert not Product.queue() or all(p.result is not None for p in Product.queue())
+            assert all(product.result is not None for product in _pending.products)
         except BaseException as failure:
             failures.append(failure)
             _failed.set()  # at once: the other partitions may be waiting for this one
 
-    threads = [threading.Thread(target=run, args=part) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for ahead in (True, False):
+        group = [part for part in parts if (part[0].__name__ == runs_ahead) == ahead]
+        threads = [threading.Thread(target=run, args=part) for part in group]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if failures:
         raise failures[0]
 
 
 _memory_lock = threading.Lock()
-_failed = threading.Event()
-"""Set when a program fails, for those that wait for it."""
+_failed = threading.Event()  # set when a program fails, for those that wait for it
 _deadline = 0.0
 
 
@@ -293,7 +277,7 @@ def store(pointer: Pointer, value: Any, mask: Any = True) -> None:
     pointer.memory[offset[mask]] = value[mask]
 
 
-def load(pointer: Pointer, mask: Any = True, other: float = 0.0, cache_modifier: str = "") -> Array:
+def load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Array:
     offset, mask = np.broadcast_arrays(pointer.offset, mask)
     safe = np.where(mask, offset, 0)
     return wrap(np.where(mask, pointer.memory[safe], other))
@@ -327,11 +311,8 @@ class Emulator:
                 pass
 
     def _copy(self, function: Any) -> Callable[..., Any]:
+        """A device function as plain Python, whose globals are the emulator's."""
         plain = function.fn
-        names = self._globals_of(plain)
-        return FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)
-
-    def _globals_of(self, plain: Any) -> dict[str, Any]:
         key = id(plain.__globals__)
         if key not in self._globals:
             names = self._globals[key] = dict(plain.__globals__)
@@ -341,10 +322,19 @@ class Emulator:
                 elif type(value).__name__ == "constexpr":
                     names[name] = value.value
             names |= self._replacements()
-        return self._globals[key]
+        names = self._globals[key]
+        return FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)
 
     def _replacements(self) -> dict[str, Any]:
+        def wrapped(function: Callable[..., Any]) -> Callable[..., Array]:
+            return lambda *arguments: wrap(function(*arguments))
+
+        numbers = ("minimum", "maximum", "max", "sum", "exp2", "log2")
+        layouts = ("Slice", "DotOperand", "NVMMADistributed", "NVMMAShared", "SwizzledShared")
         language = SimpleNamespace(
+            **{name: wrapped(getattr(np, name)) for name in numbers},
+            **{own.__name__: own for own in (store, load, atomic_add, atomic_xchg)},
+            **{f"{name}Layout": lambda *_, **__: None for name in layouts},
             constexpr=None,
             int32=np.int64,
             int64=np.int64,
@@ -352,50 +342,32 @@ class Emulator:
             program_id=lambda axis: wrap(self._program.id),
             num_programs=lambda axis: wrap(self._programs),
             static_range=range,
-            minimum=lambda a, b: wrap(np.minimum(a, b)),
-            maximum=lambda a, b: wrap(np.maximum(a, b)),
-            max=lambda x, axis: wrap(np.max(x, axis)),
-            sum=lambda x, axis: wrap(np.sum(x, axis)),
-            exp2=lambda x: wrap(np.exp2(x)),
-            log2=lambda x: wrap(np.log2(x)),
             where=lambda condition, a, b: wrap(np.where(condition, a, b).astype(np.float32)),
             arange=lambda start, end, layout: wrap(np.arange(start, end)),
             zeros=lambda shape, dtype, layout: wrap(np.zeros(shape, dtype)),
             full=lambda shape, value, dtype, layout: wrap(np.full(shape, value, dtype)),
             convert_layout=lambda x, layout: x,
-            store=store,
-            load=load,
-            atomic_add=atomic_add,
-            atomic_xchg=atomic_xchg,
             allocate_shared_memory=allocate,
             warp_specialize=specialize,
-            SliceLayout=lambda *_: None,
-            DotOperandLayout=lambda *_: None,
-            NVMMADistributedLayout=lambda *_: None,
-            NVMMASharedLayout=lambda **_: None,
-            BlockedLayout=lambda *_: None,
         )
         barriers = SimpleNamespace(
-            init=init,
-            arrive=arrive,
-            wait=wait,
+            **{own.__name__: own for own in (init, arrive, wait)},
             expect=lambda barrier, size: barrier.arrive(arrivals=1, bytes_expected=size),
             MBarrierLayout=lambda: "barrier",
         )
+        tma = SimpleNamespace(
+            async_copy_global_to_shared=copy_to_shared,
+            async_copy_shared_to_global=copy_to_global,
+            store_wait=wait_for_stores,
+        )
         return {
-            "gl": language,
-            "tl": language,
-            "mbarrier": barriers,
-            "tma": SimpleNamespace(
-                async_copy_global_to_shared=copy_to_shared,
-                async_copy_shared_to_global=copy_to_global,
-                store_wait=wait_for_stores,
-            ),
-            "warpgroup_mma": warpgroup_mma,
+            **{"gl": language, "tl": language, "mbarrier": barriers, "tma": tma},
+            "warpgroup_mma": Product,
             "warpgroup_mma_wait": warpgroup_mma_wait,
-            "fence_async_shared": lambda: None,
-            "warpgroup_barrier": lambda: None,
-            "red_add_v4": partial(atomic_add, sem="relaxed"),
-            "store_v4": store,
-            "load_v4": load,
+            **dict.fromkeys(("fence_async_shared", "warpgroup_barrier"), lambda: None),
+            **{
+                "red_add_v4": partial(atomic_add, sem="relaxed"),
+                "store_v4": store,
+                "load_v4": load,
+            },
         }

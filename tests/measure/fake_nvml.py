@@ -1,7 +1,5 @@
 """A fake pynvml module: some GPUs, and answers that a test can change or withhold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A process group with a single rank, in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

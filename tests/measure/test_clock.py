@@ -1,22 +1,39 @@
-"""Steps by phase on the host clock, kernels by rule, and a garbage collector that stays away."""
-
-from __future__ import annotations
+"""Steps by phase and in rounds on the host clock, a collector that stays away, and time spent."""
 
 import gc
-import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from contextlib import ExitStack, nullcontext
+from itertools import cycle, pairwise
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+from lmlab.measure import across_ranks, time_spent
 from lmlab.measure import clock as module
-from lmlab.measure.clock import PhaseClock, collector_paused, measure_kernel, measure_steps
-from lmlab.measure.stop_rule import StopRule
-from tests.measure.fake_time import FakeTime
+from lmlab.measure.clock import PhaseClock, collector_paused, measure_steps
+from lmlab.measure.rounds import MIN_ROUNDS, Rounds, TimedStep, interleave, round_order
+from tests.measure.one_rank import group_of_one
+
+
+class FakeTime:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def pass_ms(self, milliseconds: float) -> None:
+        self.now_ns += round(milliseconds * 1e6)
+
+    def perf_counter(self) -> float:
+        return self.now_ns / 1e9
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
 
 CPU = torch.device("cpu")
 Step = Callable[[PhaseClock], None]
@@ -44,9 +61,7 @@ def steps_of(time: FakeTime, *milliseconds: float) -> Step:
     return step
 
 
-def test_a_phase_takes_as_long_as_its_block_and_the_total_from_first_to_last_edge(
-    time: FakeTime,
-) -> None:
+def test_a_phase_is_its_block_and_the_total_first_to_last_edge(time: FakeTime) -> None:
     times = measure_steps(steps_of(time, 30, 2, 3), device=CPU, warmup=1, steps=2, time_cap_s=600)
     assert {name: found.samples_ms for name, found in times.phases.items()} == {
         "forward": (2, 3),
@@ -60,15 +75,9 @@ def test_a_phase_takes_as_long_as_its_block_and_the_total_from_first_to_last_edg
 STOPS = {
     "as many as asked for": ([5], {}, 3, "3 samples"),
     "settled": ([5], {"max_steps": 50, "interval": 0.01}, 6, "median within 0.00% after 6 samples"),
-    "noisy": (
-        *([5, 15], {"max_steps": 20, "interval": 0.01}, 20),
-        "step cap, median within 33.33% after 20 samples",
-    ),
+    "noisy": ([5, 15], {"max_steps": 20, "interval": 0.01}, 20, "step cap, median within 33.33%"),
     "out of time": ([5], {"time_cap_s": 0.024}, 2, "time cap of 0.024 s after 2 samples"),
-    "no time at all": (
-        *([5], {"time_cap_s": 0.001, "warmup": 5}, 1),
-        "time cap of 0.001 s after 1 sample and 1 of 5 warm-ups",
-    ),
+    "no time at all": ([5], {"time_cap_s": 0.001, "warmup": 5}, 1, "time cap of 0.001 s after 1"),
     "cold": ([30, 5], {"warmup": 0}, 3, "3 samples"),
 }
 
@@ -78,7 +87,7 @@ def test_when_and_why_steps_stop(case: str, time: FakeTime) -> None:
     milliseconds, settings, n, stopped = STOPS[case]
     asked: dict[str, Any] = {"warmup": 0, "steps": 3, "time_cap_s": 600, **settings}
     total = measure_steps(steps_of(time, *milliseconds), device=CPU, **asked).phases["total"]
-    assert (total.summary.n, total.stopped) == (n, stopped)
+    assert (total.summary.n, total.stopped[: len(stopped)]) == (n, stopped)
     assert total.samples_ms[0] == milliseconds[0] + 5, "without warm-up, the cold step is a sample"
 
 
@@ -92,24 +101,21 @@ def test_a_phase_entered_twice_in_a_step_adds_up(time: FakeTime) -> None:
     assert phases["forward"].median_ms == 3
 
 
-def nested(clock: PhaseClock) -> None:
-    with clock.phase("outer"), clock.phase("inner"):
-        pass
+def entering(*names: str) -> Step:
+    """A step with one phase inside another."""
+
+    def step(clock: PhaseClock) -> None:
+        with ExitStack() as stack:
+            for name in names:
+                stack.enter_context(clock.phase(name))
+
+    return step
 
 
-def named_total(clock: PhaseClock) -> None:
-    with clock.phase("total"):
-        pass
-
-
-def without_phase(clock: PhaseClock) -> None:
-    del clock
-
-
-@pytest.mark.parametrize("step", [nested, named_total, without_phase])
-def test_a_step_that_cannot_be_timed_is_refused(step: Step) -> None:
+@pytest.mark.parametrize("names", [("outer", "inner"), ("total",), ()])
+def test_a_step_that_cannot_be_timed_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"^(phase: |step timed)"):
-        measure_steps(step, device=CPU, warmup=0, steps=1, time_cap_s=1)
+        measure_steps(entering(*names), device=CPU, warmup=0, steps=1, time_cap_s=1)
 
 
 @pytest.mark.parametrize(
@@ -123,20 +129,19 @@ def test_impossible_counts_are_refused_by_name(wrong: dict[str, float], time: Fa
         measure_steps(steps_of(time, 1), device=CPU, **asked)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_collector_is_off_and_frozen_during_steps_and_back_afterwards(fails: bool) -> None:
+@pytest.mark.parametrize("error", [None, RuntimeError("step failed")])
+def test_the_collector_is_off_during_steps(error: Exception | None) -> None:
+    gc.unfreeze()  # whatever a library has frozen
     seen = []
 
     def look(clock: PhaseClock) -> None:
         with clock.phase("forward"):
             seen.append((gc.isenabled(), gc.get_freeze_count() > 0))
-            if fails:
-                raise RuntimeError("step failed")
+            if error:
+                raise error
 
-    try:
+    with pytest.raises(RuntimeError) if error else nullcontext():
         measure_steps(look, device=CPU, warmup=1, steps=1, time_cap_s=1)
-    except RuntimeError:
-        assert fails
     assert set(seen) == {(False, True)}
     assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
 
@@ -154,102 +159,60 @@ def test_a_collector_that_was_off_or_frozen_before_stays_so() -> None:
         gc.enable()
 
 
-def test_a_kernel_on_a_cpu_is_timed_by_the_host_until_its_rule_is_met(time: FakeTime) -> None:
-    durations = cycle([0.1, 0.5])
-    found = measure_kernel(
-        lambda: time.pass_ms(next(durations)), device=CPU, time_cap_s=600, max_samples=25
-    )
-    assert (found.clock, found.cache, found.stopped) == ("wall", "warm", "sample cap of 25")
-    assert (found.summary.n, set(found.samples_ms)) == (25, {0.1, 0.5})
-    slow = measure_kernel(lambda: time.pass_ms(200), device=CPU, time_cap_s=0.9)
-    assert slow.stopped == "time cap of 0.9 s after 3 samples"
+def test_nested_measuring_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(time_spent, "_LEDGER", ledger := time_spent._Ledger())
+    monkeypatch.setattr(ledger, "dynamo_s", lambda: 0.0)
+    with time_spent.measuring():
+        now = 1.0
+        with time_spent.measuring():
+            now = 4.0
+        ledger.on_triton(times=SimpleNamespace(total=1_500_000), cache_hit=False)
+        ledger.on_triton(times=SimpleNamespace(total=9_000_000), cache_hit=True)
+        now = 5.0
+    now = 100.0
+    assert time_spent.spent_s() == {"measuring": 3.5, "compiling": 1.5}
 
 
-RULE = {
-    "min_samples": 10,
-    "min_time_s": 0.1,
-    "target_relative_deviation": 0.005,
-    "time_cap_s": 5.0,
-    "max_samples": 1000,
-}
-
-
-def fed(samples_ms: list[float], **changes: Any) -> StopRule:
-    rule = StopRule(**{**RULE, **changes})
-    for sample in samples_ms:
-        rule.add(sample)
-    return rule
+def test_the_order_of_the_variants_changes_from_round_to_round() -> None:
+    orders = [round_order(["a", "b", "c"], number) for number in range(6)]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert {order[0] for order in orders} == {"a", "b", "c"}, "each starts a round"
+    followed = {pair for order in orders for pair in pairwise(order)}
+    assert len(followed) == 6, "each follows each other one"
 
 
 @pytest.mark.parametrize(
-    ("samples_ms", "elapsed_s", "reason"),
-    [
-        pytest.param([20.0] * 9, 0.2, None, id="settled, too few samples"),
-        pytest.param([20.0] * 10, 0.2, "relative deviation 0.00% after 10 samples", id="settled"),
-        pytest.param([1.0] * 99, 4.0, None, id="settled, too little time"),
-        pytest.param([20.0, 30.0] * 20, 4.9, None, id="noisy"),
-        pytest.param([20.0, 30.0] * 20, 5.0, "time cap of 5 s after 40 samples", id="time cap"),
-        pytest.param([], 99.0, None, id="always one sample"),
-        pytest.param([0.01, 0.02] * 500, 0.1, "sample cap of 1000", id="sample cap"),
-    ],
+    ("rounds", "cap_s", "measured", "stopped"),
+    [(4, 600, 4, "4 samples"), (50, 1e-9, MIN_ROUNDS, "time cap of 1e-09 s after 3 samples")],
+    ids=["warm-up rounds are discarded", "the time cap leaves enough for an interval"],
 )
-def test_when_and_why_sampling_of_a_kernel_stops(
-    samples_ms: list[float], elapsed_s: float, reason: str | None
-) -> None:
-    assert fed(samples_ms).reason(elapsed_s) == reason
+def test_interleave(tmp_path: Path, rounds: int, cap_s: float, measured: int, stopped: str) -> None:
+    log: list[str] = []
 
-
-@given(st.lists(st.floats(1e-3, 1e4), min_size=2, max_size=50))
-def test_the_running_deviation_is_the_sample_deviation_over_the_mean(samples: list[float]) -> None:
-    expected = statistics.stdev(samples) / statistics.fmean(samples)
-    assert fed(samples).relative_deviation == pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-@pytest.mark.parametrize("wrong", [{"min_samples": 0}, {"max_samples": 9}, {"time_cap_s": 0.0}])
-def test_an_impossible_rule_is_refused_by_name(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
-        fed([], **wrong)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-class TestOnAGpu:
-    """The GPU's clock against independent ones."""
-
-    device = torch.device("cuda", 0)
-
-    def test_a_matmul_takes_what_triton_says_it_takes(self) -> None:
-        from triton.testing import do_bench
-
-        a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        ours = measure_kernel(lambda: a @ b, device=self.device)
-        theirs = do_bench(lambda: a @ b, return_mode="median")
-        assert (ours.clock, ours.cache) == ("events", "cold")
-        assert ours.median_ms == pytest.approx(theirs, rel=0.1)
-
-    def test_launch_latency_is_not_kernel_time(self) -> None:
-        x = torch.randn(1024, device="cuda")
-        tiny = measure_kernel(lambda: x.mul_(1.0), device=self.device, time_cap_s=1)
-        assert tiny.median_ms < 0.010
-
-    def test_a_flushed_cache_is_slower_than_a_warm_one(self) -> None:
-        x = torch.randn(2**21, device="cuda")  # 8 MiB: fits any recent L2
-        y = torch.empty_like(x)
-        cold, warm = (
-            measure_kernel(
-                lambda: torch.neg(x, out=y), device=self.device, flush_cache=flush, time_cap_s=1
-            )
-            for flush in (True, False)
-        )
-        assert cold.summary.minimum > warm.summary.minimum, "a late host adds to the others"
-
-    def test_a_step_waits_for_the_gpu(self) -> None:
-        a = torch.randn(8192, 8192, device="cuda")
-
+    def logged(name: str) -> TimedStep:
         def step(clock: PhaseClock) -> None:
-            with clock.phase("forward"):
-                a @ a
+            with clock.phase("step"):
+                log.append(name)
 
-        host = measure_steps(step, device=self.device, warmup=3, steps=5, time_cap_s=10)
-        events = measure_kernel(lambda: a @ a, device=self.device, time_cap_s=2)
-        assert host.phases["forward"].median_ms == pytest.approx(events.median_ms, rel=0.1)
+        return step
+
+    with group_of_one(tmp_path):
+        variants = {name: logged(name) for name in "ab"}
+        found = interleave(variants, device=CPU, warmup=2, rounds=rounds, time_cap_s=cap_s)
+    assert Counter(log) == {"a": 2 + measured, "b": 2 + measured}
+    assert found.slowest("a").summary.n == measured
+    assert found.stopped == stopped
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    times = {"a": {"total": [[1.0, 5.0, 2.0], [3.0, 4.0, 2.5]]}}
+    assert Rounds(samples_ms=times, stopped="").slowest("a").samples_ms == (3.0, 5.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("errors", "largest"), [([0.0, float("nan")], float("inf")), ([0.1, 0.3, 0.2], 0.3), ([], 0.0)]
+)
+def test_nan_is_the_largest_error(errors: list[float], largest: float) -> None:
+    assert across_ranks.max_error(errors) == across_ranks.max_error(errors[::-1]) == largest

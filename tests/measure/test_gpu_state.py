@@ -1,7 +1,5 @@
 """Flags from readings before and after a measurement: throttled, power-capped, shared."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -10,16 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lmlab.measure.gpu_state import (
-    GpuWatch,
-    OwnUsage,
-    Read,
-    Reading,
-    foreign_use,
-    own_usage,
-    slowdown_flags,
-)
-from lmlab.measure.nvml_reading import read_gpu
+from lmlab.measure import gpu_state
+from lmlab.measure.gpu_state import GpuWatch, OwnUsage, own_usage, read_gpu, slowdown_flags
 
 from .fake_nvml import FakeGpu, FakeNvml
 
@@ -28,38 +18,46 @@ GIB = 2**30
 SW_POWER_CAP, THROTTLING = 0x4, {"slowdown": 0x8, "software": 0x20, "heat": 0x40, "brake": 0x80}
 NO_CONTEXT = OwnUsage(pids=frozenset({100}), has_context=False, reserved_bytes=0)
 WITH_CONTEXT = OwnUsage(pids=frozenset({100}), has_context=True, reserved_bytes=40 * GIB)
-SLEPT: list[float] = []
 
 
-def readings_of(*gpus: FakeGpu) -> Read:
-    """One reading after another, and the last one forever."""
-    left = list(gpus)
+class Watched:
+    """A watch over one reading after another, of which the last stays forever."""
 
-    def read() -> Reading:
-        return read_gpu(FakeNvml(), left.pop(0) if len(left) > 1 else left[0])
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept: list[float] = []
+        self._patch = monkeypatch.setattr
+        self._patch("time.sleep", self.slept.append)
 
-    return read
+    def watch(self, *gpus: FakeGpu, own: OwnUsage = NO_CONTEXT) -> GpuWatch:
+        left = list(gpus)
+        read = lambda _: read_gpu(FakeNvml(), left.pop(0) if len(left) > 1 else left[0])  # noqa: E731
+        self._patch(gpu_state, "read_device", read)
+        self._patch(gpu_state, "own_usage", lambda _: own)
+        with GpuWatch(CUDA) as watch:
+            pass
+        return watch
+
+    def flags(self, *gpus: FakeGpu, own: OwnUsage = NO_CONTEXT) -> list[str]:
+        return self.watch(*gpus, own=own).flags
 
 
-def flags_of(*gpus: FakeGpu, own: OwnUsage = NO_CONTEXT) -> list[str]:
-    SLEPT.clear()
-    with GpuWatch(CUDA, read=readings_of(*gpus), own=lambda: own, sleep=SLEPT.append) as watch:
-        pass
-    return watch.flags
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
 
 
 @pytest.mark.parametrize("bit", THROTTLING.values(), ids=THROTTLING)
-def test_slowdown_at_either_end_is_throttling(bit: int) -> None:
+def test_slowdown_at_either_end_is_throttling(bit: int, watched: Watched) -> None:
     for before, after in ((bit, 0), (0, bit)):
-        assert flags_of(FakeGpu(reasons=before), FakeGpu(reasons=after)) == ["throttled"]
+        assert watched.flags(FakeGpu(reasons=before), FakeGpu(reasons=after)) == ["throttled"]
     newer = read_gpu(FakeNvml(newer=True), FakeGpu(reasons=bit))
     assert newer == read_gpu(FakeNvml(), FakeGpu(reasons=bit)), "by the newer name of the reasons"
 
 
-def test_a_power_cap_counts_only_after_the_measurement() -> None:
+def test_a_power_cap_counts_only_after_the_measurement(watched: Watched) -> None:
     capped = FakeGpu(reasons=SW_POWER_CAP)
-    assert flags_of(FakeGpu(), capped) == ["power_capped"]
-    assert flags_of(capped, FakeGpu()) == [], "that of an earlier job"
+    assert watched.flags(FakeGpu(), capped) == ["power_capped"]
+    assert watched.flags(capped, FakeGpu()) == [], "that of an earlier job"
 
 
 @pytest.mark.parametrize(
@@ -70,9 +68,7 @@ def test_a_power_cap_counts_only_after_the_measurement() -> None:
         ("lost_to_power_ns", 500, {"power_capped"}),
     ],
 )
-def test_time_lost_between_the_readings_counts_from_one_percent(
-    counter: str, lost_ms: int, flags: set[str]
-) -> None:
+def test_lost_time_counts_from_one_percent(counter: str, lost_ms: int, flags: set[str]) -> None:
     before = read_gpu(FakeNvml(), FakeGpu(heat_ns=7_000, power_ns=7_000))
     after = replace(before, **{counter: 7_000 + lost_ms * 1_000_000})
     assert slowdown_flags(before, after, elapsed_s=1.0) == flags
@@ -93,10 +89,11 @@ SHARED = {
 
 
 @pytest.mark.parametrize("case", SHARED)
-def test_a_gpu_is_shared_if_processes_or_memory_cannot_be_ours(case: str) -> None:
+def test_a_gpu_is_shared_if_processes_or_memory_cannot_be_ours(case: str, watched: Watched) -> None:
     gpu, own, shared = SHARED[case]
-    assert foreign_use(read_gpu(FakeNvml(), gpu), own) is shared
-    assert flags_of(FakeGpu(), gpu, own=own) == ["gpu_shared"] * shared, "also at the end alone"
+    assert gpu_state.foreign_use(read_gpu(FakeNvml(), gpu), own) is shared
+    flags = watched.flags(FakeGpu(), gpu, own=own)
+    assert flags == ["gpu_shared"] * shared, "also at the end alone"
 
 
 @pytest.mark.parametrize(
@@ -109,18 +106,17 @@ def test_a_gpu_is_shared_if_processes_or_memory_cannot_be_ours(case: str) -> Non
     ],
 )
 def test_utilisation_before_our_first_cuda_call_is_polled_for_about_a_second(
-    utilisation: list[int], own: OwnUsage, flags: list[str], polls: int
+    utilisation: list[int], own: OwnUsage, flags: list[str], polls: int, watched: Watched
 ) -> None:
     gpus = (FakeGpu(utilisation=percent, pids=[100]) for percent in utilisation)
-    assert flags_of(*gpus, own=own) == flags
-    assert sum(SLEPT) == pytest.approx(0.1 * polls)
+    assert watched.flags(*gpus, own=own) == flags
+    assert sum(watched.slept) == pytest.approx(0.1 * polls)
 
 
-def test_readings_are_json_with_units_and_none_for_what_is_not_answered() -> None:
+def test_readings_are_json_with_units_and_none_for_what_is_not_answered(watched: Watched) -> None:
     questions = {"clock", "temperature", "power", "violations", "utilisation", "processes"}
-    read = readings_of(FakeGpu(reasons=0x5), FakeGpu(unanswered=questions))
-    with GpuWatch(CUDA, read=read, own=lambda: WITH_CONTEXT) as watch:
-        pass
+    gpus = FakeGpu(reasons=0x5), FakeGpu(unanswered=questions)
+    watch = watched.watch(*gpus, own=WITH_CONTEXT)
     readings = json.loads(json.dumps(watch.readings))
     before, after = readings["before"], readings["after"]
     assert (before["sm_clock_mhz"], before["power_w"], before["temperature_c"]) == (1980, 612.5, 41)
@@ -139,7 +135,6 @@ def test_a_cpu_has_no_readings_and_no_flags() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_real_gpu_can_be_watched() -> None:
     with GpuWatch(CUDA) as watch:
         torch.randn(4096, 4096, device="cuda").sum().item()
@@ -153,6 +148,7 @@ def test_a_gpu_that_is_lost_meanwhile_raises_nothing(monkeypatch: pytest.MonkeyP
     gpu = FakeGpu()
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpu))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with GpuWatch(CUDA, own=lambda: NO_CONTEXT) as watch:
+    monkeypatch.setattr(gpu_state, "own_usage", lambda _: NO_CONTEXT)
+    with GpuWatch(CUDA) as watch:
         gpu.unanswered |= {"name", "uuid", "reasons", "memory"}
     assert watch.flags == []

@@ -20,29 +20,16 @@ shapes = st.builds(
 def shape_of(
     batch: int, context: int, d_model: int, d_ff: int, num_layers: int, num_heads: int, vocab: int
 ) -> ModelShape:
-    return ModelShape(
-        vocab_size=vocab,
-        context=context,
-        batch=batch,
-        d_model=d_model,
-        d_ff=d_ff,
-        num_layers=num_layers,
-        num_heads=num_heads,
-    )
+    sizes = {"batch": batch, "context": context, "vocab_size": vocab, "num_heads": num_heads}
+    return ModelShape(d_model=d_model, d_ff=d_ff, num_layers=num_layers, **sizes)
 
 
+# The small model of the study at its shortest context.
 SMALL = shape_of(4, 128, 768, 3072, 12, 12, 10_000)
-"""The small model of the study at its shortest context."""
 
 
 def build(shape: ModelShape, device: str = "meta") -> TransformerLM:
     """The model of a shape; on "meta" it has no values."""
-    return TransformerLM(
-        shape.vocab_size,
-        shape.context,
-        shape.d_model,
-        shape.num_layers,
-        shape.num_heads,
-        shape.d_ff,
-        device=device,
-    )
+    width, layers = shape.d_model, shape.num_layers
+    sizes = shape.vocab_size, shape.context, width, layers, shape.num_heads, shape.d_ff
+    return TransformerLM(*sizes, device=device)

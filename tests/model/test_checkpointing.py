@@ -7,19 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmlab.model.checkpoint_peak import (
-    best_segment,
-    predicted_peak_checkpointed,
-    predicted_peak_nested,
-)
-from lmlab.model.checkpointing import (
-    Segment,
-    Strategy,
-    StrategyError,
-    checkpointed,
-    parse_strategy,
-    segments,
-)
+from lmlab.model import checkpoint_peak, checkpointing
+from lmlab.model.checkpoint_peak import predicted_peak_checkpointed, predicted_peak_nested
+from lmlab.model.checkpointing import StrategyError, checkpointed, parse_strategy
 from lmlab.model.loss import cross_entropy
 from lmlab.model.peak import predicted_peak
 from lmlab.model.shape import ModelShape
@@ -54,9 +44,7 @@ def test_gradients_are_those_of_the_plain_model(name: str, autocast: bool) -> No
 @pytest.mark.parametrize(
     ("name", "fewest", "most"), [("none", 8, 8), ("every-4", 16, 16), ("nested", 24, 32)]
 )
-def test_recomputation_is_one_forward_and_nested_one_per_level(
-    name: str, fewest: int, most: int
-) -> None:
+def test_recomputation_is_one_forward_per_level(name: str, fewest: int, most: int) -> None:
     model = TransformerLM(23, 12, 16, 8, 2, 24)
     runs: list[Any] = []
     for block in model.layers:
@@ -65,21 +53,6 @@ def test_recomputation_is_one_forward_and_nested_one_per_level(
         gradients(model)
     # Nested: levels of 4, 2 and 1 blocks, each recomputed except for what is not needed.
     assert fewest <= len(runs) <= most
-
-
-def depth(part: nn.Module) -> int:
-    return 1 + max(depth(inner) for inner in part.parts) if isinstance(part, Segment) else 0
-
-
-@pytest.mark.parametrize(("layers", "levels"), [(1, 1), (2, 1), (8, 3), (48, 6)])
-def test_the_depth_of_nesting_is_the_logarithm(layers: int, levels: int) -> None:
-    parts = segments([nn.Identity() for _ in range(layers)], parse_strategy("nested"))
-    assert max(depth(part) for part in parts) == levels
-
-
-def test_the_last_segment_may_be_shorter() -> None:
-    parts = segments([nn.Identity() for _ in range(5)], parse_strategy("every-2"))
-    assert [len(part.parts) for part in parts if isinstance(part, Segment)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("name", ["every-0", "every-", "every-x", "sqrt", ""])
@@ -91,7 +64,7 @@ def test_unknown_strategies_are_rejected(name: str) -> None:
 def test_a_model_without_blocks_is_rejected() -> None:
     with (
         pytest.raises(StrategyError, match=r"^checkpoint: Linear has no list of blocks"),
-        checkpointed(nn.Linear(2, 2), Strategy("nested")),
+        checkpointed(nn.Linear(2, 2), checkpointing.Strategy("nested")),
     ):
         pass
 
@@ -113,7 +86,7 @@ def test_predicted_peaks_are_ordered() -> None:
 
 @pytest.mark.parametrize("shape", [DEEP, CHEAP_BLOCKS], ids=["deep", "cheap_blocks"])
 def test_the_best_segment_has_the_lowest_peak(shape: ModelShape) -> None:
-    best, stage = best_segment(shape, "fp32")
+    best, stage = checkpoint_peak.best_segment(shape, "fp32")
     lengths = range(1, shape.num_layers + 1)
     assert stage.parts.total == total(shape, best) == min(total(shape, k) for k in lengths)
     assert best == 1 or shape is CHEAP_BLOCKS  # with large activations short segments are best

@@ -59,7 +59,7 @@ def bytes_saved_by_autograd(shape: ModelShape, precision: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(shape=shapes)
 def test_saved_bytes_are_those_that_autograd_saves(precision: Any, shape: ModelShape) -> None:
     predicted = memory(shape, precision, "forward_backward", device="cpu")
@@ -135,21 +135,6 @@ def test_the_peak_is_the_measured_one(shape: ModelShape, precision: Any, mode: A
     assert expected == pytest.approx(measured_peak(shape, precision, mode), rel=0.02)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_peak_on_a_gpu_is_within_a_tenth(precision: Any) -> None:
-    shape = shape_of(4, 512, 1024, 4096, 4, 16, 10_000)
-    model = build(shape, device="cuda")
-    tokens = torch.randint(10_000, (4, 512), device="cuda")
-    torch.cuda.reset_peak_memory_stats()
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
-        loss = cross_entropy(model(tokens), tokens.clone())
-    loss.backward()
-    predicted = memory(shape, precision, "forward_backward").peak
-    assert predicted == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
-
-
 def test_the_small_model_by_hand() -> None:
     parts = memory(SMALL, "fp32", "train_step")
     assert parts.parameters == parts.gradients == 4 * 128_625_408
@@ -162,14 +147,11 @@ def test_the_small_model_by_hand() -> None:
     assert inference.autocast_weights == 2 * (128_625_408 - 7_680_000 - 19_200)
 
 
-def test_on_a_gpu_autocast_saves_the_softmax_in_fp32_and_a_copy() -> None:
+def test_precisions_differ_by_their_width_and_by_what_autocast_saves_on_a_gpu() -> None:
+    for one, other in (("fp32", "tf32"), ("bf16", "fp16")):  # of equal width
+        assert memory(SMALL, one, "train_step") == memory(SMALL, other, "train_step")
     on_gpu = saved_activations(SMALL, "bf16", device="cuda")
     assert on_gpu - saved_activations(SMALL, "bf16", device="cpu") == 4 * 12 * SMALL.scores
-
-
-@pytest.mark.parametrize(("one", "other"), [("fp32", "tf32"), ("bf16", "fp16")])
-def test_precisions_of_equal_width_take_the_same_memory(one: Any, other: Any) -> None:
-    assert memory(SMALL, one, "train_step") == memory(SMALL, other, "train_step")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -36,51 +35,36 @@ class RankFailure(AssertionError):
     """A program raised or a rank died, with tracebacks by rank."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A program, and the group and rank to run it as."""
-
-    function: Callable[..., Any]
-    kwargs: dict[str, Any]
-    backend: str
-    store: str
-    rank: int
-    world_size: int
-
-
 def serve(connection: Connection) -> None:
     """Main loop of a rank process: receive a program, run it, send its result."""
     torch.set_num_threads(1)
-    store: str | None = None
+    joined: dict[str, Any] = {}
     while True:
         try:
             received = connection.recv_bytes()
         except EOFError:  # the session has ended
             return
         try:
-            job: Job = pickle.loads(received)
-            if job.store != store:
-                join_group(job)
-                store = job.store
+            function, kwargs, group = pickle.loads(received)
+            if group != joined:
+                join_group(**group)
+                joined = group
             torch.manual_seed(0)
-            answer = (True, job.function(**job.kwargs))
+            answer = (True, function(**kwargs))
         except BaseException:
             answer = (False, traceback.format_exc())
         connection.send_bytes(pickle.dumps(answer))
 
 
-def join_group(job: Job) -> None:
+def join_group(backend: str, store: str, rank: int, world_size: int) -> None:
     """Replace this process's group."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    if job.backend == "nccl":
-        torch.cuda.set_device(job.rank)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    files = dist.FileStore(store, world_size)
     dist.init_process_group(
-        job.backend,
-        store=dist.FileStore(job.store, job.world_size),
-        rank=job.rank,
-        world_size=job.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        backend, store=files, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
     )
     dist.barrier()
 
@@ -103,9 +87,10 @@ class RankPool:
         self._start()
         if self._group != (world_size, backend):
             self._group, self._store = (world_size, backend), next(self._stores)
+        group = {"backend": backend, "store": self._store, "world_size": world_size}
         for rank in range(world_size):
-            job = Job(function, kwargs, backend, self._store, rank, world_size)
-            self._connections[rank].send_bytes(pickle.dumps(job))
+            program = function, kwargs, {**group, "rank": rank}
+            self._connections[rank].send_bytes(pickle.dumps(program))
         return self._collect(world_size)
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""FSDP with models that use their weights in unusual ways, and what it shards."""
+"""FSDP with models that use their weights in unusual ways, what it shards, its compute dtype."""
 
 import copy
 from collections.abc import Callable
@@ -12,27 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP
 from lmlab.parallel.fsdp import has_matrix_weight
-from lmlab.parallel.fsdp_blocks import no_blocks
+from tests.parallel import models, training
 from tests.parallel.launcher import on_ranks
-from tests.parallel.models import (
-    Block,
-    Blocks,
-    ExactLinear,
-    build,
-    in_order,
-    recomputed,
-    recomputed_reentrantly,
-)
-from tests.parallel.recording import recorded_messages
-from tests.parallel.training import (
-    SCHEMES,
-    STEPS,
-    backward,
-    batch_of,
-    own_part,
-    train_both,
-    wrapped_and_alone,
-)
+from tests.parallel.models import Block, Model, build, in_blocks, in_order, recomputed_reentrantly
+from tests.parallel.training import backward, batch_of, own_part, recorded_messages, sgd, train_both
 
 
 class PartlyUsed(Block):
@@ -94,16 +77,16 @@ class Sometimes:
         return x
 
 
-USES: dict[str, Callable[[], Blocks]] = {
-    "partly": lambda: Blocks(block=PartlyUsed),
-    "reading_weights": lambda: Blocks(block=ReadsWeights),
-    "with_keywords": lambda: Blocks(with_keywords, WithKeywords),
-    "layer_by_layer": lambda: Blocks(layer_by_layer),
-    "twice": lambda: Blocks(twice),
-    "sometimes": lambda: Blocks(Sometimes()),
-    "recomputed_at_once": lambda: Blocks(recomputed_at_once),
-    "partly_recomputed": lambda: Blocks(recomputed, PartlyUsed),
-    "partly_recomputed_reentrantly": lambda: Blocks(recomputed_reentrantly, PartlyUsed),
+USES: dict[str, Callable[[], Any]] = {
+    "partly": lambda: in_blocks(block=PartlyUsed),
+    "reading_weights": lambda: in_blocks(block=ReadsWeights),
+    "with_keywords": lambda: in_blocks(with_keywords, WithKeywords),
+    "layer_by_layer": lambda: in_blocks(layer_by_layer),
+    "twice": lambda: in_blocks(twice),
+    "sometimes": lambda: in_blocks(Sometimes()),
+    "recomputed_at_once": lambda: in_blocks(recomputed_at_once),
+    "partly_recomputed": lambda: in_blocks(models.recomputed, PartlyUsed),
+    "partly_recomputed_reentrantly": lambda: in_blocks(recomputed_reentrantly, PartlyUsed),
 }
 
 
@@ -120,7 +103,7 @@ def model_with(use: str, frozen: bool = False) -> nn.Module:
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 @on_ranks(3)
 def test_blocks_may_be_used(use: str, frozen: bool) -> None:
-    batches = map(batch_of, range(STEPS))
+    batches = map(batch_of, range(training.STEPS))
     train_both(FSDP(model_with(use, frozen)), model_with(use, frozen), batches)
 
 
@@ -137,56 +120,30 @@ def test_gradients_are_sent_in_backward_although_one_never_comes(use: str) -> No
     assert [n for n, p in wrapped.module.named_parameters() if p.grad is None] == unused
 
 
-class Positions(nn.Module):
-    """Returns a view of its weight, which must outlive the gathered weight."""
-
-    def __init__(self, number: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(number, width))
-
-    def forward(self, length: int) -> Tensor:
-        return self.weight[:length]
-
-
-class Composed(nn.Module):
-    """Ways to compose layers, one per method."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
-        self.positions = Positions(7, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = getattr(self, self.how)(x)
-        return output
-
-    def output_modified_in_place(self, x: Tensor) -> Tensor:
-        hidden = self.first(torch.tanh(self.second(x)))  # a view, for three dimensions
-        hidden += x
-        return hidden.relu_()
-
-    def layer_used_twice(self, x: Tensor) -> Tensor:
-        return self.first(torch.tanh(self.second(torch.tanh(self.first(x)))))
-
-    def view_of_a_weight(self, x: Tensor) -> Tensor:
-        return self.second(x + self.positions(x.shape[-2]))
-
-    def partly_without_gradient(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x = self.first(x)
-        return self.second(x)
-
-    def detached_branch(self, x: Tensor) -> Tensor:
-        return self.second(x) + self.first(x).detach()
+COMPOSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    # An output is a view, for three dimensions.
+    "output_modified_in_place": lambda m, x: m.first(m.second(x).tanh()).add_(x).relu_(),
+    "layer_used_twice": lambda m, x: m.first(m.second(m.first(x).tanh()).tanh()),
+    "view_of_a_weight": lambda m, x: m.second(x + m.positions(x)),
+    "partly_without_gradient": lambda m, x: m.second(torch.no_grad()(m.first)(x)),
+    "detached_branch": lambda m, x: m.second(x) + m.first(x).detach(),
+}
 
 
-@pytest.mark.parametrize("how", [n for n in vars(Composed) if n[0] != "_" and n != "forward"])
+def composed(how: str) -> Model:
+    """Two layers, and one that returns a view of its weight, which outlives the gathered one."""
+    weight = nn.Parameter(torch.randn(7, 5))
+    positions = Model(lambda m, x: m.weight[: x.shape[-2]], weight=weight)
+    linears = {"first": nn.Linear(5, 5), "second": nn.Linear(5, 5)}
+    return Model(COMPOSED[how], **linears, positions=positions)
+
+
+@pytest.mark.parametrize("how", COMPOSED)
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 @on_ranks(2)
 def test_layers_may_be_composed(how: str, frozen: bool) -> None:
-    for blocks in (no_blocks, lambda model: [model]):
-        alone = Composed(how)
+    for blocks in (lambda model: [], lambda model: [model]):
+        alone = composed(how)
         alone.first.requires_grad_(not frozen)
         wrapped = FSDP(copy.deepcopy(alone), blocks=blocks)
         x = torch.randn(3 * dist.get_world_size(), 4, 5)
@@ -197,16 +154,20 @@ def test_layers_may_be_composed(how: str, frozen: bool) -> None:
 def test_torchs_attention_reads_a_weight_without_calling_its_layer() -> None:
     layer = nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0, batch_first=True)
     alone = nn.Sequential(layer, nn.Linear(6, 3))
-    wrapped = FSDP(copy.deepcopy(alone))
-    train_both(wrapped, alone, [torch.randn(2 * dist.get_world_size(), 4, 6)] * 2)
+    wrapped, in_bf16 = (FSDP(copy.deepcopy(alone), dtype) for dtype in (None, torch.bfloat16))
+    x = torch.randn(2 * dist.get_world_size(), 4, 6)
+    train_both(wrapped, alone, [x] * 2)
     sharded = ["0.linear1.weight", "0.linear2.weight", "1.weight"]
     assert [param.name for param in wrapped.sharded_params] == sharded
+    assert in_bf16(x).dtype == torch.bfloat16
+    backward(in_bf16, x)  # layers with a replicated matrix compute in fp32
+    assert all(torch.isfinite(p.grad).all() for p in in_bf16.parameters())
 
 
 @pytest.mark.parametrize("model", ["layers", "blocks"])
 @on_ranks(2)
 def test_evaluation_and_a_failed_forward_leave_nothing_behind(model: str) -> None:
-    wrapped, alone = wrapped_and_alone("fsdp", model)
+    wrapped, alone = training.wrapped_and_alone("fsdp", model)
     for context in (torch.no_grad, torch.inference_mode):
         with context():
             assert torch.equal(wrapped(batch_of(9)), alone(batch_of(9)))
@@ -249,7 +210,7 @@ def test_matrices_are_split_by_rows_and_the_rest_is_replicated() -> None:
 @on_ranks(3)
 def test_a_rank_may_have_no_rows(scheme: str) -> None:
     alone = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 2))
-    wrapped = SCHEMES[scheme](copy.deepcopy(alone))
+    wrapped = training.SCHEMES[scheme](copy.deepcopy(alone))
     train_both(wrapped, alone, [torch.randn(2 * dist.get_world_size(), 3)] * 2)
     assert wrapped.module[0].weight.shape[0] == (1 if dist.get_rank() == 0 else 0)
 
@@ -259,19 +220,69 @@ def test_a_predicate_chooses_the_sharded_layers() -> None:
     wrapped = FSDP(build("layers"), shards=lambda layer: getattr(layer, "out_features", 0) > 10)
     backward(wrapped, own_part(batch_of(0)))
     assert [param.name for param in wrapped.sharded_params] == ["inner.weight"]
+    by_default = nn.Linear(2, 2), nn.Embedding(2, 2), models.ExactLinear(2, 2)
+    others = nn.LayerNorm(2), nn.Tanh(), nn.Sequential(nn.Linear(2, 2))
+    assert all(map(has_matrix_weight, by_default))
+    assert not any(map(has_matrix_weight, others))
 
 
-@pytest.mark.parametrize(
-    ("layer", "accepted"),
-    [
-        (nn.Linear(2, 2), True),
-        (nn.Embedding(2, 2), True),
-        (ExactLinear(2, 2), True),
-        (nn.LayerNorm(2), False),
-        (nn.Tanh(), False),
-        (nn.Sequential(nn.Linear(2, 2)), False),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_by_default_layers_with_a_matrix_are_sharded(layer: Any, accepted: bool) -> None:
-    assert has_matrix_weight(layer) is accepted
+both_dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@both_dtypes
+@on_ranks(2)
+def test_the_dtype_is_for_messages_and_products_what_persists_is_fp32(dtype: torch.dtype) -> None:
+    wrapped = FSDP(build("layers"), dtype)
+    inside: dict[str, Any] = {}
+
+    def recorder(name: str) -> Any:
+        def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            own = [p.dtype for p in layer.parameters(recurse=False)]
+            inside[name] = (args[0].dtype, own, output.dtype)
+
+        return hook
+
+    for name in ("inner", "norm", "head"):
+        # Runs before FSDP's own hooks, while the layer holds its full weight.
+        getattr(wrapped.module, name).register_forward_hook(recorder(name), prepend=True)
+    with recorded_messages() as log:
+        backward(wrapped, own_part(batch_of(0)))
+    assert inside["inner"] == inside["head"] == (dtype, [dtype, dtype], dtype)
+    assert inside["norm"] == (torch.float32, [torch.float32] * 2, torch.float32)
+    sent = {"all-gather": dtype, "reduce-scatter": dtype, "all-reduce": torch.float32}
+    assert {message.kind: message.dtype for message in log} == sent
+    optimizer = torch.optim.AdamW(wrapped.parameters())
+    optimizer.step()
+    persistent = [
+        *wrapped.parameters(),
+        *(p.grad for p in wrapped.parameters()),
+        *(state["exp_avg"] for state in optimizer.state.values()),
+        *wrapped.gather_full_parameters().values(),
+    ]
+    assert {tensor.dtype for tensor in persistent} == {torch.float32}
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def train_in(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Train in a dtype on ranks, in fp32 in one process."""
+    for blocks in (lambda model: [model], lambda model: []):
+        wrapped, alone = FSDP(mlp().to(device), dtype, blocks=blocks), mlp().to(device)
+        ours, theirs = sgd(wrapped.parameters()), sgd(alone.parameters())
+        for _ in range(10):
+            x = torch.randn(4 * dist.get_world_size(), 7).to(device)
+            for model, batch, optimizer in ((wrapped, own_part(x), ours), (alone, x, theirs)):
+                optimizer.zero_grad()
+                backward(model, batch)
+                optimizer.step()
+        expected = training.parameters(alone)
+        training.assert_near(wrapped.gather_full_parameters(), expected, torch.finfo(dtype).eps)
+
+
+@both_dtypes
+@on_ranks(3)
+def test_training_follows_fp32_within_the_precision(dtype: torch.dtype) -> None:
+    train_in(dtype)

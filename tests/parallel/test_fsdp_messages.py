@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP
-from lmlab.parallel.fsdp_blocks import no_blocks
+from tests.parallel import training
 from tests.parallel.launcher import on_ranks
 from tests.parallel.models import build
-from tests.parallel.recording import Message, recorded_messages
-from tests.parallel.training import backward, batch_of, clear_gradients, own_part
+from tests.parallel.training import Message, backward, batch_of, own_part, recorded_messages
 
 
 def pair() -> nn.Sequential:
@@ -22,25 +21,27 @@ def pair() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 
 
-class TwoMatrices(nn.Module):
-    """One layer with two matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.other = (nn.Parameter(torch.randn(3, 3)) for _ in range(2))
-
-
-class Experts(nn.Module):
-    """Matrices and a list of modules: blocks within a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.out = nn.Linear(3, 2), nn.Linear(3, 3)
-        self.experts = two_pairs()
+def module(**children: nn.Module | nn.Parameter) -> nn.Module:
+    """A module with these attributes."""
+    parent = nn.Module()
+    for name, child in children.items():
+        setattr(parent, name, child)
+    return parent
 
 
 def two_pairs() -> nn.ModuleList:
     return nn.ModuleList(pair() for _ in range(2))
+
+
+def experts() -> nn.ModuleList:
+    """Matrices and a list of modules: blocks within a block."""
+    linears = {"router": nn.Linear(3, 2), "out": nn.Linear(3, 3)}
+    return nn.ModuleList([module(**linears, experts=two_pairs())])
+
+
+def two_matrices() -> nn.ModuleList:
+    weights = {name: nn.Parameter(torch.randn(3, 3)) for name in ("weight", "other")}
+    return nn.ModuleList([module(**weights)])
 
 
 def shared_layer() -> nn.ModuleList:
@@ -62,19 +63,19 @@ def partly_frozen() -> nn.ModuleList:
     return nn.ModuleList([block])
 
 
+def both_in(name: str) -> str:
+    return f"{name}: {name}.0 {name}.1"
+
+
 # For each model its groups: the name and the layers of each.
 MODULES: list[tuple[Callable[[], nn.Module], str]] = [
     (pair, "0.weight: 0 | 1.weight: 1"),
     (two_pairs, "0: 0.0 0.1 | 1: 1.0 1.1"),
     (lambda: nn.ModuleList(pair()), "0.weight: 0 | 1.weight: 1"),
-    (
-        lambda: nn.ModuleList([Experts()]),
-        "0: 0.router 0.out | 0.experts.0: 0.experts.0.0 0.experts.0.1"
-        " | 0.experts.1: 0.experts.1.0 0.experts.1.1",
-    ),
+    (experts, f"0: 0.router 0.out | {both_in('0.experts.0')} | {both_in('0.experts.1')}"),
     (
         lambda: nn.ModuleList([nn.ModuleDict({"a": pair(), "b": pair()})]),
-        "0.a: 0.a.0 0.a.1 | 0.b: 0.b.0 0.b.1",
+        f"{both_in('0.a')} | {both_in('0.b')}",
     ),
     (shared_layer, "0.0.weight: 0.0 | 0.1.weight: 0.1 | 1.1.weight: 1.1"),
     (tied_weight, "0.0.weight: 0.0 | 0: 0.1 0.2 | 1: 1.1 1.2"),
@@ -83,7 +84,7 @@ MODULES: list[tuple[Callable[[], nn.Module], str]] = [
         lambda: nn.ModuleList([nn.Sequential(*pair(), *pair().double())]),
         "0 from 0.0.weight: 0.0 0.1 | 0 from 0.2.weight: 0.2 0.3",
     ),
-    (lambda: nn.ModuleList([TwoMatrices()]), "0: 0 0.other"),
+    (two_matrices, "0: 0 0.other"),
 ]
 
 
@@ -100,7 +101,7 @@ def test_the_matrices_in_one_member_of_a_list_form_a_group() -> None:
     for make, expected in MODULES:
         assert groups_of(make()) == expected
     alone = " | ".join(f"{name}.weight: {name}" for name in ("0.0", "0.1", "1.0", "1.1"))
-    assert groups_of(two_pairs(), blocks=no_blocks) == alone
+    assert groups_of(two_pairs(), blocks=lambda model: []) == alone
     assert groups_of(two_pairs(), blocks=lambda model: [model]) == "model: 0.0 0.1 1.0 1.1"
 
 
@@ -161,11 +162,10 @@ def test_the_next_block_is_gathered_before_a_block_computes(prefetch: int, expec
 @on_ranks(2)
 def test_a_recomputed_block_is_gathered_once_in_backward() -> None:
     log = log_of_second_step(prefetch=1, checkpointed=True)
-    after = log[log.index("backward") :]
-    gathers = Counter(entry for entry in after if entry.startswith("gather"))
-    assert gathers == {f"gather {number}": 1 for number in range(3)}
-    reductions = [entry for entry in after if entry.startswith("reduce")]
-    assert reductions == [f"reduce {number}" for number in (3, 2, 1, 0)]
+    after = sorted(log[log.index("backward") + 1 : log.index("finish")])
+    recomputed = [f"block {number}" for number in range(4)]
+    reductions = [f"reduce {number}" for number in range(4)]
+    assert after == [*recomputed, "gather 0", "gather 1", "gather 2", *reductions]
 
 
 @pytest.mark.parametrize(("model", "groups"), [("transformer", 3), ("layers", 3), ("blocks", 5)])
@@ -182,30 +182,21 @@ def test_a_step_gathers_each_group_twice_and_reduces_it_once(model: str, groups:
     assert Counter(message.kind for message in log) == expected
     replicated = sum(p.numel() + 1 for b in wrapped.replicated_buckets for p in b.parameters)
     assert {m.numel for m in log if m.kind == "all-reduce"} == {replicated}
+    with recorded_messages() as log, torch.no_grad():
+        wrapped(own_part(batch_of(3)))
+    assert [message.kind for message in log] == ["all-gather"] * groups
+    sizes = [sum(param.padded.numel() for param in group.params) for group in wrapped.groups]
+    assert [message.numel for message in log] == sizes
 
 
 @pytest.mark.parametrize(("model", "reductions"), [("tied", 2), ("unused_layer", 3)])
 @on_ranks(2)
-def test_a_tied_weight_is_gathered_at_each_use_and_an_unused_one_never(
-    model: str, reductions: int
-) -> None:
+def test_tied_weights_are_gathered_twice_unused_ones_never(model: str, reductions: int) -> None:
     wrapped = FSDP(build(model))
     with recorded_messages() as log:
         backward(wrapped, own_part(batch_of(0)))
     expected = {"all-gather": 2 * 3, "reduce-scatter": reductions, "all-reduce": 1}
     assert Counter(message.kind for message in log) == expected
-
-
-@on_ranks(3)
-def test_traffic_of_a_step_and_of_an_evaluation() -> None:
-    wrapped = FSDP(nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(3)]))
-    with recorded_messages() as log:
-        backward(wrapped, torch.randn(2, 6))
-    expected = Counter({("all-gather", 36): 2 * 3, ("reduce-scatter", 36): 3})
-    assert Counter((message.kind, message.numel) for message in log) == expected
-    with recorded_messages() as log, torch.no_grad():
-        wrapped(torch.randn(2, 6))
-    assert [message.kind for message in log] == ["all-gather"] * 3
 
 
 def full_weights_in_memory(
@@ -238,7 +229,7 @@ def full_weights_in_memory(
         return tensor
 
     for _ in range(2):  # the second step knows the order
-        clear_gradients(wrapped)
+        training.clear_gradients(wrapped)
         found.clear()
         phase = "forward"
         with torch.autograd.graph.saved_tensors_hooks(is_gathered_weight, lambda tensor: tensor):
@@ -259,9 +250,7 @@ def full_weights_in_memory(
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["saved", "recomputed"])
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @on_ranks(2)
-def test_full_weights_are_in_memory_a_few_groups_at_a_time(
-    compute_dtype: torch.dtype | None, checkpointed: bool, frozen: bool
-) -> None:
+def test_full_weights(compute_dtype: torch.dtype | None, checkpointed: bool, frozen: bool) -> None:
     found = full_weights_in_memory(compute_dtype, checkpointed, frozen)
     assert found["forward"] <= 2  # in use, prefetched
     assert found["after forward"] == 1  # the last one, with which backward begins

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmlab.parallel.fsdp_order import ExecutionOrder
+from lmlab.parallel.fsdp_scheduler import ExecutionOrder
 
 
 def after_forward(groups: list[int], ahead: int = 2) -> ExecutionOrder:
@@ -23,19 +23,15 @@ def after_forward(groups: list[int], ahead: int = 2) -> ExecutionOrder:
     ],
     ids=["first", "same", "used_twice", "deviates"],
 )
-def test_forward_is_predicted_from_the_previous_one(
+def test_a_forward_predicts_the_next_and_whether_a_group_ends_it(
     previous: list[int], ahead: int, current: list[int], predicted: list[list[int]]
 ) -> None:
     order = after_forward(previous, ahead)
     order.begin_forward()
+    order.begin_forward()  # a forward without groups is ignored
+    assert not any(order.is_last(group) for group in current)
     assert [order.forward(group) for group in current] == predicted
-
-
-def test_a_forward_without_groups_is_ignored() -> None:
-    order = after_forward([0, 1], ahead=1)
-    order.begin_forward()
-    order.begin_forward()
-    assert order.forward(0) == [1]
+    assert order.is_last(current[-1]) is (previous == current)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +51,8 @@ def test_backward_is_predicted_from_forward(
     assert [order.backward(group) for group in backward] == predicted
 
 
-def test_the_last_group_is_known_if_a_forward_runs_as_predicted() -> None:
-    order = after_forward([0, 1, 0])
-    assert not order.is_last(0)
-    for groups, expected in (([0, 1, 0], [False, False, True]), ([0, 0, 1], [False] * 3)):
-        order.begin_forward()
-        last = []
-        for group in groups:
-            order.forward(group)
-            last.append(order.is_last(group))
-        assert last == expected
-
-
-@pytest.mark.parametrize(("group", "predicted"), [(2, [3, 4]), (3, [4]), (4, []), (9, [])])
-def test_recomputation_runs_up_to_where_backward_is(group: int, predicted: list[int]) -> None:
+def test_recomputation_runs_up_to_where_backward_is() -> None:
     order = after_forward([0, 1, 2, 3, 4, 5])
     order.backward(5)
     order.backward(4)
-    assert order.recomputed(group) == predicted
+    assert [order.recomputed(group) for group in (2, 3, 4, 9)] == [[3, 4], [4], [], []]

@@ -1,4 +1,4 @@
-"""Every scheme computes what one process computes on all samples, also in unusual steps."""
+"""Every scheme computes what one process computes, also in unusual steps and on any device."""
 
 import copy
 import gc
@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.parallel.launcher import RankPool, on_ranks
-from tests.parallel.models import MODELS, build
+from lmlab.parallel import FlatDDP, ShardedOptimizer
+from tests.parallel.launcher import LARGEST_WORLD, RankPool, on_ranks
+from tests.parallel.models import MODELS, Model, build
+from tests.parallel.test_fsdp import train_in
 from tests.parallel.training import (
     DDP,
     SCHEMES,
+    SGD_SETTINGS,
     STEPS,
     assert_gradients_near,
     backward,
@@ -80,33 +83,24 @@ def test_several_graphs_may_exist_and_be_used_twice(scheme: str) -> None:
         assert_gradients_near(wrapped, alone)
 
 
-class Branches(nn.Module):
-    """A step uses the given branches."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.stem = nn.Linear(3, 3)
-        self.branches = nn.ModuleList(nn.Linear(3, 3) for _ in range(number))
-
-    def forward(self, x: Tensor, used: list[int]) -> Tensor:
-        x = self.stem(x)
-        return sum((self.branches[i](x) for i in used), start=x)
-
-
 @every_ddp
 @on_ranks(3)
 def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(scheme: str) -> None:
-    alone = Branches(number=5)
-    wrapped = SCHEMES[scheme](copy.deepcopy(alone))
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    alone = Model(  # rank r uses branches r and 3, no rank uses branch 4
+        lambda m, x: x + m.branches[int(x[0, 0])](m.stem(x)) + m.branches[3](m.stem(x)),
+        stem=nn.Linear(3, 3),
+        branches=nn.ModuleList(nn.Linear(3, 3) for _ in range(5)),
+    )
+    wrapped = SCHEMES[scheme](copy.deepcopy(alone))
     x = torch.randn(world_size, 2, 3)
-    used_by = [[rank, 3] for rank in range(world_size)]  # no rank uses branch 4
+    x[:, 0, 0] = torch.arange(world_size)
     for _ in range(2):
         clear_gradients(wrapped)
-        wrapped(x[rank], used_by[rank]).square().mean().backward()
+        wrapped(x[rank]).square().mean().backward()
         wrapped.finish_gradient_synchronization()
     for other in range(world_size):
-        (alone(x[other], used_by[other]).square().mean() / world_size).backward()
+        (alone(x[other]).square().mean() / world_size).backward()
     assert alone.branches[4].weight.grad is None
     assert_gradients_near(wrapped, alone)
 
@@ -140,23 +134,21 @@ def test_a_model_without_trainable_parameters(scheme: str) -> None:
     wrapped.finish_gradient_synchronization()
 
 
-class Buffers(nn.Module):
-    """One parameter and buffers of several kinds."""
-
-    def __init__(self, content: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((2, 3), content).t())  # not contiguous
-        self.register_buffer("number", torch.tensor(content))
-        self.register_buffer("counter", torch.tensor([int(content)]))
-        self.register_buffer("mask", torch.tensor([content > 0]))
-        self.register_buffer("table", torch.full((3,), content), persistent=False)
-        self.register_buffer("empty", torch.empty(0))
+def with_buffers(content: float) -> Model:
+    """One parameter, not contiguous, and buffers of several kinds."""
+    buffers = [torch.tensor(content), torch.tensor([int(content)]), torch.tensor([content > 0])]
+    named = {f"buffer_{number}": buffer for number, buffer in enumerate(buffers)}
+    weight = nn.Parameter(torch.full((2, 3), content).t())
+    model = Model(lambda m, x: x, weight=weight, empty=torch.empty(0), **named)
+    model.register_buffer("table", torch.full((3,), content), persistent=False)
+    return model
 
 
 @every_scheme
 @on_ranks(3)
 def test_parameters_and_buffers_start_as_those_of_rank_0(scheme: str) -> None:
-    wrapped, of_rank_0 = SCHEMES[scheme](Buffers(float(1 - dist.get_rank()))), Buffers(1.0)
+    of_rank_0 = with_buffers(1.0)
+    wrapped = SCHEMES[scheme](with_buffers(float(1 - dist.get_rank())))
     values = [*full_parameters(wrapped).values(), *wrapped.buffers()]
     assert all(map(torch.equal, values, [of_rank_0.weight, *of_rank_0.buffers()]))
 
@@ -175,9 +167,7 @@ def load(scheme: str, model: str, state: dict[str, Tensor]) -> dict[str, Tensor]
 
 @pytest.mark.parametrize("model", ["layers", "tied"])
 @every_scheme
-def test_the_state_dict_is_the_modules_and_loads_at_another_world_size(
-    ranks: RankPool, scheme: str, model: str
-) -> None:
+def test_a_state_dict_loads_at_another_world_size(ranks: RankPool, scheme: str, model: str) -> None:
     expected = build(model, seed=3)
     for state in ranks.run(save, 2, scheme=scheme, model=model):
         assert state.keys() == expected.state_dict().keys()
@@ -199,3 +189,38 @@ def test_a_dropped_wrapper_is_freed_without_the_garbage_collector(scheme: str) -
     del wrapped, module
     gc.enable()
     assert [reference() for reference in references] == [None, None]
+
+
+# A GPU may sum in another order than one process.
+TOLERANCE = 1e-5
+GPUS = torch.cuda.device_count()
+
+
+def train(device: str) -> None:
+    batches = [batch_of(step).to(device) for step in range(5)]
+    for wrap in SCHEMES.values():
+        wrapped, alone = wrap(build("blocks").to(device)), build("blocks").to(device)
+        train_both(wrapped, alone, batches, TOLERANCE)
+    wrapped, alone = FlatDDP(build("layers").to(device)), build("layers").to(device)
+    sharded = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **SGD_SETTINGS)
+    train_both(wrapped, alone, batches, TOLERANCE, sharded)
+    adam = ShardedOptimizer(wrapped.parameters(), torch.optim.AdamW)
+    adam.step()
+    state = adam.state_dict()
+    assert len(state["state"]) == len(list(wrapped.parameters()))
+    assert {t.device.type for s in state["state"].values() for t in s.values()} == {"cpu"}
+    adam.load_state_dict(state)
+    adam.step()
+    train_in(torch.bfloat16, device)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "world_size"),
+    [
+        ("gloo", "cpu", 2),
+        pytest.param("gloo", "cuda:0", 2, marks=pytest.mark.gpu),
+        pytest.param("nccl", "cuda", min(GPUS, LARGEST_WORLD), marks=pytest.mark.gpu),
+    ],
+)
+def test_training_on_a_backend(ranks: RankPool, backend: str, device: str, world_size: int) -> None:
+    ranks.run(train, world_size, backend=backend, device=device)

@@ -1,7 +1,10 @@
-"""Training on ranks next to training in one process, and how close the two must be."""
+"""Training on ranks next to training in one process, how close both must be, and what is sent."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -139,3 +142,45 @@ def distance(ours: Tensor | None, expected: Tensor | None) -> float:
     if expected.numel() == 0:
         return 0.0
     return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+
+
+KINDS = {
+    "all_reduce": "all-reduce",
+    "broadcast": "broadcast",
+    "all_gather_single": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_single": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective, with the size of the larger of its tensors."""
+
+    kind: str
+    numel: int
+    dtype: torch.dtype
+    is_async: bool
+
+
+@contextmanager
+def recorded_messages() -> Iterator[list[Any]]:
+    """A list that receives a Message per collective; tests may append entries of their own."""
+    log: list[Any] = []
+    with mock.patch.multiple(
+        dist, **{name: _recording(name, log) for name in KINDS if hasattr(dist, name)}
+    ):
+        yield log
+
+
+def _recording(name: str, log: list[Any]) -> Any:
+    original = getattr(dist, name)
+
+    def collective(*tensors: Tensor, **options: Any) -> Any:
+        largest = max(tensors, key=lambda tensor: tensor.numel())
+        is_async = bool(options.get("async_op"))
+        log.append(Message(KINDS[name], largest.numel(), largest.dtype, is_async))
+        return original(*tensors, **options)
+
+    return collective

@@ -1,35 +1,20 @@
 """Bounds on batch and devices: by hand, and as the point where computing outlasts sending."""
 
-from __future__ import annotations
-
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmlab.planning.batch import (
-    FeedForward,
-    Mesh,
-    Network,
-    Pass,
-    Scheme,
-    best_fsdp,
-    block_times,
-    max_devices,
-    max_mesh_devices,
-    max_tensor_parallel,
-    message_bytes,
-    min_tokens_exposed,
-    min_tokens_overlapped,
-    min_tokens_per_device,
-)
+from lmlab.planning import batch
+from lmlab.planning.batch import FeedForward, Mesh, Network, Pass, Scheme, block_times
 
 V5P = Network(flops_per_s=4.6e14, bytes_per_s=1.8e11)
 MESH = Mesh(fsdp=16, tp=4, fsdp_axes=2, tp_axes=1)
 XXL = FeedForward(d_model=16384, d_ff=53248)
-# Intensity of 10 FLOPs per byte.
-SMALL = Network(flops_per_s=1000.0, bytes_per_s=100.0)
+TALL = FeedForward(d_model=8, d_ff=40)
+SWIGLU = FeedForward(d_model=4, d_ff=100, matrices=3)
+SMALL = Network(flops_per_s=1000.0, bytes_per_s=100.0)  # 10 FLOPs per byte
 BLOCKS = st.builds(
     FeedForward,
     d_model=st.integers(1, 10**5),
@@ -40,24 +25,18 @@ NETWORKS = st.builds(Network, flops_per_s=st.floats(1e10, 1e16), bytes_per_s=st.
 TOKENS = st.floats(1, 1e9)
 
 
-def tall(d_ff: int) -> FeedForward:
-    return FeedForward(d_model=8, d_ff=d_ff)
-
-
 def test_block_times_by_hand() -> None:
     # 2 x 2 devices, 8 tokens, D = 3, F = 5.
     times = block_times(SMALL, Mesh(fsdp=2, tp=2), FeedForward(d_model=3, d_ff=5), 8)
-    assert times.compute == pytest.approx(4 * 8 * 15 / (4 * 1000))
-    assert times.weights == pytest.approx(4 * 15 / 2 / 100)
-    assert times.activations == pytest.approx(4 * 8 * 3 / 2 / 100)
+    by_hand = (4 * 8 * 15 / (4 * 1000), 4 * 15 / 2 / 100, 4 * 8 * 3 / 2 / 100)
+    assert astuple(times) == pytest.approx(by_hand)
 
 
 def test_a_mesh_dimension_of_one_device_sends_nothing() -> None:
     alone = Mesh(fsdp=1, tp=1)
-    times = block_times(SMALL, alone, tall(5), 8)
-    assert (times.weights, times.activations) == (0, 0)
-    assert min_tokens_overlapped(SMALL, alone, tall(5)) == 0
-    assert min_tokens_exposed(SMALL, alone, tall(5)) == 0
+    assert astuple(block_times(SMALL, alone, TALL, 8))[1:] == (0, 0)
+    assert batch.min_tokens_overlapped(SMALL, alone, TALL) == 0
+    assert batch.min_tokens_exposed(SMALL, alone, TALL) == 0
 
 
 @pytest.mark.parametrize("matrices", [2, 3])
@@ -66,7 +45,10 @@ def test_at_the_minimum_batch_computing_takes_as_long_as_the_messages(
     mesh: Mesh, matrices: int
 ) -> None:
     block = replace(XXL, matrices=matrices)
-    hidden, exposed = min_tokens_overlapped(V5P, mesh, block), min_tokens_exposed(V5P, mesh, block)
+    hidden, exposed = (
+        batch.min_tokens_overlapped(V5P, mesh, block),
+        batch.min_tokens_exposed(V5P, mesh, block),
+    )
     assert hidden is not None
     assert exposed is not None
     times = block_times(V5P, mesh, block, hidden)
@@ -78,23 +60,20 @@ def test_at_the_minimum_batch_computing_takes_as_long_as_the_messages(
 
 def test_no_batch_hides_too_much_tensor_parallelism() -> None:
     # 10 FLOPs per byte, F = 40: up to 4 devices.
-    assert max_tensor_parallel(SMALL, tall(40)) == 4
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=4), tall(40)) == 20
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5), tall(40)) is None
-    assert min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5, tp_axes=2), tall(40)) == 20
-    assert min_tokens_exposed(SMALL, Mesh(fsdp=2, tp=4), tall(40)) is None
+    assert batch.max_tensor_parallel(SMALL, TALL) == 4
+    assert batch.min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=4), TALL) == 20
+    assert batch.min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5), TALL) is None
+    assert batch.min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5, tp_axes=2), TALL) == 20
+    assert batch.min_tokens_exposed(SMALL, Mesh(fsdp=2, tp=4), TALL) is None
 
 
 def test_what_lowers_the_batch() -> None:
     fsdp = Mesh(fsdp=4, tp=1)
-    assert min_tokens_overlapped(SMALL, fsdp, tall(40)) == 40
-    assert min_tokens_overlapped(SMALL, fsdp, tall(40), weight_bytes=1) == 20
+    assert batch.min_tokens_overlapped(SMALL, fsdp, TALL) == 40
+    assert batch.min_tokens_overlapped(SMALL, fsdp, TALL, weight_bytes=1) == 20
     # The best split needs intensity^2 / F; with F = 4 not even TP of 1 is hidden.
-    assert min_tokens_per_device(SMALL, tall(40)) == 2.5
-    assert min_tokens_per_device(SMALL, tall(4)) == 10
-
-
-SWIGLU = FeedForward(d_model=4, d_ff=100, matrices=3)
+    assert batch.min_tokens_per_device(SMALL, TALL) == 2.5
+    assert batch.min_tokens_per_device(SMALL, replace(TALL, d_ff=4)) == 10
 
 
 @pytest.mark.parametrize(
@@ -112,24 +91,29 @@ SWIGLU = FeedForward(d_model=4, d_ff=100, matrices=3)
 def test_three_matrices_by_hand(
     scheme: Scheme, direction: Pass, sent: float, devices: float
 ) -> None:
-    assert message_bytes(SWIGLU, scheme, direction, 50) == sent
-    assert max_devices(SMALL, SWIGLU, scheme, direction, 50) == pytest.approx(devices)
+    assert batch.message_bytes(SWIGLU, scheme, direction, 50) == sent
+    assert batch.max_devices(SMALL, SWIGLU, scheme, direction, 50) == pytest.approx(devices)
 
 
-@given(NETWORKS, BLOCKS, TOKENS, st.booleans(), st.integers(1, 3), st.integers(1, 3))
+@given(NETWORKS, BLOCKS, TOKENS, st.booleans())
 def test_the_best_split_fills_the_computation_and_no_other_does_better(
-    network: Network, block: FeedForward, tokens: float, overlapped: bool, fsdp: int, tp: int
+    network: Network, block: FeedForward, tokens: float, overlapped: bool
 ) -> None:
-    axes = {"fsdp_axes": fsdp, "tp_axes": tp}
-    devices = max_mesh_devices(network, block, tokens, overlapped=overlapped, **axes)
-    best = best_fsdp(tokens, devices, block, **axes)
+    devices = batch.max_mesh_devices(network, block, tokens, overlapped=overlapped)
+    best = batch.best_fsdp(tokens, devices, block)
 
     def messages(degree: float) -> float:
-        weights = block.weight_bytes * degree / devices / fsdp
-        activations = block.activation_bytes(tokens) / degree / tp
+        weights = block.weight_bytes * degree / devices
+        activations = block.activation_bytes(tokens) / degree
         sent = max(weights, activations) if overlapped else weights + activations
         return sent / network.bytes_per_s
 
     compute = block.flops(tokens) / (devices * network.flops_per_s)
     assert messages(best) == pytest.approx(compute)
     assert messages(best) <= min(messages(0.8 * best), messages(1.25 * best)) * (1 + 1e-9)
+
+
+def test_the_best_split_equals_both_messages_on_any_axes() -> None:
+    fsdp = batch.best_fsdp(4096, 64, XXL, fsdp_axes=2, tp_axes=3)
+    times = block_times(V5P, Mesh(fsdp=fsdp, tp=64 / fsdp, fsdp_axes=2, tp_axes=3), XXL, 4096)
+    assert times.weights == pytest.approx(times.activations)

@@ -1,58 +1,43 @@
 """The promised command line parses, also without a home; every other one stays as typed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from snakemake_logger_plugin_lmlab.cache_folder import ensure_writable
-from snakemake_logger_plugin_lmlab.command_line import repair
+from snakemake_logger_plugin_lmlab.command_line import ensure_writable, repair
 
 TARGET = "report/writeup.md"
 
 
+SWALLOWED = {
+    f"snakemake --cores 1 --resources gpu=1 {TARGET}": (
+        f"snakemake {TARGET} --cores 1 --resources gpu=1"
+    ),
+    f"/venv/bin/snakemake --resources gpu=1 mem=2 {TARGET} --cores 1": (
+        f"/venv/bin/snakemake {TARGET} --resources gpu=1 mem=2 --cores 1"
+    ),
+    f"snakemake --config study=tiny {TARGET} -n": f"snakemake {TARGET} --config study=tiny -n",
+    "snakemake --res gpu=1 a b -n": "snakemake a b --res gpu=1 -n",
+}
+LEFT_ALONE = [
+    "snakemake",
+    f"snakemake {TARGET} --cores 1 --resources gpu=1",
+    f"snakemake --resources gpu=1 --cores 1 {TARGET}",
+    f"snakemake --cores 1 --resources gpu=1 -- {TARGET}",
+    "snakemake --resources gpu",
+    "snakemake --cores 1 --forcerun a b",
+    "snakemake --config study=tiny --cores 1",
+    f"pytest --resources gpu=1 {TARGET}",
+]
+
+
 @pytest.mark.parametrize(
-    ("typed", "read"),
-    [
-        (
-            f"snakemake --cores 1 --resources gpu=1 {TARGET}",
-            f"snakemake {TARGET} --cores 1 --resources gpu=1",
-        ),
-        (
-            f"/venv/bin/snakemake --resources gpu=1 mem=2 {TARGET} --cores 1",
-            f"/venv/bin/snakemake {TARGET} --resources gpu=1 mem=2 --cores 1",
-        ),
-        (
-            f"snakemake --config study=tiny {TARGET} --cores 1",
-            f"snakemake {TARGET} --config study=tiny --cores 1",
-        ),
-        ("snakemake --res gpu=1 a b -n", "snakemake a b --res gpu=1 -n"),
-    ],
+    ("typed", "read"), [*SWALLOWED.items(), *((typed, typed) for typed in LEFT_ALONE)]
 )
-def test_a_swallowed_target_is_moved_to_the_front(typed: str, read: str) -> None:
+def test_only_a_swallowed_target_is_moved_to_the_front(typed: str, read: str) -> None:
     argv = typed.split()
     repair(argv)
     assert argv == read.split()
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "snakemake",
-        f"snakemake {TARGET} --cores 1 --resources gpu=1",
-        f"snakemake --resources gpu=1 --cores 1 {TARGET}",
-        f"snakemake --cores 1 --resources gpu=1 -- {TARGET}",
-        "snakemake --resources gpu",
-        "snakemake --cores 1 --forcerun a b",
-        "snakemake --config study=tiny --cores 1",
-        f"pytest --resources gpu=1 {TARGET}",
-    ],
-)
-def test_every_other_command_line_is_left_alone(typed: str) -> None:
-    argv = typed.split()
-    repair(argv)
-    assert argv == typed.split()
 
 
 def test_a_home_that_cannot_be_written_is_replaced_as_a_cache(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A small study written to disk: results with chosen times, for tests of the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

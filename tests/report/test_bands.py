@@ -1,20 +1,18 @@
 """Expected ranges: the committed H200 lies within its own, and what lies outside gets its cause."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import yaml
 
+from lmlab.chapters.machine.page import against_bands, read_bands
 from lmlab.jobs.catalog import all_points
 from lmlab.measure.peaks import known_devices
-from lmlab.report import bands
 from lmlab.report.frame import Results, load, table_of
 from lmlab.study.config import load as load_study
 from lmlab.study.files import REFERENCES, ROOT
 
-BANDS = bands.read(REFERENCES / "bands.yaml")
+BANDS = read_bands(REFERENCES / "bands.yaml")
 H200 = "NVIDIA H200"
 
 
@@ -46,7 +44,7 @@ def results(rate: float, limit: float = 700.0, flags: tuple[str, ...] = ()) -> R
 def test_a_figure_outside_its_range_has_a_likely_cause(
     rate: float, more: dict[str, Any], cause: str
 ) -> None:
-    (found,) = bands.against(results(rate, **more), BANDS)
+    (found,) = against_bands(results(rate, **more), BANDS)
     assert found["outside"] == bool(cause)
     assert cause in found["cause"]
 
@@ -55,7 +53,7 @@ def test_the_committed_h200_is_what_it_should_be() -> None:
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     study = load_study({**config, "study": "full"}, "cuda")
     points = [p for p in all_points(study) if p.chapter in ("machine", "end_to_end", "attention")]
-    found = bands.against(load(points, ROOT / "results", "nvidia-h200"), BANDS)
+    found = against_bands(load(points, ROOT / "results", "nvidia-h200"), BANDS)
     assert {"fp32 matmul", "bf16 matmul", "copy"} <= {figure["name"] for figure in found}
     assert [figure for figure in found if figure["outside"]] == []
 
@@ -66,9 +64,9 @@ def test_a_gpu_without_a_range_of_its_own_is_compared_with_its_datasheet() -> No
         {**base, "quantity": "stated_matmul_rate", "value": 100.0},
         {**base, "quantity": "matmul_rate", "value": 40.0},
     ]
-    (found,) = bands.against(Results("some-gpu", table_of(rows)), BANDS)
+    (found,) = against_bands(Results("some-gpu", table_of(rows)), BANDS)
     assert found["outside"]
-    assert bands.against(Results("some-gpu", table_of(rows[1:])), BANDS) == []
+    assert against_bands(Results("some-gpu", table_of(rows[1:])), BANDS) == []
 
 
 def test_bands_name_known_figures_and_gpus() -> None:

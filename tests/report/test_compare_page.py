@@ -1,7 +1,5 @@
 """The comparison page: machines side by side, with ceilings, verdicts and published figures."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -134,7 +132,7 @@ def test_cells_ratios_and_ceilings() -> None:
         machine("B", {"small": 5.0, "large": 40.0, "huge": None}, measured={**UNIT, "fp32": 20.0}),
         machine("C, published", {"small": 20.0}, measured={}, published=True),
     ]
-    found = rows_of(section(QUESTION, machines).markdown(machines))
+    found = rows_of(section(QUESTION, machines).markdown())
     assert found == [
         ["fp32", "small", "10.0", "5.00", "20.0", "2.0x", "0.50x", "2.0x, 1.00x", "1.00x, 1.00x"],
         ["fp32", "large", "40.0", "40.0", "not stated", "same", "–", "2.0x, 1.00x", "1.00x, 1.00x"],
@@ -147,14 +145,14 @@ def test_cells_ratios_and_ceilings() -> None:
 
 def test_rows_that_one_machine_has_are_shown_if_none_is_shared() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"large": 5.0})]
-    found = rows_of(section(QUESTION, machines).markdown(machines))
+    found = rows_of(section(QUESTION, machines).markdown())
     assert [row[1:4] for row in found] == [["small", "10.0", "–"], ["large", "–", "5.00"]]
 
 
 def test_variation_between_processes_widens_the_interval() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"small": 9.0})]
     noisy = section(QUESTION, machines, variation={"wall": (0.1, 20)})
-    assert rows_of(noisy.markdown(machines))[0][4] == "undecided"
+    assert rows_of(noisy.markdown())[0][4] == "undecided"
 
 
 def test_every_reference_file_is_used() -> None:

@@ -1,7 +1,5 @@
 """The interactive page in a real browser: it draws, reacts, and asks nobody for anything."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

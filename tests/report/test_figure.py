@@ -1,7 +1,5 @@
 """Figures from declarations: the same data as an image and as a Vega-Lite specification."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +29,7 @@ def spans(results: Results) -> pd.DataFrame:
 
 FIGURES = {
     "line": STEPS,
-    "line in panels": replace(STEPS, facet="precision", rules={"limit": 50.0}),
+    "line in panels": replace(STEPS, facet="precision"),
     "bar": replace(STEPS, mark="bar"),
     "stack": replace(STEPS, mark="stack", y=value_axis("ms")),
     "heatmap": replace(

@@ -1,10 +1,6 @@
 """One row per measured quantity; what has no value is a row that says why."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -56,33 +52,6 @@ def test_an_unusable_file_is_named_and_the_rest_is_read(tmp_path: Path, text: st
     assert len(results.results) == 1
     assert [str(bad) in line and "\n" not in line for line in results.problems] == [True]
     assert list(select(results.rows, size="bad")["status"]) == ["invalid"]
-
-
-@pytest.mark.parametrize(
-    ("path", "wrong"),
-    [
-        (["measurements", 0, "value"], "12"),
-        (["measurements", 0, "value"], None),
-        (["measurements", 0, "n"], 0),
-        (["measurements", 0, "status"], "fine"),
-        (["settings"], None),
-        (["elapsed_s"], 1e999),
-        (["machine", "id"], "other"),
-        (["parameters", "size"], "other"),
-    ],
-)
-def test_a_wrong_value_is_found_when_the_result_is_read(
-    tmp_path: Path, path: list[Any], wrong: Any
-) -> None:
-    written(tmp_path, [result({"size": "small"}, [time_record([1.0], phase="total")])])
-    point = Point("steps", {"size": "small"}, {})
-    file = point.path(tmp_path, MACHINE)
-    values = inner = json.loads(file.read_text())
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = wrong
-    file.write_text(json.dumps(values))
-    assert str(file) in load([point], tmp_path, MACHINE).problems[0]
 
 
 def test_a_label_may_not_hide_a_parameter(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ After a change that is meant to alter pages: `make example` for the first, and
 `LMLAB_UPDATE_GOLDEN=1 pytest tests/report/test_golden.py` for the second; then review the diff.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Two sets of the same study: which values they share, and how many agree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

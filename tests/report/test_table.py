@@ -1,7 +1,5 @@
 """Tables from declarations: cells, reasons, marks and captions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Configuration as text: every key once, and values with their types."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Drawn configurations: valid ones give points, those one field away end in one line."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator
@@ -13,10 +11,9 @@ import pytest
 import yaml
 
 from lmlab.jobs.catalog import all_points
-from lmlab.study import config_file
+from lmlab.study import config_file, schema
 from lmlab.study.config import ConfigError, load
 from lmlab.study.files import ROOT
-from lmlab.study.schema import _inlined, config_schema
 
 Config = dict[str, Any]
 # As YAML text: some are no value that Python would write.
@@ -35,66 +32,78 @@ BAD = (
         "1.5",
     ),
 )
-SCHEMA = _inlined(config_schema())
-STUDY = SCHEMA["properties"]["studies"]["properties"]["nano"]
+SCHEMA = schema._inlined(schema.config_schema())
+STUDIES = SCHEMA["properties"]["studies"]
+STUDY = STUDIES["properties"]["nano"]
+# Checking a configuration takes as long as it is: one study with a few chapters is enough.
+STUDIES["required"], STUDY["required"] = ["nano"], ["common"]
+CHAPTERS = 3
 
 
-@pytest.fixture(scope="module")
-def base() -> Config:
-    """The configuration with its smallest study three times: checking takes as long as it is."""
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
+    """The configuration with its smallest study alone; in a folder of its own."""
+    validator = schema._strict()(SCHEMA)
+    monkeypatch.setattr(schema, "_whole", lambda: validator)
+    monkeypatch.chdir(tmp_path)
     config: Config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    config["studies"] = dict.fromkeys(config["studies"], config["studies"]["nano"])
-    config["study"] = "nano"
-    return config
+    return {**config, "study": "nano", "studies": {"nano": config["studies"]["nano"]}}
 
 
-def leaves(value: Any, schema: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
+def leaves(value: Any, allowed: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
     """Path and schema of everything that may be drawn again."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            of_key = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
+            of_key = allowed.get("properties", {}).get(key, allowed.get("additionalProperties"))
             if of_key:
                 yield from leaves(inner, of_key, (*path, key))
     else:
-        yield path, schema
+        yield path, allowed
 
 
-def drawn(schema: Any, draw: Random, sizes: list[str]) -> Any:
+def drawn(allowed: Any, draw: Random, sizes: list[str]) -> Any:
     """A value that the schema allows; a string is a size."""
-    if "enum" in schema:
-        return draw.choice(schema["enum"])
-    kind = schema["type"]
+    if "enum" in allowed:
+        return draw.choice(allowed["enum"])
+    kind = allowed["type"]
     if kind == "array":
-        least, most = schema.get("minItems", 1), schema.get("maxItems", 3)
-        items = [drawn(schema["items"], draw, sizes) for _ in range(draw.randint(least, most))]
+        least, most = allowed.get("minItems", 1), allowed.get("maxItems", 3)
+        items = [drawn(allowed["items"], draw, sizes) for _ in range(draw.randint(least, most))]
         unique = [item for index, item in enumerate(items) if item not in items[:index]]
         return unique if len(unique) >= least else items
     if kind == "integer":
-        low, step = schema["minimum"], schema.get("multipleOf", 1)
+        low, step = allowed["minimum"], allowed.get("multipleOf", 1)
         return draw.randrange(
-            low, min(schema.get("maximum", low + 64 * step), low + 64 * step), step
+            low, min(allowed.get("maximum", low + 64 * step), low + 64 * step), step
         )
     if kind == "number":
-        return draw.choice([n for n in (0.5, 1, 2.5, 100) if n <= schema.get("maximum", n)])
+        return draw.choice([n for n in (0.5, 1, 2.5, 100) if n <= allowed.get("maximum", n)])
     return draw.random() < 0.5 if kind == "boolean" else draw.choice(sizes)
 
 
-def redrawn(base: Config, draw: Random) -> Config:
-    """The configuration with some values of its study drawn again."""
-    config = copy.deepcopy(base)
-    nano = config["studies"]["nano"]
-    config["studies"] = dict.fromkeys(config["studies"], nano)
-    places = [
-        (path, schema)
-        for path, schema in leaves(nano, STUDY)
-        if not any(f'"{word}"' in json.dumps(schema) for word in ("pattern", "object"))
-        and ('"string"' not in json.dumps(schema) or path[-1] in ("size", "sizes"))
+def places(nano: Config) -> list[tuple[Any, Any]]:
+    """What may be drawn again in a study: numbers, choices, sizes, and lists of them."""
+    found = [(path, each, json.dumps(each)) for path, each in leaves(nano, STUDY)]
+    return [
+        (path, each)
+        for path, each, text in found
+        if not any(f'"{word}"' in text for word in ("pattern", "object"))
+        and ('"string"' not in text or path[-1] in ("size", "sizes"))
     ]
-    for path, schema in draw.sample(places, draw.randint(1, 4)):
-        put(nano, path, drawn(schema, draw, list(config["sizes"])))
-    steps = nano["end_to_end"]
-    steps["max_steps"] = max(steps["steps"], steps["max_steps"])  # the one rule between two keys
-    return config
+
+
+def redrawn(base: Config, among: list[tuple[Any, Any]], draw: Random) -> Config:
+    """The configuration with some chapters, and some of their values drawn again."""
+    whole = base["studies"]["nano"]
+    names = ["common", *draw.sample(sorted(whole.keys() - {"common"}), CHAPTERS)]
+    nano = copy.deepcopy({name: whole[name] for name in names})
+    mine = [place for place in among if place[0][0] in names]
+    for path, each in draw.sample(mine, draw.randint(1, 4)):
+        put(nano, path, drawn(each, draw, list(base["sizes"])))
+    if steps := nano.get("end_to_end"):
+        # The one rule between two keys.
+        steps["max_steps"] = max(steps["steps"], steps["max_steps"])
+    return {**copy.deepcopy({**base, "studies": {}}), "studies": {"nano": nano}}
 
 
 def put(config: Any, path: tuple[Any, ...], value: Any) -> None:
@@ -122,15 +131,16 @@ def spoilt(config: Config, draw: Random, file: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("draws", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_every_configuration_gives_points_or_one_line(
-    draws: int, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draws: int, base: Config, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    among = places(base["studies"]["nano"])
     draw, file = Random(draws), Path("config.yaml")
     valid = rejected = 0
     for number in range(draws):
-        config = redrawn(base, draw)
+        config = redrawn(base, among, draw)
         if number % 2:
-            assert all_points(load(config, "cpu")), config
+            study = load(config, "cpu")
+            assert all_points(study) or not study.chapters, config
             valid += 1
             continue
         names: tuple[str, ...] = (str(file),)

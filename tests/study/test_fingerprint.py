@@ -1,7 +1,5 @@
 """The fingerprint changes with what the code does, and with nothing else."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A point's parameters give its path and survive the way through a command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

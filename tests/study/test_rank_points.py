@@ -1,7 +1,5 @@
 """The points of the chapters that train on several ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

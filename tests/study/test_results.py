@@ -1,9 +1,6 @@
 """A result is whole or not there, and a file that is none says why in one line."""
 
-from __future__ import annotations
-
 import errno
-import json
 import os
 import stat
 from pathlib import Path
@@ -152,11 +149,6 @@ def test_the_headline_is_the_times_or_the_reason() -> None:
     assert make(measurements=(TIME,) * 8).headline().endswith("forward 2 ms, 2 more")
     failed = make(status="oom", reason="needs 3 GiB", measurements=())
     assert failed.headline() == "oom: needs 3 GiB"
-
-
-def test_json_is_one_line() -> None:
-    assert "\n" not in make().to_json()
-    assert json.loads(make().to_json())["chapter"] == "end_to_end"
 
 
 def test_failed_variants_are_named_with_their_reasons() -> None:

@@ -1,7 +1,5 @@
 """A folder belongs to one living run; what dead ones left is removed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

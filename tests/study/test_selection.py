@@ -1,7 +1,5 @@
 """A run measures on its own machine, reads another's, and plans for a cluster when told to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -97,6 +97,12 @@ class Project:
         with (self.folder / file).open("a") as stream:
             stream.write(text)
 
+    def replace(self, file: str, old: str, new: str) -> None:
+        """Replace the first occurrence of a text that must be there."""
+        text = (self.folder / file).read_text()
+        assert old in text
+        (self.folder / file).write_text(text.replace(old, new, 1))
+
     def configure(self, *only: str, **blocks: dict[str, Any]) -> None:
         """Change blocks of the nano study; with chapters named, switch all others off."""
         path = self.folder / "config.yaml"

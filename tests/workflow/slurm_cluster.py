@@ -6,8 +6,6 @@ claims a GPU that is /dev/null: Slurm then counts it, and lets one job at a time
 would with a real one. It claims memory and cores that the machine may lack for the same reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd
@@ -16,6 +14,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,18 @@ from pathlib import Path
 
 import psutil
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
-COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 # Daemons live where an ordinary user's PATH does not look.
 SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-PATIENCE_S = 20.0
+PROGRAMS = {
+    name: shutil.which(name, path=SEARCHED) or ""
+    for name in (
+        *("munged", "slurmctld", "slurmd"),
+        *("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
+    )
+}
+MISSING = [name for name, path in PROGRAMS.items() if not path]
+USER = pwd.getpwuid(os.getuid()).pw_name
+PATIENCE_S = 60.0
 
 SLURM_CONF = """\
 ClusterName=lmlab
@@ -69,10 +75,9 @@ class SlurmJob:
 
     id: str
     state: str
+    gpus: str
     start: datetime
     end: datetime
-    gpus: str
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -83,29 +88,31 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that make Slurm's commands speak to this cluster."""
-        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
-
-    @property
-    def commands(self) -> Path:
-        """A folder that must come first on the PATH."""
-        return self.folder / "bin"
+        """Variables that make Slurm's commands speak to this cluster; ours come first."""
+        path = (self.folder / "bin", Path(sys.executable).parent, os.environ["PATH"])
+        return {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": os.pathsep.join(map(str, path)),
+        }
 
     def ask(self, *words: str) -> str:
         """What one of Slurm's own commands prints."""
-        return subprocess.run(
-            words,
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
 
     def jobs(self, folder: Path) -> list[SlurmJob]:
         """The jobs so far of a run in a folder; the controller keeps them for MinJobAge seconds."""
         shown = self.ask("scontrol", "--oneliner", "show", "job").splitlines()
-        jobs = [_job(line) for line in shown if line.startswith("JobId=")]
-        return [job for job in jobs if job.folder == folder]
+        jobs = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown if "JobId=" in line]
+        return [
+            SlurmJob(
+                *(job[key] for key in ("JobId", "JobState", "TresPerJob")),
+                *(datetime.fromisoformat(job[key]) for key in ("StartTime", "EndTime")),
+            )
+            for job in jobs
+            if job["WorkDir"] == str(folder)
+        ]
 
     def processes(self) -> list[str]:
         """Command lines of all that runs for this cluster: daemons, job steps, what jobs left."""
@@ -116,11 +123,6 @@ class Cluster:
                 if str(self.folder) in " ".join([*words, *process.environ().values()]):
                     found.append(" ".join(words))
         return found
-
-
-def missing_programs() -> list[str]:
-    """What is not installed of what a cluster needs."""
-    return [name for name in (*DAEMONS, *COMMANDS) if _program(name) is None]
 
 
 @contextlib.contextmanager
@@ -137,20 +139,8 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         try:
             yield cluster
         finally:
-            cluster.ask("scancel", "--user", _user())
+            cluster.ask("scancel", "--user", USER)
             _wait_until(lambda: not cluster.ask("squeue", "-h"), "the end of all jobs", folder)
-
-
-def _job(line: str) -> SlurmJob:
-    fields = dict(re.findall(r"(\w+)=(\S*)", line))
-    return SlurmJob(
-        id=fields["JobId"],
-        state=fields["JobState"],
-        start=datetime.fromisoformat(fields["StartTime"]),
-        end=datetime.fromisoformat(fields["EndTime"]),
-        gpus=fields["TresPerJob"],
-        folder=Path(fields["WorkDir"]),
-    )
 
 
 def _write_files(folder: Path) -> None:
@@ -159,26 +149,16 @@ def _write_files(folder: Path) -> None:
         (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
     controller_port, node_port = _free_ports(2)
-    (folder / "slurm.conf").write_text(
-        SLURM_CONF.format(
-            host=host,
-            folder=folder,
-            user=_user(),
-            controller_port=controller_port,
-            node_port=node_port,
-        )
-    )
+    known = {"host": host, "folder": folder, "user": USER}
+    ports = {"controller_port": controller_port, "node_port": node_port}
+    (folder / "slurm.conf").write_text(SLURM_CONF.format(**known, **ports))
     (folder / "gres.conf").write_text(GRES_CONF.format(host=host))
     srun = folder / "bin" / "srun"
-    srun.write_text(SRUN.format(folder=folder, srun=_program("srun")))
+    srun.write_text(SRUN.format(folder=folder, srun=PROGRAMS["srun"]))
     srun.chmod(0o755)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
-
-
-def _user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def _free_ports(count: int) -> list[int]:
@@ -191,19 +171,13 @@ def _free_ports(count: int) -> list[int]:
 
 def _daemons(folder: Path) -> list[list[str]]:
     """Command lines, in the order in which one needs the other."""
-    munge = {
-        "key-file": "munge.key",
-        "socket": "munge.socket",
-        "pid-file": "munged.pid",
-        "log-file": "munged.log",
-        "seed-file": "munged.seed",
-    }
-    options = [f"--{option}={folder / name}" for option, name in munge.items()]
+    files = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+    options = [f"--{file}={folder}/munge.{file.removesuffix('-file')}" for file in files]
     configured = ["-D", "-f", str(folder / "slurm.conf")]
     return [
-        [_program("munged") or "munged", "--foreground", *options],
-        [_program("slurmctld") or "slurmctld", *configured],
-        [_program("slurmd") or "slurmd", *configured],
+        [PROGRAMS["munged"], "--foreground", *options],
+        [PROGRAMS["slurmctld"], *configured],
+        [PROGRAMS["slurmd"], *configured],
     ]
 
 
@@ -237,7 +211,3 @@ def _wait_until(is_ready: Callable[[], bool], what: str, folder: Path) -> None:
             logs = "\n".join(file.read_text()[-2000:] for file in sorted(folder.glob("*.log")))
             raise RuntimeError(f"{what} was not ready within {PATIENCE_S:.0f} s\n{logs}")
         time.sleep(0.1)
-
-
-def _program(name: str) -> str | None:
-    return shutil.which(name, path=SEARCHED)

@@ -1,13 +1,14 @@
 """The study through a submit command, here of a script that starts the job at once."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
+from lmlab.jobs.catalog import chapters
+from lmlab.study.files import ROOT
 from lmlab.study.results import read
 from tests.workflow.conftest import MACHINE, Project
 
@@ -28,15 +29,10 @@ def test_jobs_are_submitted_and_a_failed_one_costs_no_other_point(fresh: Project
     path = os.pathsep.join(map(str, (fresh.folder / "src", Path(PLUGIN.origin).parents[1])))
     (fresh.folder / "submit.sh").write_text(SUBMIT)
     (fresh.folder / "submit.sh").chmod(0o755)
-    fresh.configure("precision")
+    fresh.configure("precision", common={"budget_s": 1})  # jobs in a queue have no such limit
     # One point of the group is refused as long as a file is there.
-    script = fresh.folder / "workflow/scripts/measure.py"
-    refuse = (
-        'import os, sys\nif os.path.exists("kill") and "layernorm" in str(sys.argv): sys.exit(1)\n'
-    )
-    script.write_text(
-        script.read_text().replace("import argparse\n", f"import argparse\n{refuse}", 1)
-    )
+    refuse = "import os, sys\nif os.path.exists('kill') and 'layernorm' in str(sys.argv): exit(1)\n"
+    fresh.replace("workflow/scripts/measure.py", "import argparse\n", f"import argparse\n{refuse}")
     (fresh.folder / "kill").touch()
     first = fresh.run(COMMAND, check=False, PYTHONPATH=path)
     assert first.returncode != 0
@@ -50,3 +46,10 @@ def test_jobs_are_submitted_and_a_failed_one_costs_no_other_point(fresh: Project
     assert len(after) == 5
     assert all(read(fresh.folder / name).status == "ok" for name in after)
     assert (fresh.folder / "report/writeup.md").exists()
+
+
+@pytest.mark.parametrize("name", ["slurm", "batch"])
+def test_the_profile_groups_the_points_of_every_chapter(name: str) -> None:
+    profile = yaml.safe_load((ROOT / f"profiles/{name}/config.yaml").read_text())
+    grouped = {assignment.partition("=")[0] for assignment in profile["groups"]}
+    assert grouped == set(chapters())

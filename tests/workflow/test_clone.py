@@ -1,12 +1,12 @@
-"""Results that were deleted, or that lie in a fresh clone without Snakemake's records."""
-
-from __future__ import annotations
+"""Results that were deleted, that lie in a fresh clone without Snakemake's records, or that are
+compared."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
+from lmlab.study.files import ROOT
 from tests.workflow.conftest import MACHINE, NANO, Project, checkout
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_fresh_clone_renders_another_machines_results_without_measuring(
     assert (clone.folder / "report/writeup.md").exists()
 
 
-def test_a_clone_of_ones_own_results_measures_nothing_and_says_what_is_stale(
+def test_a_clone_of_ones_own_results_measures_nothing_and_reports_what_is_stale(
     first_run: Project, tmp_path: Path
 ) -> None:
     clone = checkout(tmp_path / "clone")
@@ -62,3 +62,19 @@ def test_a_clone_of_ones_own_results_measures_nothing_and_says_what_is_stale(
     status = clone.run(f"lmlab status {NANO}").stdout.splitlines()
     assert sum("stale: code changed" in line for line in status) == 4
     assert "4 stale (code changed)" in status[-1]
+
+
+NEVER = "--config study=nano machine=cpu-golden measure=never"
+
+
+def test_the_page_of_machines_is_a_target(fresh: Project) -> None:
+    golden = ROOT / "tests" / "golden" / "results" / "cpu-golden"
+    shutil.copytree(golden, fresh.folder / "results" / "cpu-golden")
+    fresh.run(f"snakemake --cores 1 report/compare.md {NEVER} compare=cpu-golden")
+    page = fresh.folder / "report" / "compare.md"
+    assert "## How long is a step?" in page.read_text()
+    assert list((fresh.folder / "report" / "compare").glob("*.png"))
+    assert fresh.plan(f"report/compare.md {NEVER} compare=cpu-golden") == {}
+    wrong = fresh.run(f"snakemake -n report/compare.md {NEVER} compare=cpu-none", check=False)
+    assert wrong.returncode
+    assert "compare = 'cpu-none'" in wrong.stderr.splitlines()[-1]

@@ -1,23 +1,17 @@
 """The example of CONTRIBUTING.md is a complete chapter: measured, drawn and written up."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lmlab.study.files import ROOT
+from tests.workflow.conftest import COMMAND, NANO, Project
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"^(?:# |{# )(\S+)(?: #})?\n(.*)", re.DOTALL)
-COPIED = ("src", "rules", "workflow", "report", "profiles", "Snakefile", "config.yaml")
 LONGEST = 80
 
 
@@ -40,38 +34,17 @@ def test_it_is_short() -> None:
 
 
 @pytest.mark.slow
-def test_it_runs(tmp_path: Path) -> None:
-    for name in COPIED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
+def test_it_runs(fresh: Project) -> None:
     files, block, schema = example()
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    (tmp_path / "src/lmlab/chapters/copies/__init__.py").write_text("")
-    add_to_study(tmp_path, yaml.safe_load(block), json.loads(schema))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--cores",
-            "1",
-            "--resources",
-            "gpu=1",
-            "--config",
-            "study=nano",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "### How fast is a copy?\n\n**Up to" in (tmp_path / "report/writeup.md").read_text()
-    assert "figures/copies/copies.png" in (tmp_path / "report/chapters/copies.md").read_text()
-    assert (tmp_path / "report/figures/copies/copies.png").exists()
+    for path, text in {**files, "src/lmlab/chapters/copies/__init__.py": ""}.items():
+        (fresh.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (fresh.folder / path).write_text(text)
+    add_to_study(fresh.folder, yaml.safe_load(block), json.loads(schema))
+    fresh.run(f"{COMMAND} {NANO}")
+    report = fresh.folder / "report"
+    assert "### How fast is a copy?\n\n**Up to" in (report / "writeup.md").read_text()
+    assert "figures/copies/copies.png" in (report / "chapters/copies.md").read_text()
+    assert (report / "figures/copies/copies.png").exists()
 
 
 def add_to_study(tree: Path, block: dict[str, object], schema: dict[str, object]) -> None:

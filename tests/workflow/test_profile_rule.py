@@ -1,7 +1,5 @@
 """The rule that profiles, for real, around a stand-in for nsys."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -49,10 +47,8 @@ def test_nsys_records_and_its_report_stays(fresh: Project) -> None:
 
 def test_torchs_profiler_takes_over_from_an_nsys_that_records_nothing(fresh: Project) -> None:
     # On a CPU, `auto` does not ask nsys, which only sees kernels of a GPU.
-    rules = fresh.folder / "rules/common.smk"
     condition = '(asked == "auto" and SELECTION.device != "cuda")'
-    assert condition in rules.read_text()
-    rules.write_text(rules.read_text().replace(condition, "False"))
+    fresh.replace("rules/common.smk", condition, "False")
     fresh.run(COMMAND, PATH=path_with(fresh, fault="records nothing"))
     result = read(fresh.folder / f"results/{MACHINE}/{POINT}.json")
     assert result.status == "ok", result.reason

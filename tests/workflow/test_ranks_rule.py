@@ -1,7 +1,5 @@
 """The rule of chapters with ranks: the torchrun command in its shell, and what makes it stale."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """The study as jobs of a real Slurm: measured inside allocations, one at a time, page included."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,15 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import yaml
 
-from lmlab.jobs.catalog import chapters
 from lmlab.study.files import ROOT
-from lmlab.study.results import Result, read
+from lmlab.study.results import read
 from tests.workflow.conftest import MACHINE, Project, checkout
-from tests.workflow.slurm_cluster import Cluster, missing_programs, running_cluster
+from tests.workflow.slurm_cluster import MISSING, Cluster, running_cluster
 
-PROFILE = "snakemake --workflow-profile slurm --slurm-init-seconds-before-status-checks 2"
+# Snakemake, but it asks for the status of jobs every second.
+SNAKEMAKE = f"{sys.executable} {Path(__file__).with_name('eager_snakemake.py')}"
+PROFILE = f"{SNAKEMAKE} --workflow-profile slurm"
 # Two allocations, so that they compete for the node's one GPU.
 HERE = f"{PROFILE} --group-components points=2 --config study=nano machine={MACHINE} measure=always"
 ELSEWHERE = (
@@ -31,17 +29,13 @@ ELSEWHERE = (
 )
 ROUNDING = timedelta(seconds=1)  # both Slurm and a result give whole seconds
 
-needs_slurm = pytest.mark.skipif(
-    bool(missing_programs()),
-    reason=f"no Slurm here: {', '.join(missing_programs())} not found (Debian: slurm-wlm, munge)",
-)
-
-
-def environment_of(cluster: Cluster) -> dict[str, str]:
-    """A login node's environment."""
-    python = Path(sys.executable).parent
-    path = os.pathsep.join(map(str, (cluster.commands, python, os.environ["PATH"])))
-    return {"PATH": path, **cluster.environment}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(MISSING),
+        reason=f"no Slurm here: {', '.join(MISSING)} not found (Debian: slurm-wlm, munge)",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -66,157 +60,131 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="module")
-def more(project: Project) -> dict[str, Project]:
-    """Two more checkouts of the same study in which nothing has run yet."""
-    names = ("inside", "cancelled")
+def others(project: Project) -> dict[str, Project]:
+    """More checkouts of the same study in which nothing has run yet."""
+    names = ("lost", "inside", "cancelled")
     return {name: project.copy_to(project.folder.with_name(name)) for name in names}
 
 
 @pytest.fixture(scope="module")
-def lost(project: Project) -> Project:
-    """A checkout whose user names a GPU that the cluster does not have."""
-    return project.copy_to(project.folder.with_name("lost"))
-
-
-@pytest.fixture(scope="module")
-def printed(
-    cluster: Cluster, project: Project, lost: Project, more: dict[str, Project]
-) -> dict[Project, str]:
-    """What the two users see, who have started their runs at the same time."""
-    environment = environment_of(cluster)
+def printed(cluster: Cluster, project: Project, others: dict[str, Project]) -> dict[Project, str]:
+    """What two users see who start their runs at the same time; one names a GPU that the cluster
+    does not have."""
+    environment = cluster.environment
     running = {
         user: user.start(command, **environment)
-        for user, command in ((project, HERE), (lost, ELSEWHERE))
+        for user, command in ((project, HERE), (others["lost"], ELSEWHERE))
     }
     try:
-        return {user: process.communicate(timeout=300)[1] for user, process in running.items()}
+        return {user: process.communicate(timeout=1200)[1] for user, process in running.items()}
     finally:
         for process in running.values():
             process.kill()
 
 
-def results_of(project: Project) -> list[Result]:
-    """The results in the order in which they were measured."""
-    files = (project.folder / "results" / MACHINE).rglob("*.json")
-    return sorted((read(file) for file in files), key=lambda result: result.started_at)
+def spans(project: Project) -> list[tuple[datetime, datetime]]:
+    """From when to when each result was measured, in Slurm's local time."""
+    found = []
+    for result in map(read, (project.folder / "results" / MACHINE).rglob("*.json")):
+        start = datetime.fromisoformat(result.started_at).astimezone().replace(tzinfo=None)
+        found.append((start, start + timedelta(seconds=result.elapsed_s)))
+    return sorted(found)
 
 
-def span(result: Result) -> tuple[datetime, datetime]:
-    """From when to when a result was measured, in Slurm's local time."""
-    start = datetime.fromisoformat(result.started_at).astimezone().replace(tzinfo=None)
-    return start, start + timedelta(seconds=result.elapsed_s)
-
-
-@pytest.mark.slow
-@needs_slurm
-def test_every_point_is_measured_inside_an_allocation_with_a_gpu(
+def test_every_point_is_measured_alone_inside_an_allocation_with_a_gpu(
     cluster: Cluster, project: Project, printed: dict[Project, str]
 ) -> None:
     jobs = cluster.jobs(project.folder)
     assert {job.state for job in jobs} == {"COMPLETED"}, printed[project]
     assert {job.gpus for job in jobs} == {"gres:gpu:1"}
-    results = results_of(project)
-    assert len(results) == 3
-    for result in results:
-        start, end = span(result)
-        assert any(job.start <= start and end <= job.end + ROUNDING for job in jobs), result
+    measured = spans(project)
+    assert len(measured) == 3
+    for start, end in measured:
+        assert any(job.start <= start and end <= job.end + ROUNDING for job in jobs)
+    for (_, end), (next_start, _) in pairwise(measured):
+        assert end <= next_start + ROUNDING
 
 
-@pytest.mark.slow
-@needs_slurm
-def test_points_share_allocations(
+def test_points_share_allocations_and_the_page_is_written_where_the_run_was_started(
     cluster: Cluster, project: Project, printed: dict[Project, str]
 ) -> None:
     submitted = printed[project].count("has been submitted with SLURM jobid")
     assert submitted == len(cluster.jobs(project.folder)) == 2
-
-
-@pytest.mark.slow
-@needs_slurm
-def test_no_two_measurements_overlap(project: Project, printed: dict[Project, str]) -> None:
-    spans = [span(result) for result in results_of(project)]
-    for (_, end), (next_start, _) in pairwise(spans):
-        assert end <= next_start + ROUNDING
-
-
-@pytest.mark.slow
-@needs_slurm
-def test_the_page_is_written_where_the_run_was_started(
-    project: Project, printed: dict[Project, str]
-) -> None:
     assert (project.folder / "report/writeup.md").stat().st_size > 1000
     lines = [line for line in printed[project].splitlines() if line.startswith("[")]
     assert sum("end_to_end size=cpu-small" in line for line in lines) == 2
 
 
-@pytest.mark.slow
-@needs_slurm
 def test_a_second_run_submits_nothing(
     cluster: Cluster, project: Project, printed: dict[Project, str]
 ) -> None:
-    done = project.run(HERE, **environment_of(cluster))
+    done = project.run(HERE, **cluster.environment)
     assert "Nothing to be done" in done.stderr
 
 
-@pytest.mark.slow
-@needs_slurm
-def test_a_job_that_lands_on_another_machine_says_so_and_writes_nothing(
-    lost: Project, printed: dict[Project, str]
+def test_a_job_that_lands_on_another_machine_names_it_and_writes_nothing(
+    others: dict[str, Project], printed: dict[Project, str]
 ) -> None:
+    lost = others["lost"]
     assert f"machine = 'nvidia-h200', but this is {MACHINE!r}" in printed[lost]
     assert "An allocation of 1 point failed" in printed[lost]
     assert lost.results() == {}
 
 
-@pytest.mark.slow
-@needs_slurm
-def test_the_machine_must_be_named(cluster: Cluster, lost: Project) -> None:
-    done = lost.run(f"{PROFILE} --config study=nano", check=False, **environment_of(cluster))
+def test_the_machine_must_be_named(cluster: Cluster, others: dict[str, Project]) -> None:
+    options = f"{PROFILE} --config study=nano"
+    done = others["lost"].run(options, check=False, **cluster.environment)
     assert done.returncode != 0
     assert "machine = 'auto', but the jobs run elsewhere" in done.stderr
 
 
-@pytest.mark.slow
-@needs_slurm
-def test_the_main_command_runs_inside_one_allocation(
-    cluster: Cluster, more: dict[str, Project]
+@pytest.mark.parametrize(
+    ("resource", "reason"),
+    [
+        pytest.param("slurm_partition=nowhere", "invalid partition", id="by Slurm"),
+        pytest.param("slurm_extra='--account=me'", "not allowed", id="by the plugin"),
+    ],
+)
+def test_a_job_that_is_refused_ends_the_run_with_the_reason(
+    cluster: Cluster, others: dict[str, Project], resource: str, reason: str
 ) -> None:
-    inside = more["inside"]
+    lost = others["lost"]
+    command = ELSEWHERE.replace("--retries 0", f"--default-resources {resource}")
+    done = lost.run(command, check=False, **cluster.environment)
+    assert done.returncode != 0
+    assert reason in done.stderr
+    assert lost.results() == {}
+
+
+def test_the_main_command_runs_inside_one_allocation(
+    cluster: Cluster, others: dict[str, Project]
+) -> None:
+    inside = others["inside"]
     shutil.copy(ROOT / "Makefile", inside.folder)
-    config = inside.folder / "config.yaml"
-    config.write_text(config.read_text().replace("study: auto", "study: nano", 1))
+    inside.replace("config.yaml", "study: auto", "study: nano")
     batch = ["--wait", "--gpus=1", "--output=run.log", "--wrap", "make -o setup writeup"]
     words = ["sbatch", f"--chdir={inside.folder}", *batch]
     # Without cgroups Slurm cannot end the helper, which waits a while for the next study.
-    environment = {**os.environ, **environment_of(cluster), "LMLAB_WARM_START": "0"}
-    done = subprocess.run(words, env=environment, timeout=300, check=False)
+    environment = {**os.environ, **cluster.environment, "LMLAB_WARM_START": "0"}
+    done = subprocess.run(words, env=environment, timeout=1200, check=False)
     assert done.returncode == 0, (inside.folder / "run.log").read_text()
     assert len(inside.results()) == 3
     assert (inside.folder / "report/writeup.md").exists()
 
 
-@pytest.mark.slow
-@needs_slurm
 def test_a_cancelled_allocation_keeps_what_it_has_measured(
-    cluster: Cluster, more: dict[str, Project]
+    cluster: Cluster, others: dict[str, Project]
 ) -> None:
-    user, environment = more["cancelled"], environment_of(cluster)
+    user, environment = others["cancelled"], cluster.environment
     command = HERE.replace("points=2", "points=10")
     run = user.start(command, **environment)
     while not user.results() and run.poll() is None:
         time.sleep(0.1)
     cluster.ask("scancel", *(job.id for job in cluster.jobs(user.folder)))
-    printed = run.communicate(timeout=300)[1]
+    printed = run.communicate(timeout=1200)[1]
     before = user.results()
     assert run.returncode != 0, printed
     assert before
     user.run(command, **environment)
     assert before.items() <= user.results().items()
     assert len(user.results()) == 3
-
-
-@pytest.mark.parametrize("name", ["slurm", "batch"])
-def test_the_profile_groups_the_points_of_every_chapter(name: str) -> None:
-    profile = yaml.safe_load((ROOT / f"profiles/{name}/config.yaml").read_text())
-    grouped = {assignment.partition("=")[0] for assignment in profile["groups"]}
-    assert grouped == set(chapters())

@@ -1,7 +1,5 @@
 """Write the page that shows several machines side by side."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

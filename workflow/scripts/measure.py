@@ -1,7 +1,5 @@
 """Measure one point of the study and write its result."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

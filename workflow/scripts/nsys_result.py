@@ -1,7 +1,5 @@
 """Complete the result of a point that nsys recorded with what its report holds."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

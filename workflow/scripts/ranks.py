@@ -1,7 +1,5 @@
 """Measure one point with several ranks: `ranks.py --point ... -- torchrun ...`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

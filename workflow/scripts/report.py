@@ -1,7 +1,5 @@
 """Write the report of one machine: all pages into a folder, or the interactive page as one file."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -6,8 +6,6 @@ Every size is a study of that many end-to-end points in a temporary folder, with
 those of the H200 that are committed. Nothing is measured.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess
@@ -56,7 +54,8 @@ def study_of(size: int, folder: Path) -> list[Point]:
         if "enabled" in block:
             block["enabled"] = block is blocks["end_to_end"]
     per_context = 5 * 2 * 3
-    blocks["end_to_end"]["contexts"] = [16 * (n + 1) for n in range(-(-size // per_context))]
+    contexts = [16 * (n + 1) for n in range(-(-size // per_context))]
+    blocks["end_to_end"] |= {"contexts": contexts, "more": [], "graph_checks": []}
     (folder / "config.yaml").write_text(json.dumps(config))
     return points_of(load(config, "cuda"), "end_to_end")
 
@@ -73,21 +72,19 @@ def cpu_seconds(words: Sequence[str], folder: Path, points: Sequence[Point]) -> 
 
 
 def write_result(point: Point, results: Path) -> None:
-    """A result of the point with numbers of another one of its mode, precision and start."""
-    like = [point.parameters[key] for key in ("precision", "mode", "start")]
-    mine = {"parameters": point.parameters, "settings": point.settings}
+    """A result of the point with numbers of another one of its mode and precision."""
     path = point.path(results, MACHINE)
     if not path.exists():
-        write_atomically(path, json.dumps(measured(*like) | mine))
+        numbers = measured(str(point.parameters["precision"]), str(point.parameters["mode"]))
+        mine = {"parameters": point.parameters, "settings": point.settings}
+        write_atomically(path, json.dumps(numbers | mine))
 
 
 @cache
-def measured(precision: str, mode: str, start: str) -> dict[str, Any]:
+def measured(precision: str, mode: str) -> dict[str, Any]:
     """A committed result."""
-    found = MEASURED.glob(
-        f"size~small/*/*/precision~{precision}/mode~{mode}/*/*/start~{start}.json"
-    )
-    result: dict[str, Any] = json.loads(sorted(found)[0].read_text())
+    pattern = f"size~small/*/*/precision~{precision}/mode~{mode}/*/*/*.json"
+    result: dict[str, Any] = json.loads(min(MEASURED.glob(pattern)).read_text())
     return result
 
 

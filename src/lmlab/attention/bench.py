@@ -5,16 +5,15 @@ ragged lengths, head dimensions from 32 to 256, both masks, many short sequences
 Inputs have the layout of a model, (batch, sequence, heads, head_dim) in memory.
 
 Device time is the time of a CUDA graph of several calls, so the host has no part in it. The
-variants of a shape alternate, and a time is the median over rounds. Host time is what a call takes
-to return while the device works. The result is a list of records (JSON) and a table: ours against
-the best other variant and, as a geometric mean, against each of them.
+variants of a shape alternate in random order, and a time is the median over rounds. Host time is
+what a call takes to return while the device works. The result is a list of records (JSON) and a
+table: ours against the best other variant and, as a geometric mean, against each of them.
 """
-
-from __future__ import annotations
 
 import argparse
 import gc
 import json
+import random
 import statistics
 import sys
 import time
@@ -23,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -31,8 +32,7 @@ from lmlab.attention.support import why_unsupported
 
 Call = Callable[[], Any]
 OURS = "flash"
-PHASES = ("forward", "backward")
-ROUNDS, GRAPH_MS, MAX_CALLS = 5, 1.0, 16
+ROUNDS, GRAPH_MS, MAX_CALLS = 7, 1.0, 16
 HOST_MS, HOST_CALLS = 10.0, (3, 40)
 """Time of calls for the host clock, and how few and how many they may be."""
 
@@ -46,10 +46,6 @@ class Shape:
     sequence: int
     head_dim: int
     is_causal: bool = True
-
-    def __str__(self) -> str:
-        mask = "causal" if self.is_causal else "full"
-        return f"{self.batch} x {self.heads} x {self.sequence} x {self.head_dim} {mask}"
 
 
 MODEL_HEADS = {12: 64, 16: 64, 20: 64, 25: 64, 32: 80}
@@ -139,74 +135,69 @@ def host_us(call: Call, device_ms: float) -> float:
 def measure(shape: Shape, variants: Sequence[str]) -> list[dict[str, Any]]:
     """Records of all variants at one shape, with the reason where one cannot run."""
     tensors = inputs(shape)
-    device = tensors[0].device
+    asked: dict[str, Any] = {
+        "device": tensors[0].device,
+        "dtype": torch.bfloat16,
+        "head_dim": shape.head_dim,
+    }
     records: list[dict[str, Any]] = []
     graphs = []  # with their calls, whose tensors the graphs read
     for variant in variants:
         record = asdict(shape) | {"variant": variant}
-        reason = why_unsupported(
-            variant, device=device, dtype=torch.bfloat16, head_dim=shape.head_dim
-        )
-        if reason is not None:
-            records.append(record | {"reason": reason})
-            continue
         try:
-            for phase, call in calls(variant, shape, tensors).items():
+            reason = why_unsupported(variant, **asked)
+            for phase, call in calls(variant, shape, tensors).items() if reason is None else ():
                 graph, count = record_graph(call)
                 device_ms = replay_ms(graph) / count
                 host = statistics.median(host_us(call, device_ms) for _ in range(3))
-                records.append(record | {"phase": phase, "host_us": round(host, 1)})
+                records.append(record | {"phase": phase, "host_us": round(host, 1), "times": []})
                 graphs.append((records[-1], graph, count, call))
         except (RuntimeError, ValueError) as error:
-            records.append(record | {"reason": str(error).partition("\n")[0]})
-    rounds = [[replay_ms(graph) / count for _, graph, count, _ in graphs] for _ in range(ROUNDS)]
-    for (record, *_), *times in zip(graphs, *rounds, strict=True):
-        record["device_us"] = round(1e3 * statistics.median(times), 2)
+            reason = str(error).partition("\n")[0]
+        if reason is not None:
+            records.append(record | {"reason": reason})
+    order = random.Random(0)
+    for _ in range(ROUNDS):
+        # What runs before heats the GPU, so that is not always the same.
+        for record, graph, count, _call in order.sample(graphs, len(graphs)):
+            record["times"].append(replay_ms(graph) / count)
+    for record, *_ in graphs:
+        record["device_us"] = round(1e3 * statistics.median(record.pop("times")), 2)
     return records
 
 
 def summarize(records: Iterable[dict[str, Any]]) -> str:
-    """A Markdown table: device time by variant and the ratio of ours to the best other."""
-    rows: dict[tuple[Shape, str], dict[str, dict[str, Any]]] = {}
-    for record in records:
-        if "device_us" in record:
-            shape = Shape(*(record[name] for name in Shape.__dataclass_fields__))
-            rows.setdefault((shape, record["phase"]), {})[record["variant"]] = record
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    columns = [*(f"{name} (us)" for name in names), "ours / best", *(f"{n} host" for n in names)]
-    lines = [_line(["shape", "phase", *columns]), "|" + "---|" * (len(columns) + 2)]
-    logs: dict[str, list[float]] = {}
-    for (shape, phase), row in rows.items():
-        times = {name: row[name]["device_us"] for name in row}
-        others = [times[name] for name in times if name != OURS]
-        ratio = times[OURS] / min(others) if OURS in times and others else float("nan")
-        device = [f"{times[name]:.1f}" if name in times else "" for name in names]
-        host = [f"{row[name]['host_us']:.0f}" if name in row else "" for name in names]
-        lines.append(_line([str(shape), phase, *device, f"{ratio:.2f}", *host]))
-        for name in times.keys() - {OURS}:
-            if OURS in times:
-                logs.setdefault(f"{phase} against {name}", []).append(times[OURS] / times[name])
-    means = [f"{key}: {statistics.geometric_mean(ratios):.3f}" for key, ratios in logs.items()]
-    return "\n".join([*lines, "", "Geometric means of ours: " + "; ".join(sorted(means))])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    """Device and host time by variant, the ratio of ours to the best other, and mean ratios."""
+    table = pd.DataFrame([record for record in records if "device_us" in record])
+    if table.empty:
+        return "no variant runs here"
+    columns = [*Shape.__dataclass_fields__, "phase"]
+    device = table.pivot(index=columns, columns="variant", values="device_us")
+    host = table.pivot(index=columns, columns="variant", values="host_us").add_suffix(" host")
+    others = device.drop(columns=OURS)
+    ratio = (device[OURS] / others.min(axis=1)).rename("ours / best")
+    lines = [pd.concat([device, ratio.round(2), host], axis=1).reset_index().to_string(index=False)]
+    for phase, ratios in others.rdiv(device[OURS], axis=0).groupby("phase"):
+        means = np.exp(np.log(ratios).mean()).round(3)
+        pairs = ", ".join(f"{mean} of {name}" for name, mean in means.items())
+        lines.append(f"{phase}, geometric mean of ours: {pairs}")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure a set of shapes; print the summary and write the records."""
     parser = argparse.ArgumentParser(prog="lmlab.attention.bench")
     parser.add_argument("--shapes", choices=SETS, default="all")
-    parser.add_argument("--variants", nargs="+", default=[OURS, "sdpa_cudnn", "sdpa_flash"])
+    parser.add_argument("--variants", nargs="+", default=["sdpa_cudnn", "sdpa_flash"])
     parser.add_argument("--json", type=Path, help="write the records to this file")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("a CUDA GPU is needed")
     records: list[dict[str, Any]] = []
+    variants = list(dict.fromkeys([OURS, *options.variants]))
     for shape in SETS[options.shapes]:
         with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
-            records += measure(shape, options.variants)
+            records += measure(shape, variants)
         torch._dynamo.reset()  # a compiled variant keeps only a few shapes
         gc.collect()
         if options.json:

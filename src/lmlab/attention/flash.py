@@ -12,8 +12,6 @@ goes into products instead of moving scores; see `lmlab.kernels`.
   device give results on "meta".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

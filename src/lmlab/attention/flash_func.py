@@ -5,8 +5,6 @@ a second derivative. The kernels have only a first one, so the gradient is a sep
 that raises when differentiated; otherwise a second derivative would silently come out as zero.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -29,25 +29,14 @@ flash_forward = torch.ops.lmlab.flash_forward.default
 flash_backward = torch.ops.lmlab.flash_backward.default
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp for inputs of (batch, heads, sequence, head_dim)."""
-    return launch.forward(q, k, v, is_causal=is_causal, scale=scale)
+def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    *tensors, is_causal, scale = inputs
+    return launch.forward(*tensors, is_causal=is_causal, scale=scale)
 
 
-def _backward(
-    grad_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
-    return launch.backward(grad_o, q, k, v, o, lse, is_causal=is_causal, scale=scale)
+def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *tensors, is_causal, scale = inputs
+    return launch.backward(*tensors, is_causal=is_causal, scale=scale)
 
 
 for _device in ("CUDA", "CPU"):

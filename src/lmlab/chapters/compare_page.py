@@ -1,12 +1,9 @@
 """What the comparison of machines shows, where the front page's own tables are not enough.
 
-Most questions take the table of the front page as it is. Some have published figures of other GPUs,
-which come as plain records: they get a table of plain records here. A source takes part where it
-states what a row of such a table needs (size, context, precision, batch); the rest of it stays on
-the chapters' pages.
+Some questions have published figures of other GPUs, which come as plain records: they get a table
+of plain records here. A source takes part where it states what a row of such a table needs (size,
+context, precision, batch); the rest of it stays on the chapters' pages.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,6 +1,8 @@
-"""What the pages about jobs of several ranks share: who took part, and what needs more GPUs."""
+"""What the pages about jobs of several ranks share: who took part, memory by stage, overlap.
 
-from __future__ import annotations
+Figures and sentences are about one group of ranks, the lead: one GPU per rank if the machine has
+them. Memory categories are of the rank that has allocated most; peaks are the highest of all ranks.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,17 +10,38 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.compare import Compare, Comparison
-from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, distinct, select
+from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.page import Chapter
+from lmlab.report.table import Column, Table, quantity
+from lmlab.report.text import GIB
 
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
 PLACEMENTS = {"own_gpu": "{} GPUs", "shared_gpu": "{} ranks on one GPU", "cpu": "{} CPU ranks"}
+STAGES = {
+    "initialized": "after initialization",
+    "after_forward": "after forward",
+    "before_step": "before the optimizer step",
+    "after_step": "after the optimizer step",
+}
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "other")
+# The stage at which each category is complete.
+COMPLETE = {
+    "parameters": "initialized",
+    "gradients": "before_step",
+    "optimizer_state": "after_step",
+    "activations": "after_forward",
+}
+PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer step"}
+LABELS = (
+    *("variant", "phase", "stage", "category", "rank", "scope", "purpose", "candidate"),
+    *("activity", "torch_bucket_mb"),
+)
 
 
-def with_ranks(rows: Rows, results: Results, labels: Sequence[str]) -> Rows:
-    """The rows with a column `ranks`, which names the process group of a point: "2 CPU ranks
-    over gloo". Backend and device are what the group itself reported, not what was asked for.
-    The columns of `labels` exist even if nothing was measured."""
+def with_ranks(rows: Rows, results: Results, labels: Sequence[str] = LABELS) -> Rows:
+    """The rows with a column `ranks`, which names the process group as it reported itself: "2 CPU
+    ranks over gloo". The columns of `labels` exist even if nothing was measured."""
     reported = {
         source: describe(result.data["ranks"])
         for source, result in results.results.items()
@@ -71,28 +94,61 @@ def of_lead(rows: Rows) -> Rows:
     return select(rows, ranks=lead(rows))
 
 
-def against(rows: Rows, baseline: str, phase: str = "total") -> Comparison:
+def payload_of_lead(results: Results, key: str) -> Any:
+    """What the result of that group stores under a key of its data; empty if nothing."""
+    sources = of_lead(results.rows)["source"].unique()
+    return next((d[key] for s in sources if key in (d := results.results[s].data)), {})
+
+
+def first_value(rows: Rows, **where: Any) -> Any:
+    """The first value that matches; None without one."""
+    values = select(rows, status="ok", **where)["value"]
+    return None if values.empty else values.iloc[0]
+
+
+def against(rows: Rows, baseline: str) -> Comparison:
     """Every variant against one of them, in the same rounds of the same job."""
-    times = select(rows, quantity="time", phase=phase)
-    pairs = [
-        pair
-        for (variant,) in distinct(times, ["variant"])
-        if variant != baseline
-        for pair in Compare(
-            variant={"variant": variant}, baseline={"variant": baseline}, on=["ranks"]
-        )
-        .run(times)
-        .pairs
-    ]
-    return Comparison(pairs)
+    times = select(rows, quantity="time", phase="total")
+    others = [name for (name,) in distinct(times, ["variant"]) if name != baseline]
+    compared = (
+        Compare(variant={"variant": name}, baseline={"variant": baseline}, on=["ranks"]).run(times)
+        for name in others
+    )
+    return Comparison([pair for found in compared for pair in found.pairs])
 
 
-def sizes(rows: Rows) -> dict[str, dict[str, Any]]:
-    """By purpose: the size that the group shown on the front page ran, and why no larger one."""
-    found = select(of_lead(rows), quantity="size")
+def with_overlap(rows: Rows) -> Rows:
+    """The rows with the share of communication during which something was computed."""
+    names, on = ("overlapped", "communication"), ("source", "variant")
+    profiled = {name: {"quantity": "profiled_time", "activity": name} for name in names}
+    return combine(rows, "overlapped", profiled, lambda p: p.overlapped / p.communication, on=on)
+
+
+def group_facts(chapter: Chapter) -> dict[str, Any]:
+    """What a page says of the lead; `ranks` is None if no group ran."""
+    everything = chapter.own.rows
+    rows = of_lead(everything)
+    facts = {"ranks": lead(everything), "not_started": not_started(everything)}
+    if rows.empty:
+        return facts
+    first = rows.iloc[0]
+    times = select(rows, quantity="time", phase="total", status="ok")
+    return {
+        **facts,
+        **{name: first[name] for name in ("world_size", "context", "step_limit_s")},
+        "own_gpu": first["placement"] == "own_gpu",
+        "sizes": _sizes(rows),
+        "rounds": None if times.empty else times.iloc[0]["n"],
+        "asked": first["rounds"],
+    }
+
+
+def _sizes(rows: Rows) -> dict[str, dict[str, Any]]:
+    """By purpose: the size that was measured, and why no larger one."""
+    found = select(rows, quantity="size")
     return {
         purpose: {
-            "size": select(found, purpose=purpose, status="ok")["value"].iloc[0],
+            "size": first_value(found, purpose=purpose),
             "left_out": [
                 {"size": row["candidate"], "reason": row["reason"]}
                 for row in select(found, purpose=purpose, status="unsupported").to_dict("records")
@@ -102,23 +158,113 @@ def sizes(rows: Rows) -> dict[str, dict[str, Any]]:
     }
 
 
-def timeline(results: Results, variants: Sequence[str], names: Mapping[str, str]) -> Rows:
-    """A profiled step of the group on the front page: a panel per variant, a lane per activity."""
-    ours = lead(results.rows)
-    rows = [
-        {"panel": names.get(variant, variant), "activity": activity, "start": start, "end": end}
-        for result in results.results.values()
-        if "intervals_ms" in result.data and describe(result.data["ranks"]) == ours
-        if result.chapter == results.rows["chapter"].iloc[0]
-        for variant in variants
-        for activity, intervals in result.data["intervals_ms"].get(variant, {}).items()
-        for start, end in intervals
+def with_most(rows: Rows) -> Rows:
+    """The rows plus the most that any rank allocated at a stage, and its peak in a phase."""
+    rows = rows.assign(when=rows["stage"].map(STAGES))
+    parts = [rows]
+    for name, key in (("allocated", "stage"), ("peak_memory", "phase")):
+        found = select(rows, quantity=name, status="ok")
+        most = pd.to_numeric(found["value"]).groupby([found.source, found.variant, found[key]])
+        parts.append(found.loc[most.idxmax()].assign(quantity=f"most_{name}"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def allocated_of(rows: Rows, variant: str) -> Any:
+    """Memory after a step of the rank with the most."""
+    return first_value(rows, quantity="most_allocated", variant=variant, stage="after_step")
+
+
+def category_of(rows: Rows, variant: str, category: str) -> Any:
+    """Memory of a category when it is complete."""
+    where = {"stage": COMPLETE[category], "category": category}
+    return first_value(rows, quantity="memory", variant=variant, **where)
+
+
+def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:
+    """The highest peak of a step and its phase; None on a CPU."""
+    found = select(rows, quantity="most_peak_memory", variant=variant)
+    if found.empty:
+        return None
+    top = found.sort_values("value", key=pd.to_numeric).iloc[-1]
+    return {"bytes": top["value"], "phase": PHASES[top["phase"]]}
+
+
+def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> float | None:
+    """The largest relative error of the cost model; each rank stores `share` of a category."""
+    expected = select(rows, quantity="expected_memory")
+    errors = [
+        abs(found / (want * share.get(category, 1.0)) - 1)
+        for category, want in zip(expected["category"], expected["value"], strict=True)
+        if (found := category_of(rows, variant, category)) is not None
     ]
-    return pd.DataFrame(rows)
+    return max(errors, default=None)
 
 
-def overlap_timeline(data: Callable[[Results], Rows]) -> Figure:
-    """One profiled step: when rank 0 computes, communicates and copies, one panel per variant."""
+def after_step(rows: Rows) -> Rows:
+    """Rows of the lead, without earlier stages."""
+    return select(of_lead(rows), stage=lambda stage: stage == "after_step" or stage != stage)
+
+
+def variant_table(
+    title: str,
+    columns: Mapping[str, Column],
+    *,
+    rows: Sequence[str] = ("scheme",),
+    data: Callable[[Rows], Rows] = measured,
+) -> Table:
+    """A row per variant; a table per group of ranks if the title names {ranks}."""
+    headers = {"scheme": "variant", "when": "stage"}
+    return Table(title=title, rows=rows, headers=headers, data=data, columns=columns)
+
+
+MEMORY_TABLES = {
+    "stages": variant_table(
+        "Memory of the rank with the most allocated memory, in its first step, MiB, {ranks}. "
+        "Reserved: kept by the allocator; device: as the device reports it",
+        {
+            **{
+                name.replace("_", " "): quantity("memory", "MiB", category=name)
+                for name in CATEGORIES
+            },
+            "allocated": quantity("most_allocated", "MiB"),
+            "reserved": quantity("reserved", "MiB"),
+            "device": quantity("device_memory", "MiB"),
+        },
+        rows=["scheme", "when"],
+    ),
+    "peaks": variant_table(
+        "Peak memory of a first step, MiB, {ranks}",
+        {
+            "forward and backward": quantity("most_peak_memory", "MiB", phase="forward_backward"),
+            "optimizer step": quantity("most_peak_memory", "MiB", phase="optimizer"),
+        },
+    ),
+}
+MEMORY_FIGURE = Figure(
+    title="Memory of the rank with the most allocated memory, by stage of its first step",
+    mark="stack",
+    facet="when",
+    color="category",
+    names={"optimizer_state": "optimizer state"},
+    x=Axis(field="short", title="", categorical=True),
+    y=value_axis("GiB allocated", scale=1 / GIB),
+    data=lambda results: select(of_lead(results.rows), quantity="memory", status="ok"),
+    height=3.8,
+)
+
+
+def overlap_timeline(panels: Callable[[Rows], Mapping[str, str]]) -> Figure:
+    """When rank 0 computes, communicates and copies; `panels` gives variants and their titles."""
+
+    def data(results: Results) -> Rows:
+        profiled = payload_of_lead(results, "intervals_ms")
+        return pd.DataFrame(
+            {"panel": title, "activity": activity, "start": start, "end": end}
+            for variant, title in panels(of_lead(results.rows)).items()
+            for activity, intervals in profiled.get(variant, {}).items()
+            for start, end in intervals
+        )
+
     return Figure(
         title="One step of rank 0 under the profiler",
         mark="timeline",

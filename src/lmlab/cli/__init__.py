@@ -1,18 +1,18 @@
 """The command line: single points (measure, status) and sets of results (compare, check, ab).
 
-The study itself is run by the workflow (`make writeup`). Only a measurement imports torch.
+The study itself is run by the workflow (`make writeup`). Each command is a module of this package,
+imported when it is called: only a measurement needs torch, only sets of results need pandas.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import lmlab
-from lmlab.cli import measure, sets, status
 from lmlab.jobs.catalog import chapters
 
 WRONG_USE = 2
@@ -23,7 +23,8 @@ DESCRIPTION = """\
 Measures or lists single points of the study in config.yaml (`make writeup` runs all of it);
 compares and checks results. See COMMAND --help."""
 
-MEASURE_HELP = """\
+HELP = {
+    "measure": """\
 Measures one point without the workflow: a table, and as the last line the result as JSON.
 Other keys default to the study in config.yaml that fits this machine.
 
@@ -34,11 +35,39 @@ Other keys default to the study in config.yaml that fits this machine.
 
 The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
 code failed, 2 if a key or a value is wrong or --out cannot be written, 130 after Ctrl-C. Nothing
-is written unless --out, keep_traces or keep_snapshots asks for it."""
-
-STATUS_HELP = """\
+is written unless --out, keep_traces or keep_snapshots asks for it.""",
+    "status": """\
 Lists every point of the study on this machine: ok, oom, unsupported or failed with its reason, or
-missing; and which results are stale because code, settings or torch changed since."""
+missing; and which results are stale because code, settings or torch changed since.""",
+    "compare": """\
+Compares two sets of results: folders, machines in results/, or either at a git revision. A ratio
+above 1 means that B is faster. Faster and slower: the 95 % interval of the ratio excludes 1 and the
+difference exceeds 2 %; same: the interval lies within 2 % of 1; undecided: anything else.
+
+  lmlab compare nvidia-h200 nvidia-a100
+  lmlab compare nvidia-h200:HEAD~3 nvidia-h200 --chapter attention --variant flash
+  lmlab compare main-results/ results/nvidia-h200 --fail-if-slower 5%
+
+The exit status is 0, 1 if --fail-if-slower finds something, 2 if a set or an option is wrong.""",
+    "check": """\
+Validates results that came from elsewhere: a folder, a machine in results/, or either at a git
+revision. One line per problem: unreadable, misplaced, duplicate, impossible values, mixed versions,
+missing points of the study, size.
+
+  lmlab check results/nvidia-a100
+  lmlab check nvidia-a100 --ignore missing,mixed --config study=tiny
+
+The exit status is 0, 1 if there is a problem, 2 if an argument is wrong.""",
+    "ab": """\
+Measures two revisions of the code on this machine, in turns and each time in a fresh process, and
+gives the verdict by paired rounds. Each revision uses its own config.yaml.
+
+  lmlab ab HEAD~1 HEAD -- end_to_end size=small context=128 precision=bf16 mode=train_step
+  lmlab ab main my-branch --rounds 12 --fail-if-slower 3% -- attention topic=benchmark
+
+The exit status is 0, 1 if --fail-if-slower finds something, 2 if a revision cannot be measured,
+130 after Ctrl-C, which leaves nothing behind.""",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,46 +88,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        status_code: int = arguments.command(arguments)
+        status: int = import_module(f"lmlab.cli.{arguments.command}").command(arguments)
     except ValueError as error:
         print(f"lmlab: {error}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
         print("lmlab: interrupted, nothing is written", file=sys.stderr)
         return INTERRUPTED
-    return status_code
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lmlab", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"lmlab {lmlab.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+
+    def add(name: str, summary: str, usage: str | None = None) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=summary,
+            usage=usage and f"lmlab {name} [-h] {usage}",
+            description=HELP[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
     # --config takes every argument that follows it, so the usage shows it last.
     shared = "[--configfile FILE]\n        [--config key=value ...]"
-    layout = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    one = commands.add_parser(
-        "measure",
-        help="measure one point, print it",
-        usage=f"lmlab measure [-h] CHAPTER [key=value ...] [--out FILE] {shared}",
-        description=MEASURE_HELP,
-        **layout,  # type: ignore[arg-type]
-    )
-    names = ", ".join(chapters())
-    one.add_argument("chapter", choices=chapters(), help=names, metavar="CHAPTER")
-    one.add_argument("settings", nargs="*", metavar="key=value", help="what to set for it")
-    one.add_argument("--out", type=Path, metavar="FILE", help="also write the result to this file")
-    one.set_defaults(command=measure.command)
-    every = commands.add_parser(
-        "status",
-        help="list every point of the study",
-        usage=f"lmlab status [-h] [--machine MACHINE] [--results FOLDER] {shared}",
-        description=STATUS_HELP,
-        **layout,  # type: ignore[arg-type]
-    )
-    every.add_argument("--machine", help="a folder of results/ (default: this machine)")
-    every.add_argument("--results", type=_folder, default=Path("results"), metavar="FOLDER")
-    every.set_defaults(command=status.command)
-    for command in (one, every, *sets.add_commands(commands.add_parser)):
+    options = f"CHAPTER [key=value ...] [--out FILE] {shared}"
+    measure = add("measure", "measure one point, print it", options)
+    names = chapters()
+    measure.add_argument("chapter", choices=names, help=", ".join(names), metavar="CHAPTER")
+    measure.add_argument("settings", nargs="*", metavar="key=value", help="what to set for it")
+    measure.add_argument("--out", type=Path, metavar="FILE", help="also write the result there")
+    options = f"[--machine MACHINE] [--results FOLDER] {shared}"
+    status = add("status", "list every point of the study", options)
+    status.add_argument("--machine", help="a folder of results/ (default: this machine)")
+    status.add_argument("--results", type=_folder, default=Path("results"), metavar="FOLDER")
+    check = add("check", "validate a folder")
+    check.add_argument("folder", metavar="FOLDER")
+    check.add_argument("--ignore", default="", metavar="KIND[,KIND]", help="kinds to leave out")
+    for command in (measure, status, check):
         command.add_argument("--configfile", type=Path, metavar="FILE", help="default: config.yaml")
         command.add_argument(
             "--config",
@@ -108,6 +137,25 @@ def _parser() -> argparse.ArgumentParser:
             metavar="key=value",
             help="override keys of config.yaml, as with snakemake: study=tiny; comes last",
         )
+    compare = add("compare", "compare two sets of results")
+    compare.add_argument("first", metavar="A", help="the baseline")
+    compare.add_argument("second", metavar="B", help="what is compared with it")
+    compare.add_argument("--chapter", metavar="NAME[,NAME]", help="only these chapters")
+    compare.add_argument("--variant", metavar="NAME[,NAME]", help="only these variants")
+    compare.add_argument(
+        "--where", action="append", default=[], metavar="KEY=VALUE", help="only these: size=xl"
+    )
+    options = "[--rounds N] [--json] [--fail-if-slower 5%%] REV1 REV2"
+    ab = add("ab", "measure two revisions in turns", f"{options} -- CHAPTER [key=value ...]")
+    ab.add_argument("first", metavar="REV1", help="the baseline")
+    ab.add_argument("second", metavar="REV2", help="what is compared with it")
+    ab.add_argument("point", nargs="+", metavar="CHAPTER", help="as for lmlab measure")
+    ab.add_argument("--rounds", type=_rounds, default=8, metavar="N", help="2 or more (default: 8)")
+    for command in (compare, ab):
+        command.add_argument("--json", action="store_true", help="everything, as one JSON object")
+        command.add_argument(
+            "--fail-if-slower", type=_share, metavar="5%%", dest="gate", help="exit 1, and name it"
+        )
     return parser
 
 
@@ -115,3 +163,16 @@ def _folder(text: str) -> Path:
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
     return Path(text)
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    if not match or (not match[2] and float(match[1]) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; allowed: 5% or 0.05")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: an integer of at least 2")
+    return int(text)

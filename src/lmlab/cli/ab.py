@@ -6,25 +6,25 @@ each time in a fresh process that measures one point as `lmlab measure` does. Ne
 paired, so drift cancels, and what differs from process to process is part of the spread.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-from lmlab.cli.measure import aligned
-from lmlab.comparison.sets import git
-from lmlab.report.compare import Comparison, Pair, paired
-from lmlab.report.text import number
+import pandas as pd
+
+from lmlab.cli.compare import gate, line, records
+from lmlab.comparison.sets import commit_of, git
+from lmlab.report.compare import paired
+from lmlab.report.frame import Rows
 from lmlab.study.files import ROOT
 from lmlab.study.results import Result, ResultError, parse
 
@@ -42,28 +42,18 @@ def command(arguments: argparse.Namespace) -> int:
     """Measure, print the verdicts; 1 if the gate finds something slower."""
     top = git(Path(), "rev-parse", "--show-toplevel")
     root = ROOT if top is None else Path(top.decode().rstrip("\n"))
-    commits = [_commit(root, revision) for revision in (arguments.first, arguments.second)]
+    revisions = (arguments.first, arguments.second)
+    commits = [commit_of(root, revision) for revision in revisions]
     point = [word for word in arguments.point if word != "--"]
     with worktrees(root, commits) as folders:
         rounds = list(measure_in_turns(folders, point, arguments.rounds))
-    comparison = compared(rounds)
-    names = [
-        f"{revision} ({commit[:7]})"
-        for revision, commit in zip((arguments.first, arguments.second), commits, strict=True)
-    ]
-    print(
-        json.dumps(as_json(names, comparison))
-        if arguments.json
-        else "\n".join(report(names, rounds, comparison))
-    )
-    return _gate(comparison, arguments.gate)
-
-
-def _commit(root: Path, revision: str) -> str:
-    found = git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-    if found is None:
-        raise AbError(f"{revision!r} is not a revision of {root}")
-    return found.decode().strip()
+    pairs = compared(rounds)
+    names = [f"{name} ({commit[:7]})" for name, commit in zip(revisions, commits, strict=True)]
+    if arguments.json:
+        print(json.dumps({"a": names[0], "b": names[1], "pairs": records(pairs)}))
+    else:
+        print(*report(names, rounds, pairs), sep="\n")
+    return gate(pairs, arguments.gate)
 
 
 @contextmanager
@@ -139,82 +129,41 @@ def _end(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def compared(rounds: Sequence[tuple[Result, Result]]) -> Comparison:
+def compared(rounds: Sequence[tuple[Result, Result]]) -> Rows:
     """Every time that all results have: the medians of each round are one pair of samples."""
     times = [[_times(result) for result in both] for both in rounds]
-    shared = [key for key in times[0][0] if all(key in side for both in times for side in both)]
     pairs = []
-    for key in shared:
-        a, b = ([both[side][key] for both in times] for side in (0, 1))
-        pairs.append(
-            Pair(
-                point=dict(json.loads(key)),
-                baseline={"samples": a, "value": statistics.median(a)},
-                variant={"samples": b, "value": statistics.median(b)},
-                interval=paired(b, a),
-            )
-        )
+    for key in times[0][0]:
+        if all(key in side for both in times for side in both):
+            a, b = ([both[side][key] for both in times] for side in (0, 1))
+            found, medians = paired(b, a), {"value_a": median(a), "value_b": median(b)}
+            name = {"chapter": rounds[0][0].chapter, "point": key[0], "clock": key[1]}
+            judged = {**asdict(found), "verdict": found.verdict}
+            pairs.append({**name, "quantity": "time", "a": a, "b": b, **medians, **judged})
     if not pairs:
         raise AbError("no time that both revisions measure")
-    return Comparison(pairs)
+    return pd.DataFrame(pairs)
 
 
-def _times(result: Result) -> dict[str, float]:
+def _times(result: Result) -> dict[tuple[str, str], float]:
     return {
-        json.dumps({**record["labels"], "clock": record["clock"]}): record["value"]
+        (", ".join(map(str, record["labels"].values())), record["clock"]): record["value"]
         for record in result.measurements
         if record["quantity"] == "time" and record["status"] == "ok" and record["value"] > 0
     }
 
 
-def report(
-    names: Sequence[str], rounds: Sequence[tuple[Result, Result]], comparison: Comparison
-) -> list[str]:
-    """The verdicts for a person."""
+def report(names: Sequence[str], rounds: Sequence[tuple[Result, Result]], pairs: Rows) -> list[str]:
+    """The verdicts for a person; first what was not the same work, as each has its config.yaml."""
     first, second = rounds[0]
-    lines = [
-        f"A: {names[0]}, B: {names[1]}, {len(rounds)} rounds on {first.machine['name']}, "
-        f"torch {first.versions['torch']}"
-    ]
-    for key, (a, b) in _unlike(first, second).items():
-        lines.append(f"not the same work: {key} = {a} | {b}")
-    table = [["time", "A (ms)", "B (ms)", "B is", "95 % interval", "verdict"]]
-    for pair in comparison.pairs:
-        low, high = (f"{bound:.3f}" for bound in (pair.interval.low, pair.interval.high))
-        values = (number(side["value"]) for side in (pair.baseline, pair.variant))
-        table.append([pair.label, *values, f"{pair.ratio:.3f}x", f"{low} to {high}", pair.verdict])
-    return [*lines, *aligned(table)]
-
-
-def _unlike(first: Result, second: Result) -> dict[str, tuple[Any, Any]]:
-    """Parameters and settings that differ: each revision has its own config.yaml."""
     a, b = ({**result.parameters, **result.settings} for result in (first, second))
-    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
-
-
-def as_json(names: Sequence[str], comparison: Comparison) -> Mapping[str, Any]:
-    """All samples and verdicts; an interval without bounds has null."""
-    return {
-        **dict(zip("ab", names, strict=True)),
-        "pairs": [
-            {
-                "point": dict(pair.point),
-                "a": pair.baseline["samples"],
-                "b": pair.variant["samples"],
-                "ratio": pair.ratio,
-                "low": pair.interval.low,
-                "high": pair.interval.high if pair.interval.high < float("inf") else None,
-                "verdict": pair.verdict,
-            }
-            for pair in comparison.pairs
-        ],
-    }
-
-
-def _gate(comparison: Comparison, allowed: float | None) -> int:
-    if allowed is None:
-        return 0
-    slower = [pair for pair in comparison.slower if pair.ratio < 1 / (1 + allowed)]
-    for pair in slower:
-        print(f"slower than {100 * allowed:g} % allows: {pair.label}: {pair.ratio:.3f}x")
-    return 1 if slower else 0
+    where = f"{first.machine['name']}, torch {first.versions['torch']}"
+    return [
+        f"A: {names[0]}, B: {names[1]}, {len(rounds)} rounds on {where}",
+        *(
+            f"not the same work: {key} = {a.get(key)} | {b.get(key)}"
+            for key in {**a, **b}
+            if a.get(key) != b.get(key)
+        ),
+        *(line(row) for row in pairs.to_dict("records")),
+    ]

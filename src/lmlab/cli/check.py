@@ -2,53 +2,37 @@
 
 A file may be unreadable, in the wrong place or there twice; a number may be impossible on any
 machine or above what the vendor states for this one; results of several versions of PyTorch may be
-mixed; points of the study may be missing; and a set may be too large for the repository. The size
-counts compressed, as git stores and sends it: the readable JSON of a full study is several times as
-large.
+mixed; points of the study may be missing; and a set may be too large for the repository, counted
+compressed, as git stores and sends it.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
 import statistics
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing import get_context
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmlab.cli.configuration import read_config
-from lmlab.comparison.sets import files_of, summarized
-from lmlab.jobs.catalog import all_points
+from lmlab.cli.keys import read_config
+from lmlab.comparison.sets import RATES, files_of, summarized
+from lmlab.jobs.catalog import points_of
 from lmlab.measure.peaks import peaks_of
 from lmlab.study.config import load
 from lmlab.study.points import Point, PointError
 from lmlab.study.results import LARGEST_FILE_BYTES, Result, ResultError, parse
+from lmlab.study.selection import machine_of
 
 MACHINE_LIMIT_BYTES = 5_000_000
 KINDS = ("unreadable", "misplaced", "duplicate", "impossible", "mixed", "missing", "size")
-# Versions that move numbers; code is told apart by fingerprints.
+# Versions that move numbers; fingerprints distinguish code.
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver")
 NAMED = 3
-# Starting processes takes as long as reading so many results.
-MANY_FILES = 2000
 # A card may boost above the clock of its datasheet.
 ABOVE_STATED = 1.1
 Line = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the machine cannot exceed; None where nothing is stated."""
-
-    rates: Mapping[str, float]
-    bandwidth: float | None
-    memory: float | None
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -65,63 +49,27 @@ def command(arguments: argparse.Namespace) -> int:
 
 def problems(spec: str, config: Mapping[str, Any]) -> tuple[list[Line], int]:
     """All problems of a set by kind, and how many results could be read."""
-    examined = _examined(list(files_of(spec)))
-    results = {each.path: each.result for each in examined if each.result is not None}
-    found: list[Line] = [
-        ("unreadable", line)
-        for line in summarized([each.unreadable for each in examined if each.unreadable])
-    ]
+    files = dict(files_of(spec))
+    memory = _memory(files.get("machine.json", b""))
+    results: dict[str, Result] = {}
+    unreadable, wrong = [], []
+    for path, content in files.items():
+        try:
+            result = parse(content, path)
+        except ResultError as error:
+            unreadable.append(str(error))
+            continue
+        wrong += [("impossible", f"{path}: {line}") for line in impossible(result, memory)]
+        results[path] = replace(result, measurements=(), data={}, settings={})
+    found: list[Line] = [("unreadable", line) for line in summarized(unreadable)]
     found += [("misplaced", f"{name}: not a result") for name in _foreign(spec)]
-    found += _places(spec, results)
-    found += [("impossible", f"{e.path}: {line}") for e in examined for line in e.impossible]
-    found += [("mixed", line) for line in _mixed(list(results.values()))]
+    found += [*_places(spec, results), *wrong]
+    for name in VERSIONS:
+        counts = Counter(str(result.versions.get(name)) for result in results.values())
+        found += [("mixed", f"{name}: {_counts(counts)}")] if len(counts) > 1 else []
     found += [("missing", line) for line in _missing(results, config)]
-    found += [("size", line) for line in _oversize(examined)]
+    found += [("size", line) for line in _oversize(files)]
     return found, len(results)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Examined:
-    """What one file gives: a result without its numbers, or why it cannot be read."""
-
-    path: str
-    size: int
-    compressed: int
-    result: Result | None = None
-    unreadable: str = ""
-    impossible: tuple[str, ...] = ()
-
-
-def _examined(files: Sequence[tuple[str, bytes]]) -> list[Examined]:
-    """Every file by itself, in several processes where that pays."""
-    memory = _memory(dict(files).get("machine.json", b""))
-    examine = partial(_examine, memory=memory)
-    if len(files) < MANY_FILES:
-        return list(map(examine, files))
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return list(pool.map(examine, files, chunksize=100))
-
-
-def _examine(file: tuple[str, bytes], memory: float | None) -> Examined:
-    path, content = file
-    sizes: dict[str, Any] = {
-        "path": path,
-        "size": len(content),
-        "compressed": len(zlib.compress(content)),
-    }
-    try:
-        result = parse(content, path)
-    except ResultError as error:
-        return Examined(**sizes, unreadable=str(error))
-    peaks = peaks_of(result.machine["name"])
-    limits = Limits(
-        rates=peaks["tflops"] if peaks else {},
-        bandwidth=peaks["memory_tb_per_s"] * 1e3 if peaks else None,
-        memory=memory,
-    )
-    lines = tuple(impossible(result, limits))
-    head = replace(result, measurements=(), data={}, settings={})
-    return Examined(**sizes, result=head, impossible=lines)
 
 
 def _memory(card: bytes) -> float | None:
@@ -133,42 +81,39 @@ def _memory(card: bytes) -> float | None:
     return next((r["value"] for r in records if r["quantity"] == "memory_bytes"), None)
 
 
-def _foreign(spec: str) -> Iterator[str]:
+def _foreign(spec: str) -> list[str]:
     """Files of a folder that are no results, and links out of it."""
-    folder = next((f for f in (Path(spec), Path("results", spec)) if f.is_dir()), None)
-    for path in sorted(folder.rglob("*")) if folder else ():
-        if path.is_symlink() or (path.is_file() and path.suffix != ".json"):
-            yield str(path.relative_to(folder)) if folder else ""
+    folder = Path(spec) if Path(spec).is_dir() else Path("results", spec)
+    paths = [
+        p for p in folder.rglob("*") if p.is_symlink() or (p.is_file() and p.suffix != ".json")
+    ]
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
     """Every point once, at its own path, in the folder of its machine."""
-    seen: dict[tuple[Any, ...], str] = {}
+    seen: dict[str, str] = {}
     for path, result in results.items():
-        key = (result.chapter, *sorted(map(str, result.parameters.items())))
-        if key in seen:
-            yield "duplicate", f"{path}: the same point as {seen[key]}"
-        elif (expected := _expected(result)) != path:
+        try:
+            expected = Point(result.chapter, result.parameters).path(Path(), "").as_posix()
+        except PointError as error:
+            expected = f"a point without a path ({error})"
+        key = repr((result.chapter, sorted(result.parameters.items())))
+        if (first := seen.setdefault(key, path)) != path:
+            yield "duplicate", f"{path}: the same point as {first}"
+        elif expected != path:
             yield "misplaced", f"{path}: holds the result of {expected}"
-        seen.setdefault(key, path)
-    machines = Counter(result.machine["id"] for result in results.values())
+    machines = Counter(str(result.machine["id"]) for result in results.values())
     if len(machines) > 1:
         yield "mixed", f"machines: {_counts(machines)}"
     name = Path(spec).resolve().name if Path(spec).is_dir() else spec.partition(":")[0]
-    machine = Path(name).name.partition("@")[0]
-    if len(machines) == 1 and machine not in machines:
+    if len(machines) == 1 and machine_of(Path(name).name) not in machines:
         yield "misplaced", f"the folder {name!r} holds results of {min(machines)!r}: rename it"
 
 
-def _expected(result: Result) -> str:
-    try:
-        return str(Point(result.chapter, result.parameters).path(Path(), "").as_posix())
-    except PointError as error:
-        return f"a point without a path ({error})"
-
-
-def impossible(result: Result, limits: Limits) -> Iterator[str]:
-    """What cannot be true of a measurement."""
+def impossible(result: Result, memory: float | None) -> Iterator[str]:
+    """What cannot be true of a measurement on its device, with that much memory."""
+    peaks = peaks_of(result.machine["name"]) or {"tflops": {}, "memory_tb_per_s": math.inf}
     flops: dict[str, float] = defaultdict(float)
     for record in result.measurements:
         phase = record["labels"].get("phase")
@@ -177,17 +122,19 @@ def impossible(result: Result, limits: Limits) -> Iterator[str]:
     for record in result.measurements:
         if record["status"] == "ok" and isinstance(record["value"], int | float):
             name = " ".join([record["quantity"], *map(str, record["labels"].values())])
-            for fault in (*_inconsistent(record), *_beyond(record, limits, flops)):
+            for fault in (*_inconsistent(record), *_beyond(record, peaks, memory, flops)):
                 yield f"{name} = {record['value']:.6g} {record['unit']}: {fault}"
 
 
 def _inconsistent(record: Mapping[str, Any]) -> Iterator[str]:
-    """Statistics that contradict the samples, and times that no clock shows."""
-    value = record["value"]
+    """Statistics that contradict the samples, and values that no clock shows."""
+    value, quantity = record["value"], record["quantity"]
     if record["unit"] == "ms" and value < 0:
         yield "a negative time"
-    if record.get("clock") in ("wall", "events") and record["quantity"] == "time" and value == 0:
+    if record.get("clock") in ("wall", "events") and quantity == "time" and value == 0:
         yield "nothing takes no time"
+    if quantity in RATES and value <= 0:
+        yield "a rate that is not positive"
     if "samples" not in record:
         return
     samples = record["samples"]
@@ -200,31 +147,26 @@ def _inconsistent(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"n = {record['n']}, but {len(samples)} samples"
 
 
-def _beyond(record: Mapping[str, Any], limits: Limits, flops: Mapping[str, float]) -> Iterator[str]:
+def _beyond(
+    record: Mapping[str, Any],
+    peaks: Mapping[str, Any],
+    memory: float | None,
+    flops: Mapping[str, float],
+) -> Iterator[str]:
     """What is above the vendor's figures, or does not fit into the device."""
     quantity, labels, value = record["quantity"], record["labels"], record["value"]
-    stated = {
-        "matmul_rate": limits.rates.get(labels.get("dtype", "")),
-        "copy_bandwidth": limits.bandwidth,
-        "peak_memory": limits.memory,
+    limit = {
+        "matmul_rate": ABOVE_STATED * peaks["tflops"].get(labels.get("dtype"), math.inf),
+        "copy_bandwidth": ABOVE_STATED * peaks["memory_tb_per_s"] * 1e3,
+        "peak_memory": memory,
     }.get(quantity)
-    slack = 1 if quantity == "peak_memory" else ABOVE_STATED
-    if stated is not None and value > slack * stated:
-        yield f"above the device's {stated:.6g}"
-    if quantity in ("matmul_rate", "copy_bandwidth") and value <= 0:
-        yield "a rate that is not positive"
+    if limit is not None and value > limit:
+        yield f"above {limit:.6g}, what the device can have"
     # fp32 may be computed on tensor cores, so the fastest of all stated rates is the limit.
-    fastest = max(limits.rates.values(), default=math.inf)
+    fastest = max(peaks["tflops"].values(), default=math.inf)
     rate = flops.get(labels.get("phase", ""), 0) / value / 1e9 if value > 0 else 0.0
     if quantity == "time" and rate > ABOVE_STATED * fastest:
         yield f"{rate:.6g} TFLOP/s, above the stated peak of {fastest:.6g}"
-
-
-def _mixed(results: Sequence[Result]) -> Iterator[str]:
-    for name in VERSIONS:
-        found = Counter(str(result.versions.get(name)) for result in results)
-        if len(found) > 1:
-            yield f"{name}: {_counts(found)}"
 
 
 def _counts(found: Counter[str]) -> str:
@@ -233,28 +175,24 @@ def _counts(found: Counter[str]) -> str:
 
 def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterator[str]:
     """Points of the study that fits the device, or that the configuration names."""
-    device = next((str(result.machine["device"]) for result in results.values()), None)
-    if device is None:
+    if not results:
         return
-    study = load(config, device)
-    lacking: dict[str, list[str]] = defaultdict(list)
-    points = all_points(study)
-    for point in points:
-        if point.path(Path(), "").as_posix() not in results:
-            lacking[point.chapter].append(point.label())
-    for chapter, labels in lacking.items():
-        total = sum(point.chapter == chapter for point in points)
+    study = load(config, next(iter(results.values())).machine["device"])
+    for chapter in study.chapters:
+        points = points_of(study, chapter)
+        labels = [p.label() for p in points if p.path(Path(), "").as_posix() not in results]
         more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-        yield (
-            f"{len(labels)} of {total} points of {chapter} in the study {study.name!r}: "
-            f"{'; '.join(labels[:NAMED])}{more}"
-        )
+        if labels:
+            yield (
+                f"{len(labels)} of {len(points)} points of {chapter} in the study {study.name!r}: "
+                f"{'; '.join(labels[:NAMED])}{more}"
+            )
 
 
-def _oversize(files: Sequence[Examined]) -> Iterator[str]:
-    for each in files:
-        if each.size > LARGEST_FILE_BYTES:
-            yield f"{each.path}: {each.size:,} bytes; a file has at most {LARGEST_FILE_BYTES:,}"
-    total = sum(each.compressed for each in files)
+def _oversize(files: Mapping[str, bytes]) -> Iterator[str]:
+    for path, content in files.items():
+        if len(content) > LARGEST_FILE_BYTES:
+            yield f"{path}: {len(content):,} bytes; a file has at most {LARGEST_FILE_BYTES:,}"
+    total = sum(len(zlib.compress(content)) for content in files.values())
     if total > MACHINE_LIMIT_BYTES:
         yield f"{total:,} bytes compressed; a machine takes at most {MACHINE_LIMIT_BYTES:,}"

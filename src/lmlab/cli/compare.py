@@ -5,23 +5,23 @@ machines is printed first, because it is the likeliest explanation; then, per ch
 records got faster or slower, the largest differences, and what only one set has.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmlab.chapters.end_to_end import page
-from lmlab.cli.configuration import split
+from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
 from lmlab.comparison.differences import VERDICTS, Differences, Noise, differences
 from lmlab.comparison.sets import ResultSet, load_set
+from lmlab.report.compare import SLOWER
 from lmlab.report.frame import Rows
 from lmlab.report.text import number
 
 LARGEST, LISTED = 10, 12
-FAILED_GATE = 1
+NOISE_UNKNOWN = "not measured in these sets; intervals hold the spread within a job only"
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(first, second, found), allow_nan=False))
     else:
         print(*report(first, second, found), sep="\n")
-    return gate(found, arguments.gate)
+    return gate(found.pairs, arguments.gate)
 
 
 def noise() -> Noise:
@@ -46,106 +46,89 @@ def noise() -> Noise:
     )
 
 
-def gate(found: Differences, allowed: float | None) -> int:
-    """Name what got slower than a regression gate allows."""
-    if allowed is None:
+def gate(pairs: Rows, allowed: float | None) -> int:
+    """Name what got slower than a regression gate allows; 1 if anything did."""
+    if allowed is None or pairs.empty:
         return 0
-    slower = found.slower(allowed)
+    slower = pairs[(pairs["verdict"] == SLOWER) & (pairs["ratio"] < 1 / (1 + allowed))]
     for row in slower.to_dict("records"):
-        print(f"slower than {100 * allowed:g} % allows: {row['chapter']} {_line(row)}")
-    return FAILED_GATE if len(slower) else 0
+        print(f"slower than {100 * allowed:g} % allows: {row['chapter']} {line(row)}")
+    return int(len(slower) > 0)
 
 
-def report(first: ResultSet, second: ResultSet, found: Differences) -> list[str]:
-    """The comparison in lines for a person."""
-    lines = []
-    for name, each in (("A", first), ("B", second)):
-        machine = each.facts.get("machine", "nothing readable")
-        lines.append(f"{name}: {each.name}, {machine}, {len(each.files)} results")
-        lines += [f"   {problem}" for problem in each.problems[:LISTED]]
-        lines += [f"   {len(each.problems) - LISTED} more"] * (len(each.problems) > LISTED)
-    lines += [f"differs: {k.replace('_', ' ')}: {a} | {b}" for k, (a, b) in found.differs.items()]
-    for key, (a, b) in found.other_work.items():
-        lines.append(f"left out, not the same work: {key} = {a} | {b}")
-    if found.pairs.empty:
-        return [*lines, "no record that both have"]
-    lines += ["", *_noise_lines(found), "", *_chapter_table(found.chapters())]
-    largest = found.largest(LARGEST)
-    for chapter in dict.fromkeys(found.pairs["chapter"]):
-        rows = largest[(largest["chapter"] == chapter) & ~largest["identical"]]
-        lines += ["", f"{chapter}: largest differences"] if len(rows) else []
-        lines += [f"  {_line(row)}" for row in rows.to_dict("records")]
-    for name, rows in found.only.items():
-        lines += _only_lines(name, rows)
-    return lines
-
-
-def _noise_lines(found: Differences) -> list[str]:
-    same = int(found.pairs["identical"].sum())
-    known = {pace: sd for pace, (sd, freedom) in found.variation.items() if freedom}
-    shown = ", ".join(f"{100 * sd:.1f} % ({pace})" for pace, sd in known.items())
-    lines = [f"variation between processes: {shown}" if known else NOT_KNOWN]
-    return lines + [f"{same} records are the same measurement in both sets"] * bool(same)
-
-
-NOT_KNOWN = (
-    "variation between processes: not measured in these sets; intervals hold the spread within a "
-    "job only"
-)
-
-
-def _chapter_table(rows: Rows) -> list[str]:
-    header = ["chapter, clock", "both", *VERDICTS, "geometric mean"]
-    return aligned(
-        [
-            header,
-            *(
-                [
-                    f"{row['chapter']}, {row['clock']}",
-                    *(str(row[name]) for name in ("pairs", *VERDICTS)),
-                    f"{row['geomean']:.3f}x",
-                ]
-                for row in rows.to_dict("records")
-            ),
-        ]
-    )
-
-
-def _line(row: Any) -> str:
-    low, high = (f"{row[name]:.3g}" for name in ("low", "high"))
+def line(row: Mapping[Any, Any]) -> str:
+    """One pair: verdict, ratio with its interval, and both values."""
     unit = {"matmul_rate": "TFLOP/s", "copy_bandwidth": "GB/s"}.get(row["quantity"], "ms")
     clock = f" ({row['clock']})" if isinstance(row["clock"], str) else ""
     values = f"{number(row['value_a'])} -> {number(row['value_b'])} {unit}{clock}"
-    return f"{row['verdict']:<10}{row['ratio']:.3f}x [{low}, {high}]  {row['point']}: {values}"
+    interval = f"{row['ratio']:.3f}x [{row['low']:.3g}, {row['high']:.3g}]"
+    return f"{row['verdict']:<10}{interval}  {row['point']}: {values}"
 
 
-def _only_lines(name: str, rows: Rows) -> list[str]:
-    """What one set alone has, by file."""
-    files = list(rows.groupby(["file", "other_status"], sort=False))
-    lines = [
-        f"  {file}: {len(records)} records"
-        + ("" if status == "missing" else f" (the other: {status})")
-        for (file, status), records in files[:LISTED]
-    ]
-    lines += [f"  {len(files) - LISTED} more"] * (len(files) > LISTED)
-    return ["", f"only {name}: {len(files)} points", *lines] if files else []
+def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[str]:
+    """The comparison in lines for a person."""
+    for name, each in (("A", first), ("B", second)):
+        machine = each.facts.get("machine", "nothing readable")
+        yield f"{name}: {each.name}, {machine}, {len(each.files)} results"
+        yield from _listed([f"   {problem}" for problem in each.problems])
+    for key, (a, b) in found.differs.items():
+        yield f"differs: {key.replace('_', ' ')}: {a} | {b}"
+    for key, (a, b) in found.other_work.items():
+        yield f"left out, not the same work: {key} = {a} | {b}"
+    if found.pairs.empty:
+        yield "no record that both have"
+        return
+    known = [f"{100 * sd:.1f} % ({pace})" for pace, (sd, df) in found.variation.items() if df]
+    yield f"\nvariation between processes: {', '.join(known) or NOISE_UNKNOWN}"
+    if same := int(found.pairs["identical"].sum()):
+        yield f"{same} records are the same measurement in both sets"
+    yield ""
+    chapters = found.chapters().to_dict("records")
+    header = ["chapter, clock", "both", *VERDICTS, "geometric mean"]
+    yield from aligned([header, *map(_row, chapters)])
+    largest = found.largest(LARGEST)
+    for chapter in dict.fromkeys(found.pairs["chapter"]):
+        rows = largest[(largest["chapter"] == chapter) & ~largest["identical"]]
+        yield from [f"\n{chapter}: largest differences"] if len(rows) else []
+        yield from (f"  {line(row)}" for row in rows.to_dict("records"))
+    for name, rows in found.only.items():
+        files = Counter(zip(rows["file"], rows["other_status"], strict=True))
+        yield from [f"\nonly {name}: {len(files)} points"] if files else []
+        yield from _listed([_alone(*key, count) for key, count in files.items()])
+
+
+def _row(row: Mapping[Any, Any]) -> list[str]:
+    counts = [str(row[name]) for name in ("pairs", *VERDICTS)]
+    return [f"{row['chapter']}, {row['clock']}", *counts, f"{row['geomean']:.3f}x"]
+
+
+def _alone(file: str, status: str, count: int) -> str:
+    other = "" if status == "missing" else f" (the other: {status})"
+    return f"  {file}: {count} records{other}"
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    more = [f"  {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+    return [*lines[:LISTED], *more]
 
 
 def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str, Any]:
     """The whole comparison; an interval without bounds has null."""
+    sets = {
+        side: {"name": each.name, "facts": dict(each.facts), "problems": list(each.problems)}
+        for side, each in (("a", first), ("b", second))
+    }
     return {
-        "a": {"name": first.name, "facts": dict(first.facts), "problems": list(first.problems)},
-        "b": {"name": second.name, "facts": dict(second.facts), "problems": list(second.problems)},
-        "differs": {key: list(values) for key, values in found.differs.items()},
-        "other_work": {key: list(values) for key, values in found.other_work.items()},
-        "chapters": _records(found.chapters()),
-        "pairs": _records(found.pairs),
-        "only": {
-            side: _records(rows) for side, rows in zip("ab", found.only.values(), strict=True)
-        },
+        **sets,
+        "differs": found.differs,
+        "other_work": found.other_work,
+        "chapters": records(found.chapters()),
+        "pairs": records(found.pairs),
+        "only": {side: records(rows) for side, rows in zip("ab", found.only.values(), strict=True)},
     }
 
 
-def _records(rows: Rows) -> Sequence[Any]:
+def records(rows: Rows) -> Sequence[Any]:
+    """Rows as JSON values: null for what is not finite."""
     found: Sequence[Any] = json.loads(rows.to_json(orient="records", double_precision=15))
     return found

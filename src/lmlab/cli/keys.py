@@ -1,15 +1,19 @@
-"""What can be set for a point on the command line, derived from the schema of config.yaml.
+"""`key=value` on the command line: overrides of config.yaml, and what can be set for a point.
 
-There a grid is given as lists (`contexts`); a point has one value of each (`context`). A key that
-the schema does not have (`start`, `topic`) takes the values that points of the study have.
+The latter is derived from the schema of config.yaml. There a grid is given as lists (`contexts`); a
+point has one value of each (`context`). A key that the schema does not have (`start`, `topic`)
+takes the values that points of the study have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from lmlab.study.config import Study
+import yaml
+
+from lmlab.study import config_file
+from lmlab.study.config import ConfigError, Study
+from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.schema import RENAMED, config_schema, why_invalid
 
@@ -23,6 +27,38 @@ CONVERT: Mapping[str, Callable[[str], Any]] = {
 
 class KeyValueError(ValueError):
     """An unknown key or an invalid value, in one line."""
+
+
+def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """config.yaml of the working folder, else the project's, with overrides; not yet checked."""
+    here = Path("config.yaml")
+    config = config_file.read(file or (here if here.exists() else ROOT / "config.yaml"))
+    return _merged(config, {key: _value(key, text) for key, text in map(split, overrides)})
+
+
+def _merged(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key, as Snakemake does."""
+    merged = dict(config) if isinstance(config, Mapping) else {}
+    for key, value in changes.items():
+        merged[key] = _merged(merged.get(key), value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        return config_file.parse(text)
+    except config_file.RepeatedKey as error:
+        raise ConfigError(f"config: {key} = {text!r}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config: {key} = {text!r} is not a YAML value") from error
+
+
+def split(argument: str) -> tuple[str, str]:
+    """Key and value of `key=value`."""
+    key, equals, value = argument.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"{argument!r} is not key=value")
+    return key, value
 
 
 def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:

@@ -1,7 +1,5 @@
 """The comparison page: results of several machines, and published figures, joined and rendered."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +11,11 @@ from markupsafe import Markup
 from lmlab.chapters import compare_page
 from lmlab.cli.compare import noise
 from lmlab.cli.report import chapters_of, load_results, page_of
-from lmlab.comparison.differences import DEVICE, UNKNOWN, differences
+from lmlab.comparison.differences import DEVICE, UNKNOWN, Differences, differences
 from lmlab.comparison.machines import (
     COPY,
     Machine,
     Question,
-    Section,
     ceilings,
     ceilings_of,
     questions,
@@ -26,7 +23,7 @@ from lmlab.comparison.machines import (
 )
 from lmlab.comparison.sets import load_set
 from lmlab.measure.peaks import known_devices, peaks_of
-from lmlab.report.frame import load_references, select
+from lmlab.report.frame import load_references, select, table_of
 from lmlab.report.page import described, environment_for
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
@@ -54,30 +51,30 @@ def write_comparison(
     variation = _variation(facts)
     sections: list[dict[str, Any]] = []
     for question in questions(templates, list(study.chapters), lambda c: page_of(c).TABLES):
-        asked = _asked(question)
+        # A table of plain records, where published figures can take part.
+        table = compare_page.TABLES.get(question.heading)
+        asked = replace(question, table=table) if table else question
         card = question.chapter == "machine"
-        mine = [*columns, *(p for p in published if card or _takes_part(p, asked))]
+        mine = [*columns, *(p for p in published if card or (table and _takes_part(p, asked)))]
         try:
-            column = compare_page.COLUMNS.get(asked.heading)
-            found = section(asked, mine, column, variation)
+            found = section(asked, mine, compare_page.COLUMNS.get(asked.heading), variation)
             path = out.with_suffix("") / f"{question.chapter}-{len(sections)}.png"
-            figure = found.figure(mine, path) if found.entries else False
-            sections.append(
-                {
-                    "heading": question.heading,
-                    "table": ceilings(mine) if card else _table(found, mine),
-                    "figure": Markup(f"{path.parent.name}/{path.name}") if figure else None,
-                }
-            )
+            figure = found.figure(path) if found.entries else False
+            shown = ceilings(mine) if card else found.markdown() if found.entries else None
         except Exception as error:  # one bad value must not cost the page
             faults.append(f"{question.heading}: {described(error)}")
-    page = environment_for(templates).get_template("compare.md.j2")
-    text = page.render(
-        machines=columns,
-        published=published,
-        differs=[(columns[i].name, found.differs) for i, found in enumerate(facts, 1)],
-        sections=sections,
-        faults=faults,
+            continue
+        link = Markup(f"{path.parent.name}/{path.name}") if figure else None
+        sections.append({"heading": question.heading, "table": shown, "figure": link})
+    text = (
+        environment_for(templates)
+        .get_template("compare.md.j2")
+        .render(
+            machines=columns,
+            differs=[(columns[i].name, each.differs) for i, each in enumerate(facts, 1)],
+            sections=sections,
+            faults=faults,
+        )
     )
     write_atomically(out, text)
     return faults
@@ -117,31 +114,14 @@ def _published(references: Path) -> list[Machine]:
     return machines
 
 
-def _asked(question: Question) -> Question:
-    """The question with a table of plain records, where published figures can take part."""
-    table = compare_page.TABLES.get(question.heading)
-    return replace(question, table=table) if table else question
-
-
 def _takes_part(machine: Machine, question: Question) -> bool:
-    rows = machine.chapters.get(question.chapter)
-    if rows is None or question.heading not in compare_page.TABLES:
-        return False
+    rows = machine.chapters.get(question.chapter, table_of([]))
     wanted = {k: v for k, v in question.table.where.items() if k == "topic" and k in rows}
     return not select(rows, status="ok", **wanted).empty
 
 
-def _table(found: Section, machines: Sequence[Machine]) -> Markup | None:
-    return found.markdown(machines) if found.entries else None
-
-
-def _variation(found: Sequence[Any]) -> dict[str, tuple[float, float]]:
+def _variation(found: Sequence[Differences]) -> dict[str, tuple[float, float]]:
     """Variation between processes by clock; the largest that any pair of machines shows."""
-    if not found:
-        return {}
-    paces = {"wall": UNKNOWN, "device": DEVICE, "events": DEVICE}
-    most = {
-        pace: max((each.variation[pace] for each in found), key=lambda pair: pair[0])
-        for pace in (UNKNOWN, DEVICE)
-    }
-    return {clock: (most[pace][0], most[pace][1] or math.inf) for clock, pace in paces.items()}
+    paces = {"wall": UNKNOWN, "device": DEVICE, "events": DEVICE} if found else {}
+    most = {clock: max(each.variation[pace] for each in found) for clock, pace in paces.items()}
+    return {clock: (sd, df or math.inf) for clock, (sd, df) in most.items()}

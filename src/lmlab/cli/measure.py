@@ -5,8 +5,6 @@ given is taken, and the keys are set in it. A size is a name for four hyper-para
 them is given, the size is called custom.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import tempfile
@@ -15,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lmlab.cli.configuration import read_config, split
-from lmlab.cli.keys import KeyValueError, read_value, schemas_for, unknown_key
+from lmlab.cli import keys
 from lmlab.jobs.catalog import points_of
 from lmlab.jobs.job import SIGNAL_BASE, run_job
 from lmlab.jobs.launch import ranks_per_node, run_ranks, torchrun_command
@@ -29,20 +26,14 @@ from lmlab.study.results import Result, read
 from lmlab.study.schema import config_schema
 
 CUSTOM = "custom"
-COLUMNS = {
-    "n": "n",
-    "mean ± sd [ms]": "mean",
-    "median [ms]": "value",
-    "min [ms]": "min",
-    "max [ms]": "max",
-}
+COLUMNS = ["time", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]"]
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Measure, print, and write where asked to; 1 when the measured code failed."""
     machine = find_machine()
     check_place(arguments.config)
-    study = load(read_config(arguments.configfile, arguments.config), machine.device)
+    study = load(keys.read_config(arguments.configfile, arguments.config), machine.device)
     point = point_from_args(study, arguments.chapter, arguments.settings)
     check_code(point)
     result = measured(point, machine, study)
@@ -51,27 +42,19 @@ def command(arguments: argparse.Namespace) -> int:
         print(result.to_json())
     finally:  # even if the reader of the pipe has exited
         if arguments.out:
-            write(result, arguments.out)
+            result.write(arguments.out)
     return 1 if result.status == "failed" else 0
 
 
 def check_place(overrides: Sequence[str]) -> None:
     """`--config` takes every argument after it, including any intended for the point."""
     allowed = config_schema()["properties"]
-    for key, text in map(split, overrides):
+    for key, text in map(keys.split, overrides):
         if key not in allowed:
-            raise KeyValueError(
+            raise keys.KeyValueError(
                 f"--config {key} = {text!r}: {key} is not a key of the configuration; "
                 f"allowed: {', '.join(allowed)}; a point's own values come before --config"
             )
-
-
-def write(result: Result, out: Path) -> None:
-    """Write the result to the file asked for."""
-    try:
-        result.write(out)
-    except OSError as error:
-        raise KeyValueError(f"--out {out}: {error.strerror}") from error
 
 
 def measured(point: Point, machine: Machine, study: Study) -> Result:
@@ -95,7 +78,7 @@ def point_from_args(study: Study, chapter: str, args: Sequence[str]) -> Point:
     """The point that `key=value` arguments ask for, with the study's defaults for the rest."""
     points = points_of(study, chapter)
     if not points:
-        raise KeyValueError(f"{chapter} is switched off in the study {study.name!r}")
+        raise keys.KeyValueError(f"{chapter} is switched off in the study {study.name!r}")
     given = read_args(args, points, study)
     template = _first_that_fits(points, given)
     parameters, settings = dict(template.parameters), dict(template.settings)
@@ -117,14 +100,14 @@ def point_from_args(study: Study, chapter: str, args: Sequence[str]) -> Point:
 
 def read_args(args: Sequence[str], points: Sequence[Point], study: Study) -> dict[str, Any]:
     """Keys and values, each checked against what the chapter's points have."""
-    schemas = schemas_for(points, study)
+    schemas = keys.schemas_for(points, study)
     given: dict[str, Any] = {}
-    for key, text in map(split, args):
+    for key, text in map(keys.split, args):
         if key not in schemas:
-            raise unknown_key(key, text, list(schemas))
+            raise keys.unknown_key(key, text, list(schemas))
         if key in given:
-            raise KeyValueError(f"{key} = {text!r}: given before; allowed: each key once")
-        given[key] = read_value(key, text, schemas[key])
+            raise keys.KeyValueError(f"{key} = {text!r}: given before; allowed: each key once")
+        given[key] = keys.read_value(key, text, schemas[key])
     return given
 
 
@@ -136,10 +119,10 @@ def _first_that_fits(points: Sequence[Point], given: Mapping[str, Any]) -> Point
         if given.keys() <= {*point.parameters, *point.settings}:
             return point
     together = ", ".join(f"{key}={value}" for key, value in given.items())
-    keys = dict.fromkeys(key for point in chosen for key in (*point.parameters, *point.settings))
-    raise KeyValueError(
+    known = dict.fromkeys(key for point in chosen for key in (*point.parameters, *point.settings))
+    raise keys.KeyValueError(
         f"{together}: no point of {points[0].chapter} has all of these; "
-        f"allowed{' with this topic' if topic else ''}: {', '.join(keys)}"
+        f"allowed{' with this topic' if topic else ''}: {', '.join(known)}"
     )
 
 
@@ -153,13 +136,13 @@ def table(point: Point, result: Result) -> str:
     if len(stops) == 1 and next(iter(stops)).startswith("time cap"):
         lines.append(f"stopped early: {stops.pop()}")
     if timed:
-        lines += aligned([["time", *COLUMNS], *map(_row, timed)])
+        lines += aligned([COLUMNS, *map(_row, timed)])
     return "\n".join(lines)
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:
     name = " ".join(map(str, record["labels"].values())) or record["quantity"]
-    cells = [f"{record[key]:.4g}" for key in COLUMNS.values()]
+    cells = [f"{record[key]:.4g}" for key in ("n", "mean", "value", "min", "max")]
     cells[1] += f" ± {record['sd']:.2g}" if record["sd"] is not None else ""
     return [name, *cells]
 

@@ -4,8 +4,6 @@ A result that passes every check may still hold what a page's code trips over. I
 for, left out and named, so that one bad file costs its own numbers and not a chapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,7 +18,7 @@ import pandas as pd
 from lmlab.jobs.catalog import all_points
 from lmlab.report.explore import explorer
 from lmlab.report.frame import Results, load, load_references
-from lmlab.report.page import Chapter, Report, build_chapters, culprit, described
+from lmlab.report.page import Chapter, Report, build_chapters, described
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
@@ -71,17 +69,28 @@ class Attempt:
         return self.faults
 
     def culprit(self) -> str | None:
-        """The result file without which the first part that failed would be rendered."""
-        for name in self.chapters:
-            if self.faults[0].removeprefix("front/").startswith((f"{name}:", f"{name}.md.j2:")):
-                return culprit(self.results, name, partial(self._fails, name))
-        return culprit(self.results, "", self._interactive_fails)
+        """The result file without which the first part that failed would be rendered, found by
+        bisection: pages cope with missing results. First among those of the failing chapter."""
+        part = self.faults[0].removeprefix("front/")
+        chapter = next((n for n in self.chapters if part.startswith((f"{n}:", f"{n}.md.j2:"))), "")
+        fails = partial(self._fails, chapter) if chapter else self._interactive_fails
+        files = self.results.results
+        own = [path for path, result in files.items() if result.chapter == chapter]
+        for suspects in (own, [path for path in files if path not in own]):
+            while len(suspects) > 1:
+                half = len(suspects) // 2
+                cured = not fails(self.results.without(suspects[:half]))
+                suspects = suspects[:half] if cured else suspects[half:]
+            if suspects and not fails(self.results.without(suspects)):
+                return suspects[0]
+        return None
 
     def _fails(self, name: str, results: Results) -> bool:
         rebuilt, faults = build_chapters([(name, page_of(name))], results)
         with TemporaryDirectory() as folder:
             report = self._report(Path(folder), results, {**self.chapters, **rebuilt})
-            return bool(faults or report.faults_of(rebuilt[name]))
+            report.parts(rebuilt[name])
+            return bool(faults or report.faults)
 
     def _interactive_fails(self, results: Results) -> bool:
         if self.out.suffix != ".html":

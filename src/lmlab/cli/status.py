@@ -4,15 +4,13 @@ A stale result is not wrong, but it is not what the present code would give. tor
 the machine that measured: what is installed here says nothing about a result from elsewhere.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import cache
 
-from lmlab.cli.configuration import read_config
+from lmlab.cli.keys import read_config
 from lmlab.jobs.catalog import all_points
 from lmlab.jobs.registry import check_code, fingerprint_of
-from lmlab.jobs.staleness import PointState, installed_torch, state_of, summary
+from lmlab.jobs.staleness import PointState, estimate, installed_torch, state_of, summary
 from lmlab.measure.identity import find_machine
 from lmlab.study.config import load
 from lmlab.study.selection import check_results_exist, machine_of, select
@@ -37,6 +35,7 @@ def command(arguments: argparse.Namespace) -> int:
         for point in points
     ]
     print(*map(line, states), sep="\n")
+    print(estimate(states))
     print(f"{study.name} on {selection.machine}: {summary(states)}")
     return 0
 

@@ -7,17 +7,15 @@ each job and the variation between processes, which is estimated from work that 
 several processes (`Noise`). The same measurement in both sets is the same, whatever its noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lmlab.comparison.sets import RATES, SAMPLING, TIME, ResultSet
+from lmlab.comparison.sets import RATES, TIME, ResultSet
 from lmlab.report.compare import (
     FASTER,
     SAME,
@@ -31,6 +29,8 @@ from lmlab.report.compare import (
 from lmlab.report.frame import Rows
 
 KEYS = ["chapter", "point", "quantity", "clock"]
+# Settings that say how long to measure, not what.
+SAMPLING = {"steps", "samples", "rounds", "time_cap_s", "variant_cap_s", "skip_if_too_large"}
 VERDICTS = (FASTER, SLOWER, SAME, UNDECIDED)
 # What sets the pace of a time: variation between processes is pooled over each of them.
 DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
@@ -41,9 +41,8 @@ class Noise:
     """Work that a study repeats in several processes."""
 
     replicates: Mapping[str, Any]
-    """Labels of the records that repeat one another..."""
+    """Labels of the records that repeat one another, where they agree on `keys`."""
     keys: Sequence[str]
-    """...where they agree on these."""
     host_bound_below: float
     """A GPU that is busy for less than this share of wall time waits for the host."""
 
@@ -52,15 +51,13 @@ class Noise:
 class Differences:
     """How the second set differs from the first."""
 
-    pairs: Rows
-    """One row per record that both have: values, ratio, low, high, verdict."""
-    only: Mapping[str, Rows]
-    """Records with a value in one set alone, by the set's name."""
+    pairs: Rows  # one row per record that both have: values, ratio, low, high, verdict
+    only: Mapping[str, Rows]  # records with a value in one set alone, by the set's name
     differs: Mapping[str, tuple[str, str]]
     """Facts of the machines and versions that are not the same."""
-    other_work: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    other_work: Mapping[str, tuple[Any, Any]]
     """Settings by which files of the same point were left out, with an example of both values."""
-    variation: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    variation: Mapping[str, tuple[float, int]]
     """By pace: standard deviation of log times between processes, degrees of freedom."""
 
     def chapters(self) -> Rows:
@@ -80,10 +77,6 @@ class Differences:
         ordered = self.pairs.assign(size=size).sort_values("size", ascending=False)
         return ordered.groupby("chapter", sort=False).head(count).drop(columns="size")
 
-    def slower(self, by: float) -> Rows:
-        """Pairs that are slower by more than a share."""
-        return self.pairs[(self.pairs["verdict"] == SLOWER) & (self.pairs["ratio"] < 1 / (1 + by))]
-
 
 def differences(
     first: ResultSet, second: ResultSet, noise: Noise, where: Mapping[str, str] | None = None
@@ -95,16 +88,17 @@ def differences(
     if where:
         a, b = a[_chosen(a, first, where)], b[_chosen(b, second, where)]
     valued = [rows[rows["status"] == "ok"] for rows in (a, b)]
-    both: Rows = valued[0].merge(valued[1], on=KEYS, how="inner", suffixes=("_a", "_b"))
+    both: Rows = valued[0].merge(valued[1], on=KEYS, suffixes=("_a", "_b"))
     both, other_work = _same_work(both, first, second)
+    facts = {
+        key: (first.facts.get(key, "none"), second.facts.get(key, "none"))
+        for key in {**first.facts, **second.facts}
+        if first.files and second.files
+    }
     return Differences(
-        pairs=_judged(both, variation, _identical(both, first, second)),
+        pairs=_judged(both, variation),
         only={first.name: _only(valued[0], b), second.name: _only(valued[1], a)},
-        differs={
-            key: (first.facts.get(key, "none"), second.facts.get(key, "none"))
-            for key in {**first.facts, **second.facts}
-            if first.files and second.files and first.facts.get(key) != second.facts.get(key)
-        },
+        differs={key: values for key, values in facts.items() if values[0] != values[1]},
         other_work=other_work,
         variation=variation,
     )
@@ -115,8 +109,7 @@ def _chosen(rows: Rows, of: ResultSet, where: Mapping[str, str]) -> list[bool]:
         values = {**of.files[file]["settings"], **labels, "chapter": chapter}
         return all(str(values.get(key)) in text.split(",") for key, text in where.items())
 
-    wanted: Any = rows[["chapter", "file", "labels"]]
-    return [matches(*row) for row in wanted.itertuples(index=False)]
+    return list(map(matches, rows["chapter"], rows["file"], rows["labels"]))
 
 
 def _with_pace(rows: Rows, noise: Noise) -> Rows:
@@ -124,8 +117,8 @@ def _with_pace(rows: Rows, noise: Noise) -> Rows:
     numeric = ["value", "q1", "q3", "n"]
     rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numeric})
     keys = ["file", "point"]
-    busy = rows[rows["clock"] == "device"].drop_duplicates(keys).set_index(keys)["value"]
-    share = busy.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() / rows["value"]
+    busy = rows[rows["clock"] == "device"].drop_duplicates(keys)[[*keys, "value"]]
+    share = rows.merge(busy, on=keys, how="left")["value_y"].to_numpy() / rows["value"]
     wall = np.where(share.isna(), UNKNOWN, np.where(share < noise.host_bound_below, HOST, GPU))
     return rows.assign(pace=np.where(rows["clock"].isin(["device", "events"]), DEVICE, wall))
 
@@ -133,85 +126,69 @@ def _with_pace(rows: Rows, noise: Noise) -> Rows:
 def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, tuple[float, int]]:
     """Variation between processes by pace; that of all wall times where a class has none."""
     repeated: list[dict[str, Any]] = []
+    wanted = {key: list(np.atleast_1d(each)) for key, each in noise.replicates.items()}
     for index, rows in enumerate(sets):
-        times: Any = rows[(rows["status"] == "ok") & rows["clock"].isin(["wall", "device"])]
-        for values in times[["value", "clock", "pace", "labels"]].itertuples(index=False):
-            labels = values.labels
-            if all(labels.get(key) in _listed(want) for key, want in noise.replicates.items()):
-                found = {key: labels.get(key) for key in noise.keys}
-                common = {"set": index, "clock": values.clock, "pace": values.pace}
-                repeated.append({**found, **common, "value": values.value})
+        times = rows[(rows["status"] == "ok") & rows["clock"].isin(["wall", "device"])]
+        fields = (times[name] for name in ("labels", "clock", "pace", "value"))
+        for labels, clock, pace, value in zip(*fields, strict=True):
+            if all(labels.get(key) in values for key, values in wanted.items()):
+                own = {"set": index, "clock": clock, "pace": pace, "value": value}
+                repeated.append({key: labels.get(key) for key in noise.keys} | own)
     keys = [*noise.keys, "set", "clock"]
 
-    def of(paces: Sequence[str]) -> tuple[float, int]:
+    def of(*paces: str) -> tuple[float, int]:
         return process_variation([row for row in repeated if row["pace"] in paces], keys)
 
-    found = {pace: of([pace]) for pace in (DEVICE, GPU, HOST)}
-    wall = of([GPU, HOST, UNKNOWN])
-    return {
-        pace: found[pace] if pace == DEVICE or found.get(pace, wall)[1] else wall
-        for pace in (DEVICE, GPU, HOST)
-    } | {UNKNOWN: wall}
-
-
-def _listed(wanted: Any) -> Any:
-    return wanted if isinstance(wanted, list | tuple) else [wanted]
+    wall = of(GPU, HOST, UNKNOWN)
+    found = {DEVICE: of(DEVICE), GPU: of(GPU), HOST: of(HOST), UNKNOWN: wall}
+    return {pace: own if own[1] or pace == DEVICE else wall for pace, own in found.items()}
 
 
 def _same_work(
     both: Rows, first: ResultSet, second: ResultSet
 ) -> tuple[Rows, dict[str, tuple[Any, Any]]]:
-    """Pairs whose files agree on every setting that both state, except how long they measured."""
+    """Pairs whose files agree on every setting that both state, except how long they measured; and
+    whether a pair is one and the same measurement, in two places."""
     unlike: dict[str, tuple[Any, Any]] = {}
-    wrong = set()
-    files: Any = both[["file_a", "file_b"]].drop_duplicates()
-    for ours, theirs in files.itertuples(index=False):
-        a, b = first.files[ours]["settings"], second.files[theirs]["settings"]
+    wrong, copied = set(), set()
+    for ours, theirs in set(zip(both["file_a"], both["file_b"], strict=True)):
+        mine, other = first.files[ours], second.files[theirs]
+        a, b = mine["settings"], other["settings"]
         found = {k: (a[k], b[k]) for k in a.keys() & b.keys() - SAMPLING if a[k] != b[k]}
-        if found:
-            unlike |= found
-            wrong.add(ours)
-    return both[~both["file_a"].isin(wrong)], unlike
+        unlike |= found
+        wrong |= {ours} if found else set()
+        copied |= {ours} if mine["identity"] == other["identity"] else set()
+    identical = both["file_a"].isin(copied) & (both["value_a"] == both["value_b"])
+    return both.assign(identical=identical)[~both["file_a"].isin(wrong)], unlike
 
 
-def _identical(both: Rows, first: ResultSet, second: ResultSet) -> pd.Series[bool]:
-    """Pairs that are one and the same measurement, in two places."""
-    a = both["file_a"].map(lambda path: first.files[path]["identity"])
-    b = both["file_b"].map(lambda path: second.files[path]["identity"])
-    return ((a == b) & (both["value_a"] == both["value_b"])).astype(bool)
-
-
-def _judged(
-    both: Rows, variation: Mapping[str, tuple[float, int]], identical: pd.Series[bool]
-) -> Rows:
+def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
     """Ratio, interval and verdict of every pair, by the rule of compare.py."""
-    usable = (both["value_a"] > 0) & (both["value_b"] > 0)
-    both, identical = both[usable], identical[usable]
-    paces = [both[f"pace_{side}"] for side in "ab"]
+    both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
     speed = np.where(both["quantity"].isin(RATES), -1.0, 1.0)
     ratio = (both["value_a"] / both["value_b"]) ** speed
-    spreads = {pace: sd for pace, (sd, _) in variation.items()}
+    paces = [both[f"pace_{side}"] for side in "ab"]
     freedoms = {pace: df or math.inf for pace, (_, df) in variation.items()}
-    timed = both["quantity"] == TIME
-    own, other = (pace.map(freedoms).astype(float) for pace in paces)
-    df = own.where(own < other, other)
+    df = pd.concat([pace.map(freedoms).astype(float) for pace in paces], axis=1).min(axis=1)
+    known = (both["quantity"] == TIME) & np.isfinite(df)
+    spreads = {pace: sd for pace, (sd, _) in variation.items()}
     parts: list[Any] = [pace.map(spreads).astype(float) for pace in paces]
     for side in "ab":
         q1, value, q3, n = (both[f"{name}_{side}"] for name in ("q1", "value", "q3", "n"))
-        parts.append(median_errors(q1, value, q3, n, known=timed & np.isfinite(df)))
+        parts.append(median_errors(q1, value, q3, n, known=known))
     error = np.sqrt(sum(part**2 for part in parts))
     df = df.where(np.isfinite(df), both["n_a"] + both["n_b"] - 2)
-    low, high = bounds(ratio, np.where(identical, 0.0, error), np.where(identical, 1, df))
-    return both.assign(
-        ratio=ratio, low=low, high=high, verdict=verdicts(ratio, low, high), identical=identical
-    ).drop(columns=["labels_a", "labels_b"])
+    same = both["identical"]
+    low, high = bounds(ratio, np.where(same, 0.0, error), np.where(same, 1, df))
+    judged = both.assign(ratio=ratio, low=low, high=high, verdict=verdicts(ratio, low, high))
+    return judged.drop(columns=["labels_a", "labels_b"])
 
 
 def _only(mine: Rows, other: Rows) -> Rows:
     """Rows with a value here that have none there, with the reason that the other set gives."""
     valued = other[other["status"] == "ok"]
     alone = mine.merge(valued[KEYS], on=KEYS, how="left", indicator=True)
-    alone = alone[alone["_merge"] == "left_only"].drop(columns=["_merge", "status", "reason"])
+    alone = alone[alone["_merge"] == "left_only"]
     failed = other[other["status"] != "ok"].drop_duplicates("file").set_index("file")
     return alone.assign(
         other_status=alone["file"].map(failed["status"]).astype(object).fillna("missing"),

@@ -2,16 +2,15 @@
 
 A set is whatever result files a folder holds, of any study. At a revision, files are read out of
 `git archive` in memory: nothing is checked out, nothing of that revision runs. Only what two sets
-can be compared by is kept of each record, so thousands of results stay small.
+can be compared by is retained of each record, so thousands of results stay small.
 """
-
-from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import tarfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,6 @@ from lmlab.study.results import SCHEMA_VERSION, Result, ResultError, parse
 TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
 # The shape at which a rate was highest; another machine may prefer another one.
 FOUND_BY_MEASURING = {"side": RATES, "bytes": ("copy_bandwidth",)}
-# Settings that say how long to measure, not what.
-SAMPLING = {"steps", "samples", "rounds", "time_cap_s", "variant_cap_s", "skip_if_too_large"}
 # Facts of the machine card that may explain a difference.
 EXPLAINING = (
     *("clocks_mhz_sm_max", "clocks_mhz_memory_max", "power_limit_w", "gpu_count", "cpu_model"),
@@ -49,42 +46,39 @@ class ResultSet:
     """The results of one set, reduced to what is compared."""
 
     name: str
-    rows: Rows
-    """One row per time or rate, and one per point without a value."""
-    files: Mapping[str, Mapping[str, Any]]
-    """Per file: settings and identity of the measurement."""
+    rows: Rows  # one row per time or rate, and one per point without a value
+    files: Mapping[str, Mapping[str, Any]]  # per file: settings and identity of the measurement
     facts: Mapping[str, str]
     """Machine, versions, clocks, power limit: what may explain a difference."""
-    problems: tuple[str, ...] = ()
+    problems: Sequence[str] = ()
 
 
 def files_of(spec: str, results: Path = Path("results")) -> Iterator[tuple[str, bytes]]:
     """The JSON files of a set, by path within it."""
-    files = _files_of(spec, results)
-    first = next(files, None)
+    folder = next((path for path in (Path(spec), results / spec) if path.is_dir()), None)
+    found = _at_revision(spec, results) if folder is None else _in_folder(folder)
+    first = next(found, None)
     if first is None:
         raise SetError(f"{spec}: no result files (*.json)")
     yield first
-    yield from files
+    yield from found
 
 
-def _files_of(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:
-    for folder in (Path(spec), results / spec):
-        if folder.is_dir():
-            for path in sorted(filter(Path.is_file, folder.rglob("*.json"))):
-                yield str(path.relative_to(folder)), path.read_bytes()
-            return
-    name, colon, revision = spec.rpartition(":")
-    if not colon or not name:
+def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
+    names = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
+    for path in sorted(name for name in names if name.endswith(".json") and os.path.isfile(name)):
+        with open(path, "rb") as file:
+            yield os.path.relpath(path, folder), file.read()
+
+
+def _at_revision(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:
+    name, _, revision = spec.rpartition(":")
+    if not name:
         known = sorted(path.name for path in results.glob("*/"))
         raise SetError(
             f"{spec!r} is neither a folder nor a machine in {results}; allowed: a folder, NAME or "
             f"NAME:REVISION; machines here: {', '.join(known) or 'none'}"
         )
-    yield from _at_revision(name, revision, results)
-
-
-def _at_revision(name: str, revision: str, results: Path) -> list[tuple[str, bytes]]:
     for folder in (results / name, Path(name), ROOT / "results" / name):
         where = folder.absolute()
         existing = next(parent for parent in (where, *where.parents) if parent.is_dir())
@@ -92,23 +86,28 @@ def _at_revision(name: str, revision: str, results: Path) -> list[tuple[str, byt
         if top is None:
             continue
         root = Path(top.decode().rstrip("\n"))
-        tree = git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-        if tree is None:
-            raise SetError(f"{name}:{revision}: {revision!r} is not a revision of {root.name}")
         inside = existing.resolve().relative_to(root) / where.relative_to(existing)
-        archive = git(root, "archive", tree.decode().strip(), "--", str(inside))
+        archive = git(root, "archive", commit_of(root, revision), "--", str(inside))
         if archive is not None:
-            return sorted(_members(archive, str(inside)))
-    raise SetError(f"{name}:{revision}: no folder or machine {name!r} at that revision")
+            return iter(sorted(_members(archive, f"{inside}/")))
+    raise SetError(f"{spec}: no folder or machine {name!r} at that revision")
 
 
 def _members(archive: bytes, inside: str) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
-            if member.isfile() and member.name.endswith(".json"):
-                content = tar.extractfile(member)
-                assert content is not None, "a regular file"
-                yield member.name.removeprefix(f"{inside}/"), content.read()
+            if not (member.isfile() and member.name.endswith(".json")):
+                continue  # extractfile follows links
+            if content := tar.extractfile(member):
+                yield member.name.removeprefix(inside), content.read()
+
+
+def commit_of(root: Path, revision: str) -> str:
+    """The commit that a revision names in a repository."""
+    found = git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    if found is None:
+        raise SetError(f"{revision!r} is not a revision of {root}")
+    return found.decode().strip()
 
 
 def git(folder: Path, *arguments: str) -> bytes | None:
@@ -124,7 +123,7 @@ def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
     """Read a set; what cannot be read is a problem in one line."""
     rows: list[tuple[Any, ...]] = []
     files: dict[str, dict[str, Any]] = {}
-    facts: list[Result] = []
+    facts: dict[str, Counter[str]] = defaultdict(Counter)
     problems: list[str] = []
     for path, content in files_of(spec, results):
         try:
@@ -133,17 +132,20 @@ def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
         except ResultError as error:
             problems.append(str(error))
             continue
-        files[path] = {
-            "settings": {k: v for k, v in result.settings.items() if _scalar(v)},
-            "identity": (result.started_at, result.code_fingerprint, result.elapsed_s),
-        }
-        facts.append(result)
+        scalars = {k: v for k, v in result.settings.items() if isinstance(v, str | int | float)}
+        identity = (result.started_at, result.code_fingerprint, result.elapsed_s)
+        files[path] = {"settings": scalars, "identity": identity}
+        for key, value in _facts(result):
+            facts[key][str(value)] += 1
     return ResultSet(
         name=spec,
         rows=pd.DataFrame(rows, columns=list(COLUMNS)),
         files=files,
-        facts=_facts(facts),
-        problems=tuple(summarized(problems)),
+        facts={
+            key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
+            for key, counts in facts.items()
+        },
+        problems=summarized(problems),
     )
 
 
@@ -162,22 +164,21 @@ def _result(content: bytes, path: str) -> Result:
 def _rows(result: Result, path: str) -> Iterator[tuple[Any, ...]]:
     name = " ".join(f"{key}={value}" for key, value in result.parameters.items())
     if result.status != "ok":
-        nothing = (TIME, None, None, None, None, None)
         why = (result.status, result.reason, path, result.parameters)
-        yield (result.chapter, name, *nothing, *why)
+        yield (result.chapter, name, TIME, *[None] * 5, *why)
         return
     for record in result.measurements:
         try:
             quantity, labels = record["quantity"], record["labels"]
             if quantity != TIME and quantity not in RATES:
                 continue
-            kept = [
+            named = [
                 f"{key}={value}"
                 for key, value in labels.items()
                 if quantity not in FOUND_BY_MEASURING.get(key, ())
             ]
             yield (
-                *(result.chapter, " ".join([name, *kept]).strip(), quantity, record.get("clock")),
+                *(result.chapter, " ".join([name, *named]).strip(), quantity, record.get("clock")),
                 *(record["value"], record.get("q1"), record.get("q3"), record.get("n", 1)),
                 *(record["status"], record["reason"], path, {**result.parameters, **labels}),
             )
@@ -185,40 +186,20 @@ def _rows(result: Result, path: str) -> Iterator[tuple[Any, ...]]:
             raise ResultError(f"{path}: a measurement is not a record ({error})") from error
 
 
-def _scalar(value: object) -> bool:
-    return isinstance(value, str | int | float | bool)
-
-
-def _facts(results: Sequence[Result]) -> dict[str, str]:
-    """What is distinct over all results of a set, as text."""
-    found: dict[str, Counter[str]] = {}
-    for result in results:
-        flags = [flag for flag in result.flags if flag != "noisy"]
-        values = {
-            "machine": result.machine["name"],
-            **result.versions,
-            **{f"{flag} results": "some" for flag in flags},
-        }
-        if result.chapter == "machine":
-            values |= {
-                record["quantity"]: record["value"]
-                for record in result.measurements
-                if record["quantity"] in EXPLAINING
-            }
-        for key, value in values.items():
-            if value is not None:
-                found.setdefault(key, Counter())[str(value)] += 1
-    return {
-        key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
-        for key, counts in found.items()
-    }
+def _facts(result: Result) -> Iterator[tuple[str, Any]]:
+    """What a result says of its machine, its software and its flags."""
+    found = {"machine": result.machine["name"], **result.versions}
+    found |= {f"{flag} results": "some" for flag in result.flags if flag != "noisy"}
+    if result.chapter == "machine":
+        card = {record["quantity"]: record["value"] for record in result.measurements}
+        found |= {name: card[name] for name in EXPLAINING if name in card}
+    return ((key, value) for key, value in found.items() if value is not None)
 
 
 def summarized(problems: Sequence[str]) -> list[str]:
     """One line per problem; results of lmlab 0.1 share one."""
     old = [line for line in problems if "(schema 1)" in line]
-    lines = [line for line in problems if line not in set(old)]
-    if len(old) == 1:
-        return [*lines, *old]
+    if len(old) < 2:
+        return list(problems)
     count = f"{len(old)} files were written by lmlab 0.1 (schema 1), which is no longer read"
-    return [*lines, *([f"{count}; measure them again"] if old else [])]
+    return [*(line for line in problems if line not in old), f"{count}; measure them again"]

@@ -1,31 +1,25 @@
 """Chooses the model size a job is measured with: the largest that fits and keeps its step short.
 
-Links differ by a factor of a thousand: eight gigabytes of gradients take tens of milliseconds
-between GPUs with NVLink and many seconds between processes that communicate through the host. So a
-study names several sizes, largest first, and a limit for the step. Where arithmetic suffices, a
-size is left out before anything is built: memory by the cost model, time by the bytes of its
-gradient over a bandwidth that is measured first. Otherwise a real step is tried. The reason why a
-larger size was left out is recorded.
-
-All ranks decide on the same numbers: the least free memory, the slowest step.
+Links differ by a factor of a thousand: eight gigabytes of gradients take tens of milliseconds over
+NVLink and many seconds through the host. So a study names several sizes, largest first, and a limit
+for the step. Where arithmetic suffices, a size is left out before anything is built: memory by the
+cost model, time by the bytes of its gradient over a bandwidth that is measured first. Otherwise a
+real step is tried. All ranks decide on the same numbers: least free memory, slowest step.
 
 Records: `size` with a `purpose`, and without a value for each `candidate` that was left out;
 `all_reduce_bandwidth` (tensor bytes over time), `trial_step`, `over_limit`.
 """
 
-from __future__ import annotations
-
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from lmlab.jobs.rank_clock import sample_ms
 from lmlab.jobs.rank_work import Candidate, expected_memory, release
 from lmlab.measure import across_ranks
-from lmlab.measure.clock import synchronize
 from lmlab.measure.records import Record, value, without_value
 from lmlab.model import cost, footprint
 
@@ -36,37 +30,27 @@ USABLE = 0.9  # of free memory: allocators round up, and libraries need some
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A size that was not chosen."""
-
-    size: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Choice:
     """The chosen size and the reasons for it."""
 
     candidate: Candidate
-    all_reduce_gb_per_s: float
-    """Bytes of a tensor over the time its all-reduce takes."""
-    step_s: float | None = None
-    """The trial step on the slowest rank; None if none was tried."""
-    over_limit: bool = False
-    left_out: list[LeftOut] = field(default_factory=list)
+    bandwidth: float
+    step_s: float | None  # the trial step on the slowest rank; None if none was tried
+    over_limit: bool
+    left_out: dict[str, str]  # reasons by size
 
     def records(self, purpose: str) -> list[Record]:
         """Records of the choice, its purpose, and the sizes left out."""
         chosen = [
             value("size", self.candidate.size, "", purpose=purpose),
-            value("all_reduce_bandwidth", self.all_reduce_gb_per_s, "GB/s", purpose=purpose),
+            value("all_reduce_bandwidth", self.bandwidth / 1e9, "GB/s", purpose=purpose),
             value("over_limit", self.over_limit, "", purpose=purpose),
         ]
         if self.step_s is not None:
             chosen.append(value("trial_step", self.step_s * 1e3, "ms", purpose=purpose))
         return chosen + [
-            without_value("size", "unsupported", one.reason, purpose=purpose, candidate=one.size)
-            for one in self.left_out
+            without_value("size", "unsupported", reason, purpose=purpose, candidate=size)
+            for size, reason in self.left_out.items()
         ]
 
 
@@ -84,48 +68,38 @@ def choose(
     seconds on this rank; without it the choice is made by arithmetic.
     """
     rate = bandwidth(device)
-    left_out: list[LeftOut] = []
+    left_out: dict[str, str] = {}
     for candidate in sizes:
-        last, step_s = candidate is sizes[-1], None
+        last, step_s, over_limit = candidate is sizes[-1], None, False
         reason = why_too_large(candidate, device)
         if reason is None and not last:
             reason = why_too_slow(candidate, rate, messages=messages, limit_s=limit_s)
         if reason is None and try_step is not None:
             step_s = across_ranks.max_over_ranks(try_step(candidate))
+            over_limit = step_s > limit_s
             release(device)
-            if step_s > limit_s and not last:
+            if over_limit and not last:
                 reason = f"a step takes {step_s:.3g} s, more than {limit_s:g} s"
         if reason is None:
-            return Choice(
-                candidate=candidate,
-                all_reduce_gb_per_s=rate / 1e9,
-                step_s=step_s,
-                over_limit=step_s is not None and step_s > limit_s,
-                left_out=left_out,
-            )
-        left_out.append(LeftOut(candidate.size, reason))
-    raise MemoryError(f"no size fits: {left_out[-1].size} {left_out[-1].reason}")
+            return Choice(candidate, rate, step_s, over_limit, left_out)
+        left_out[candidate.size] = reason
+    raise MemoryError(f"no size fits: {candidate.size} {reason}")
 
 
 def bandwidth(device: torch.device) -> float:
     """Bytes per second of an all-reduce between these ranks, the same number on all of them."""
     buffer = torch.ones(PROBE_BYTES // 4, device=device)
-    seconds = []
-    for _ in range(PROBES):
-        dist.barrier()
-        began = time.perf_counter()
-        dist.all_reduce(buffer)
-        synchronize(device)
-        seconds.append(time.perf_counter() - began)
+    seconds = [sample_ms(lambda: dist.all_reduce(buffer), device) / 1e3 for _ in range(PROBES)]
     return PROBE_BYTES / across_ranks.max_over_ranks(min(seconds))
 
 
 def why_too_slow(
     candidate: Candidate, rate: float, *, messages: float, limit_s: float
 ) -> str | None:
-    """The reason, if sending the gradient alone takes longer than a step may."""
+    """The reason, if sending the gradient alone takes longer than a step may; a model whose
+    parameters are unknown is tried."""
     if not candidate.workload.is_ours:
-        return None  # its parameters are unknown, so it is tried
+        return None
     parameters = cost.parameter_count(candidate.workload.shape).total
     least_s = messages * footprint.FP32 * parameters / rate
     if least_s <= limit_s:

@@ -1,40 +1,33 @@
-"""Two limits of time: for a study, whose later points are skipped, and for a point that hangs.
+"""Limits of time: for a study and its chapters, whose later points are skipped, and for a point.
 
-The workflow sets an environment variable when it starts: the study's deadline as seconds since the
-epoch, which processes on other nodes understand too, and the budget. A point that begins later is
-recorded as unsupported, so that the report says why it has no numbers; the next run measures it.
-Without the variable there is no budget.
-
-A point that has not ended after another limit never will: a kernel does not return, a message does
-not arrive. It is killed and recorded as failed.
+The workflow stores its start and the budgets in an environment variable. A point that begins later
+than its study may, or whose chapter has used up its time since, is recorded as unsupported; the
+next run measures it. A point that has not ended after another limit never will (a kernel does not
+return, a message does not arrive): it is killed and recorded as failed.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-VARIABLE = "LMLAB_DEADLINE"
+VARIABLE = "LMLAB_BUDGET"
 PREFIX = "skipped: "
 LIMIT = "LMLAB_POINT_LIMIT_S"
 DEFAULT_LIMIT_S = "900"  # the longest points of the full study take three minutes
-# A result without numbers is small; larger files need not be read to know that they have some.
+# A result without numbers is small; larger files need not be parsed.
 _SMALL_BYTES = 20_000
 
 
 def limit_s() -> float:
     """Seconds that a point in one process may take once it has the device."""
     text = os.environ.get(LIMIT, DEFAULT_LIMIT_S)
-    try:
+    with suppress(ValueError):
         if 0 < float(text) < float("inf"):
             return float(text)
-    except ValueError:
-        pass
     raise ValueError(f"{LIMIT} = {text!r}; allowed: seconds above 0")
 
 
@@ -48,24 +41,41 @@ def enforced(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def start(budget_s: float) -> None:
+def start(study_s: float, chapters_s: Mapping[str, float]) -> None:
     """Begin a budget for this process and those it starts, unless one is running already."""
-    os.environ.setdefault(VARIABLE, f"{time.time() + budget_s:.3f} {budget_s:g}")
+    plan = {"began": time.time(), "study_s": study_s, "chapters_s": chapters_s}
+    os.environ.setdefault(VARIABLE, json.dumps(plan))
 
 
-def why_skipped() -> str | None:
-    """A reason not to begin a point now."""
-    deadline, _, budget_s = os.environ.get(VARIABLE, "").partition(" ")
-    if not deadline or time.time() <= float(deadline):
+def why_skipped(chapter: str, out: Path) -> str | None:
+    """A reason not to begin a point of the chapter now; `out` is where its result goes."""
+    plan = json.loads(os.environ.get(VARIABLE, "null"))
+    if plan is None:
         return None
-    return f"{PREFIX}the study's time budget of {budget_s} s was used up"
+    if time.time() > plan["began"] + plan["study_s"]:
+        return f"{PREFIX}the study's time budget of {plan['study_s']:g} s was used up"
+    budget_s = plan["chapters_s"].get(chapter)
+    folder = next((folder for folder in out.parents if folder.name == chapter), None)
+    if not budget_s or not folder:
+        return None
+    used_s = sum(_seconds(path, plan["began"]) for path in folder.rglob("*.json"))
+    if used_s < budget_s:
+        return None
+    return f"{PREFIX}the chapter's time budget of {budget_s:g} s was used up"
+
+
+def _seconds(path: Path, began: float) -> float:
+    """How long a result took that was written since then; another job may be replacing it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path.stat().st_mtime >= began:
+            return float(json.loads(path.read_text())["elapsed_s"])
+    return 0.0
 
 
 def was_skipped(path: Path) -> bool:
     """Whether a result file holds a point that was skipped for lack of time."""
     if not path.exists() or path.stat().st_size > _SMALL_BYTES:
         return False
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         return str(json.loads(path.read_text())["reason"]).startswith(PREFIX)
-    except (ValueError, KeyError, TypeError):
-        return False
+    return False

@@ -4,8 +4,6 @@ A chapter is the package `lmlab.chapters.<name>`; its `grid` module turns the st
 points. There is no list of chapters to maintain: the study names them.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

@@ -1,13 +1,11 @@
 """A point measured in a process of its own, and what becomes of it when that ends. No torch.
 
-Twenty points in a row pay for importing torch once. A point whose `start` is cold gets a fresh
-process. If the process crashes, hangs, or is killed by the kernel for its memory, the result
-records that; if the job itself is interrupted, there is no result. `launch` does the same for
-points with several processes.
+Points share a warm helper that has imported torch; one whose `start` is cold gets a fresh process.
+If the process crashes, hangs, or is killed by the kernel for its memory, the result records that;
+if the job itself is interrupted, there is no result. `launch` is the same for several processes.
 """
 
-from __future__ import annotations
-
+import json
 import signal
 import socket
 import sys
@@ -17,13 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmlab.jobs.budget import limit_s
-from lmlab.jobs.outcome import CRASHES, death_reason
+from lmlab.jobs.outcome import CRASHES, NOTHING_WRITTEN, death_reason
 from lmlab.jobs.registry import RUNNER
 from lmlab.measure import warm_start
 from lmlab.study.points import Point
 
 RECORDER = "lmlab.jobs.record"
-NOTHING_WRITTEN = 2
 SIGNAL_BASE = 128  # a shell's exit status for a process that died of signal n is 128 + n
 
 
@@ -40,9 +37,9 @@ class Job:
 
     def record(self, status: str, reason: str) -> int:
         """Write a result without numbers; in a warm process, since it names torch's version."""
-        arguments = ["--point", self.point.to_json(), "--out", str(self.out), "--status", status]
-        arguments += ["--reason", reason, "--began", str(self._began_s)]
-        return shell_status(warm_start.run(RECORDER, arguments))
+        given = {"point": self.point.to_json(), "out": str(self.out), "began_s": self._began_s}
+        ending = {"status": status, "reason": reason}
+        return shell_status(warm_start.run(RECORDER, [json.dumps({**given, **ending})]))
 
     def _written_at(self) -> int | None:
         return self.out.stat().st_mtime_ns if self.out.exists() else None
@@ -61,9 +58,9 @@ def run_job(point: Point, machine: str, out: Path, *, cold: bool) -> int:
         return SIGNAL_BASE + interrupt
     if -status == signal.SIGALRM:
         return job.record("failed", f"no result after {limit_s():g} s, so it was killed")
-    return (
-        job.record("failed", death_reason(-status)) if -status in CRASHES else shell_status(status)
-    )
+    if -status in CRASHES:
+        return job.record("failed", death_reason(-status))
+    return shell_status(status)
 
 
 def shell_status(status: int) -> int:

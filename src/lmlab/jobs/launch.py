@@ -1,22 +1,16 @@
 """A measurement with several processes: starts and supervises torchrun. No torch.
 
-The torchrun command runs as it is given. This module makes sure that a point with ranks ends in
-a result, as every other does:
-
-- Whether the machine can hold the ranks is checked without starting any: "needs 4 GPUs, 1 found".
-- When a rank dies, the others wait for its messages; torchrun ends them. A rank that hangs is ended
-  by the process group's timeout, and a job that makes no progress by a deadline. The result then
-  names the rank and the last line of its traceback. A failing rank writes an error file with a
-  timestamp, because the errors of the others (a closed connection) are consequences of the first
-  one; a rank that was killed cannot, so torchrun's own list of exit codes is read before those.
-- An interrupt reaches every process and leaves no result.
+A point with ranks ends in a result, as every other does. Whether the machine can hold them is
+checked without starting any. When a rank dies, the others wait for its messages until torchrun ends
+them; one that hangs is ended by the process group's timeout, and a job that makes no progress by a
+deadline. A failing rank writes an error file with a timestamp, because the errors of the others (a
+closed connection) are consequences of the first one; a rank that was killed cannot, so torchrun's
+own list of exit codes is read first. An interrupt reaches every process and leaves no result.
 
 The lock on the device is held here and not by the ranks, which are one measurement together. On
 several nodes each runs this; the node of rank 0 writes the result, the first node that notices a
 failure writes that.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -31,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from lmlab.jobs import budget
 from lmlab.jobs.job import SIGNAL_BASE, Job, watching_for_signals
@@ -53,13 +47,6 @@ _FAILURE = re.compile(
 )
 
 
-class TorchrunExit(NamedTuple):
-    """How a torchrun ended: its status, None if it was killed, and the end of its stderr."""
-
-    status: int | None
-    stderr: str
-
-
 def torchrun_args(point: Point, ranks: Mapping[str, Any]) -> list[str]:
     """Options of torchrun for the ranks of a point, as `ranks` of the configuration asks."""
     nnodes = point.settings["nnodes"]
@@ -77,17 +64,15 @@ def torchrun_command(point: Point, out: Path, ranks: Mapping[str, Any]) -> list[
     return ["torchrun", *torchrun_args(point, ranks), *program]
 
 
-def why_unsupported(point: Point, machine: Machine, cores: int | None = None) -> str | None:
+def why_unsupported(point: Point, machine: Machine) -> str | None:
     """Why this machine cannot run the point's ranks, found without starting them."""
-    needed, placement = ranks_per_node(point), point.parameters["placement"]
-    if placement == "cpu":
-        unit, found = "CPU core", usable_cores() if cores is None else cores
-    else:
-        unit, found = "GPU", machine.gpu_count
-        needed = 1 if placement == "shared_gpu" else needed
+    placement = point.parameters["placement"]
+    needed = 1 if placement == "shared_gpu" else ranks_per_node(point)
+    on_cpu = placement == "cpu"
+    unit, found = ("CPU core", usable_cores()) if on_cpu else ("GPU", machine.gpu_count)
     if needed <= found:
         return None
-    return f"needs {needed} {unit}{'s' if needed > 1 else ''}, {found} found"
+    return f"needs {needed} {unit}{'s' * (needed > 1)}, {found} found"
 
 
 def ranks_per_node(point: Point) -> int:
@@ -107,18 +92,18 @@ def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> 
         return job.record("unsupported", reason)
     gpus = ranks_per_node(point) if point.parameters["placement"] == "own_gpu" else 1
     with exclusive(here.device, gpus), tempfile.TemporaryDirectory() as errors:
-        if reason := budget.why_skipped():
+        if reason := budget.why_skipped(point.chapter, out):
             return job.record("unsupported", reason)
         with watching_for_signals() as received:
-            ended = run_torchrun(command, point, Path(errors), received)
+            status, stderr = run_torchrun(command, point, Path(errors), received)
             interrupt = received()
-        failure = why_it_failed(ended, read_errors(Path(errors)), deadline_s(point))
+        failure = why_it_failed(status, stderr, read_errors(Path(errors)), deadline_s(point))
     if job.is_written():  # by a rank, here or on another node
         print(read(out).headline())
         return 0
     if interrupt is not None:
         return SIGNAL_BASE + interrupt
-    if ended.status == 0 and point.settings["nnodes"] > 1:
+    if status == 0 and point.settings["nnodes"] > 1:
         return 0  # rank 0 runs, and writes, on another node
     return job.record(*failure)
 
@@ -130,8 +115,9 @@ def deadline_s(point: Point) -> float:
 
 def run_torchrun(
     command: Sequence[str], point: Point, errors: Path, received: Callable[[], int | None]
-) -> TorchrunExit:
-    """Run a command and all it starts to the end, or until the point's deadline."""
+) -> tuple[int | None, str]:
+    """Run a command and all it starts to the end, or until the point's deadline; its status, None
+    if it was killed, and the end of its stderr."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     status: int | None = None
     with relay_signals() as aim, contextlib.suppress(subprocess.TimeoutExpired):
@@ -145,8 +131,8 @@ def run_torchrun(
             env={**os.environ, **rank_environment(point, errors)},
         )
         aim(process.pid)
-        stderr = (process.stderr, tail, received)
-        copier = threading.Thread(target=_copy_lines, args=stderr, daemon=True)
+        copying = (process.stderr, tail, received)
+        copier = threading.Thread(target=_copy_lines, args=copying, daemon=True)
         try:
             copier.start()
             status = process.wait(timeout=deadline_s(point))
@@ -154,18 +140,17 @@ def run_torchrun(
             kill_family(process.pid)
             process.wait()
             copier.join(timeout=5)
-    return TorchrunExit(status, "".join(tail))
+    return status, "".join(tail)
 
 
 def rank_environment(point: Point, errors: Path) -> dict[str, str]:
     """This environment's torchrun first, cores shared by the ranks, loopback on a single node."""
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if point.settings["nnodes"] == 1 else {}
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks_per_node(point))),
         "PET_LOG_DIR": str(errors),  # torchrun would leave its own log folders behind
         RANK_ERRORS: str(errors),
-        **loopback,
+        **({"GLOO_SOCKET_IFNAME": "lo"} if point.settings["nnodes"] == 1 else {}),
     }
 
 
@@ -175,18 +160,19 @@ def usable_cores() -> int:
 
 
 def why_it_failed(
-    ended: TorchrunExit, errors: Sequence[Mapping[str, Any]], deadline: float
+    status: int | None, stderr: str, errors: Sequence[Mapping[str, Any]], deadline: float
 ) -> tuple[str, str]:
     """Status and reason of a job that wrote no result."""
-    for rank, number in crashed_ranks(ended.stderr).items():
+    if crashed := crashed_ranks(stderr):
+        rank, number = next(iter(crashed.items()))
         return "failed", f"rank {rank}: {death_reason(number)}"
-    for first in errors:
-        who = "" if first["status"] == "unsupported" else f"rank {first['rank']}: "
-        return first["status"], f"{who}{first['reason']}"
-    if ended.status is None:
+    if errors:
+        who = "" if errors[0]["status"] == "unsupported" else f"rank {errors[0]['rank']}: "
+        return errors[0]["status"], f"{who}{errors[0]['reason']}"
+    if status is None:
         return "failed", f"no result after {deadline:g} s, so its ranks were killed"
-    last = "".join(f": {line}" for line in ended.stderr.strip().splitlines()[-1:])
-    return "failed", f"torchrun exited with status {ended.status} and no result{last}"
+    last = "".join(f": {line}" for line in stderr.strip().splitlines()[-1:])
+    return "failed", f"torchrun exited with status {status} and no result{last}"
 
 
 def crashed_ranks(stderr: str) -> dict[int, int]:
@@ -199,10 +185,11 @@ def crashed_ranks(stderr: str) -> dict[int, int]:
         (datetime.strptime(when, "%Y-%m-%d_%H:%M:%S"), int(rank), -int(code))
         for when, rank, code in _FAILURE.findall(stderr)
     ]
-    if not failures:
-        return {}
-    late = min(failures)[0] + _TORCHRUN_KILLS_AFTER
-    return {rank: number for when, rank, number in failures if number in CRASHES and when < late}
+    return {
+        rank: number
+        for when, rank, number in failures
+        if number in CRASHES and when < min(failures)[0] + _TORCHRUN_KILLS_AFTER
+    }
 
 
 def read_errors(folder: Path) -> list[Mapping[str, Any]]:
@@ -214,14 +201,10 @@ def read_errors(folder: Path) -> list[Mapping[str, Any]]:
 def _copy_lines(stream: IO[str], tail: deque[str], received: Callable[[], int | None]) -> None:
     """Pass the ranks' error stream on, until an interrupt: the tracebacks after it are noise.
 
-    Always read to the end: ranks would block on a full pipe.
+    Always read to the end, even if nobody reads ours: ranks would block on a full pipe.
     """
-    open_for_writing = True
     for line in stream:
         tail.append(line)
-        if open_for_writing and received() is None:
-            try:
-                sys.stderr.write(line)
-                sys.stderr.flush()
-            except OSError:
-                open_for_writing = False
+        if received() is None:
+            with contextlib.suppress(OSError):
+                print(line, end="", file=sys.stderr, flush=True)

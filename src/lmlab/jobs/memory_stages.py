@@ -5,17 +5,14 @@
     before_step      activations are freed, gradients exist
     after_step       plus the optimizer's state, created in its first step
 
-Each variant is built, stepped and torn down alone, so that a reading contains nothing of another
-variant. Peaks are those of forward with backward, and of the optimizer step; a CPU has no such
-counter.
+Each variant is built, stepped and torn down alone, so that a reading contains nothing of another.
+Peaks are those of forward with backward, and of the optimizer step; a CPU has no such counter.
 
 Records: `allocated` per variant, stage and rank; of the rank that has allocated most, `memory` per
-category, `reserved` (kept by the allocator) and `device_memory` (as the device reports it, for the
+category, `reserved` (held by the allocator) and `device_memory` (as the device reports it, for the
 `scope` it can distinguish: process or device); `peak_memory` per variant, phase and rank;
 `expected_memory` per category, by the cost model for an unsharded rank.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +24,13 @@ from torch import Tensor, nn
 from lmlab.jobs.rank_work import RankWork, expected_memory
 from lmlab.jobs.workload import Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.rank_memory import SavedActivations, gradients, optimizer_tensors, read_memory
-from lmlab.measure.records import Record, value
+from lmlab.measure.memory.accounting import (
+    SavedActivations,
+    gradients,
+    optimizer_tensors,
+    read_memory,
+)
+from lmlab.measure.records import Record, by_label, value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +39,9 @@ class Training:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    finish: Callable[[], None]
-    """Called between backward and the optimizer."""
-    state: Callable[[], Mapping[Any, Any]]
-    """The optimizer's state on this rank."""
-    buffers: Callable[[], Iterable[Tensor]] = tuple
-    """Memory reserved for gradients even when there are none."""
+    finish: Callable[[], None]  # called between backward and the optimizer
+    state: Callable[[], Mapping[Any, Any]]  # the optimizer's state on this rank
+    buffers: Callable[[], Iterable[Tensor]] = tuple  # reserved for gradients
 
     def categories(self) -> dict[str, Iterable[Tensor]]:
         """Tensors by what they are for."""
@@ -87,34 +86,27 @@ def first_step(training: Training, work: RankWork) -> dict[str, Any]:
 
 def memory_records(variant: str, ranks: Sequence[Mapping[str, Any]]) -> list[Record]:
     """Records of what `first_step` returned on every rank."""
-    records = []
-    for stage in ranks[0]["stages"]:
-        labels = {"variant": variant, "stage": stage}
-        readings = [rank["stages"][stage] for rank in ranks]
-        allocated = [reading["allocated_bytes"] for reading in readings]
-        records += [
-            value("allocated", count, "B", **labels, rank=rank)
-            for rank, count in enumerate(allocated)
-        ]
-        fullest = allocated.index(max(allocated))
-        records += _fullest(readings[fullest], {**labels, "rank": fullest})
-    return records + [
+    records = [
         value("peak_memory", peak, "B", variant=variant, phase=phase, rank=rank)
         for rank, found in enumerate(ranks)
         for phase, peak in found["peaks"].items()
         if peak is not None
     ]
-
-
-def _fullest(reading: Mapping[str, Any], labels: Mapping[str, Any]) -> list[Record]:
-    records = [
-        value("memory", count, "B", **labels, category=category)
-        for category, count in reading["parts_bytes"].items()
-    ]
-    if reading["reserved_bytes"] is not None:
-        records.append(value("reserved", reading["reserved_bytes"], "B", **labels))
-    scope = reading["device_scope"]
-    return [*records, value("device_memory", reading["device_bytes"], "B", **labels, scope=scope)]
+    for stage in ranks[0]["stages"]:
+        labels: dict[str, Any] = {"variant": variant, "stage": stage}
+        readings = [rank["stages"][stage] for rank in ranks]
+        allocated = {rank: reading["allocated_bytes"] for rank, reading in enumerate(readings)}
+        records += [
+            value("allocated", n, "B", **labels, rank=rank) for rank, n in allocated.items()
+        ]
+        labels["rank"] = fullest = max(allocated, key=allocated.__getitem__)
+        reading = readings[fullest]
+        records += by_label("memory", "category", reading["parts_bytes"], **labels)
+        if reading["reserved_bytes"] is not None:
+            records.append(value("reserved", reading["reserved_bytes"], "B", **labels))
+        scope = {**labels, "scope": reading["device_scope"]}
+        records.append(value("device_memory", reading["device_bytes"], "B", **scope))
+    return records
 
 
 def expected_records(workload: Workload, device: torch.device) -> list[Record]:
@@ -128,4 +120,4 @@ def expected_records(workload: Workload, device: torch.device) -> list[Record]:
         "optimizer_state": expected.optimizer_state,
         "activations": expected.activations + expected.autocast_weights,
     }
-    return [value("expected_memory", count, "B", category=n) for n, count in categories.items()]
+    return by_label("expected_memory", "category", categories)

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from lmlab.measure.records import Record
-    from lmlab.study.points import Point
     from lmlab.study.results import Status
 
+NOTHING_WRITTEN = 2  # exit status of a program that has no result to write
 TOTAL = "total"
 LONGEST_REASON = 300
 # Signals by which the kernel or a library ends a process that went wrong. SIGINT and SIGTERM are
@@ -43,22 +41,12 @@ class Outcome:
     data: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
-    def flagged(self, *flags: str) -> Outcome:
-        """The same outcome with more flags, each once."""
-        return replace(self, flags=tuple(dict.fromkeys([*self.flags, *flags])))
-
     @property
     def noisy(self) -> bool:
         """Judged by step totals if there are any: phases of microseconds are always noisy."""
         timed = [record for record in self.measurements if "noisy" in record]
         totals = [record for record in timed if record["labels"].get("phase") == TOTAL]
         return any(record["noisy"] for record in totals or timed)
-
-
-class Chapter(Protocol):
-    """Interface of a chapter's `measure` module: measures one point on one device."""
-
-    def __call__(self, point: Point, device: torch.device) -> Outcome: ...
 
 
 def without_numbers(status: Status, reason: str) -> Outcome:

@@ -1,17 +1,13 @@
 """Points that are refused before they are measured, because a device lacks what they ask for.
 
-Where PyTorch has no fast matrix products of a 16-bit type for a CPU it still multiplies, element by
-element: hundreds of times slower than fp32, so that a study of minutes takes most of an hour. Such
-points end with a reason, unless they are small.
-
-A refusal changes no number, so this module counts in no fingerprint. What counts FLOPs is imported
-by name, or it would be in the closure of every point. A cold start is never probed: its first
-product is what it measures.
+Where PyTorch has no fast matrix products of a 16-bit type for a CPU it multiplies element by
+element, hundreds of times slower than fp32: a study of minutes would take most of an hour. Such
+points end with a reason, unless they are small. A refusal changes no number, so this module counts
+in no fingerprint. What counts FLOPs is imported by name, or it would be in the closure of every
+point. A cold start is never probed: its first product is what it measures.
 """
 
-from __future__ import annotations
-
-import time
+import timeit
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -21,40 +17,32 @@ import torch
 from lmlab import import_path
 from lmlab.attention.support import why_unsupported
 from lmlab.jobs.outcome import Unsupported
+from lmlab.measure import precision
 from lmlab.measure.precision import precision_named
 from lmlab.study.config import OUR_MODEL
 from lmlab.study.points import Point
 
 NARROW_HEAD = 16
-SLOW = 50
-"""Slower than fp32 by this factor; a dtype with a fast matmul is within a small multiple."""
-LONGEST_STEP_S = 0.5
-"""For a slow type: a point has some fifteen steps, and a chapter dozens of points."""
-PROBE = 256
-"""Rows and columns of the product that is timed: a fifth of a second where it is slow."""
-MODEL_SHAPE = "lmlab.model.shape:ModelShape"
-MODEL_FLOPS = "lmlab.model.cost:flops"
-ATTENTION_SHAPE = "lmlab.chapters.attention.measure.problem:shape_of"
+SLOW = 50  # slower than fp32 by this factor; a dtype with a fast matmul is within a small multiple
+LONGEST_STEP_S = 0.5  # for a slow type: a point has some fifteen steps, a chapter dozens of points
+PROBE = 256  # rows and columns of the product that is timed: a fifth of a second where it is slow
 
 
 def refuse_unsupported(point: Point, device: torch.device) -> None:
     """Raise `Unsupported` for a point that is not measured on this device, with the reason."""
     asked = {**point.settings, **point.parameters}
+    if "precision" in asked and (lacks := precision.why_unsupported(asked["precision"], device)):
+        raise Unsupported(lacks)
     # Variants of one point are checked one by one, where they are measured.
     if "attention" in asked and "variants" not in asked:
-        refuse_attention(asked, device)
+        # Ranks choose their size where they run; every variant supports narrow heads.
+        head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD
+        dtype = precision_named(asked["precision"]).dtype
+        reason = why_unsupported(asked["attention"], device=device, dtype=dtype, head_dim=head_dim)
+        if reason:
+            raise Unsupported(f"attention = {asked['attention']!r}: {reason}")
     if device.type == "cpu" and asked.get("start") != "cold":
         refuse_slow_type(asked)
-
-
-def refuse_attention(asked: Mapping[str, Any], device: torch.device) -> None:
-    """Raise `Unsupported` for a model whose attention is not measured on this device."""
-    # Ranks choose their size where they run; every variant supports narrow heads.
-    head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD
-    dtype = precision_named(asked["precision"]).dtype
-    reason = why_unsupported(asked["attention"], device=device, dtype=dtype, head_dim=head_dim)
-    if reason:
-        raise Unsupported(f"attention = {asked['attention']!r}: {reason}")
 
 
 def refuse_slow_type(asked: Mapping[str, Any]) -> None:
@@ -65,7 +53,6 @@ def refuse_slow_type(asked: Mapping[str, Any]) -> None:
         return
     step_s = flops / (2 * PROBE**3) * product_s(dtype) / torch.get_num_threads()
     if step_s > LONGEST_STEP_S and product_s(dtype) > SLOW * product_s(torch.float32):
-        print(f"{asked['precision']}: a step would take about {step_s:.1f} s")
         raise Unsupported(
             f"{asked['precision']} has no fast matmul on this CPU: one takes over {SLOW} times "
             f"as long as in fp32, and a step would take over {LONGEST_STEP_S} s"
@@ -78,29 +65,24 @@ def flops_of_step(asked: Mapping[str, Any]) -> float:
     0 where they are not known: a user's own model, ranks that choose their size, plain arithmetic.
     """
     if asked.get("model") == OUR_MODEL and "d_model" in asked:
-        shape_class = import_path.resolve(MODEL_SHAPE)
+        shape_class = import_path.resolve("lmlab.model.shape:ModelShape")
         shape = shape_class(**{key: asked[key] for key in shape_class.__dataclass_fields__})
-        phases = import_path.resolve(MODEL_FLOPS)(shape, mode=asked.get("mode", "train_step"))
+        flops = import_path.resolve("lmlab.model.cost:flops")
+        phases = flops(shape, mode=asked.get("mode", "train_step"))
         return sum(phase["matmul"] for phase in phases.values())
     if {"sequence", "head_dim"} <= set(asked):
-        return float(import_path.resolve(ATTENTION_SHAPE)(asked).flops()["both"])
+        shape_of = import_path.resolve("lmlab.chapters.attention.measure.problem:shape_of")
+        return float(shape_of(asked).flops()["both"])
     return 0
 
 
 @cache
 def product_s(dtype: torch.dtype) -> float:
-    """Seconds of one product of square matrices in one thread, timed once per process.
-
-    With more threads even the shortest time includes waiting for other users of a core, many times
-    as long as the product in fp32. The first of three products warms up.
-    """
-    matrix, threads, times = torch.ones(PROBE, PROBE, dtype=dtype), torch.get_num_threads(), []
+    """Seconds of one product of square matrices, the first of three warms up; in one thread, since
+    more would wait for other users of a core many times as long as the product in fp32 takes."""
+    matrix, threads = torch.ones(PROBE, PROBE, dtype=dtype), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for _ in range(3):
-            start = time.perf_counter()
-            matrix @ matrix
-            times.append(time.perf_counter() - start)
+        return min(timeit.repeat(lambda: matrix @ matrix, repeat=3, number=1))
     finally:
         torch.set_num_threads(threads)
-    return min(times)

@@ -1,33 +1,41 @@
-"""What one rank of a data-parallel job computes: a model, its own part of the batch, a loss.
+"""What one rank of a data-parallel job computes, and the records that these chapters share.
 
 All ranks start from the same seeded weights and draw their own tokens, so that their gradients
 differ and averaging them has an effect. The optimizer is `torch.optim.AdamW` for all variants:
 these chapters compare communication, and PyTorch's sharded variants take PyTorch's optimizers. The
 other chapters use the library's own AdamW.
+
+Records: `time` per variant and phase (slowest rank of each round), `rank_time` per variant, phase
+and rank; from one profiled step per variant `profiled_time` per activity (compute, communication,
+copies, and overlapped: computation while a message was in flight; rank 0), `messages_seen`,
+`messages_seen_as`, and `overlapped_share` per rank; what a step consists of.
 """
 
-from __future__ import annotations
-
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.jobs.outcome import Unsupported
+from lmlab.jobs.rank_clock import sample_ms
 from lmlab.jobs.workload import OWN_ATTENTION, Workload, workload_of
-from lmlab.measure.clock import synchronize
-from lmlab.measure.precision import why_unsupported
+from lmlab.measure import across_ranks
+from lmlab.measure.overlap import profile_overlap, start_profiler
+from lmlab.measure.records import Record, timed, value
+from lmlab.measure.rounds import Rounds, TimedStep, interleave
 from lmlab.model import footprint
 from lmlab.model.loss import cross_entropy
 from lmlab.study.points import Point
 
+Ready = Callable[[], AbstractContextManager[Callable[[], object]]]
+"""Within the context a variant has its memory and is warm; yields its step."""
 # Far enough apart that no two ranks of neighbouring seeds draw the same tokens.
 SEED_STRIDE = 10_007
-OPTIMIZER = "torch.optim.AdamW"
+ACTIVITIES = ("compute", "communication", "copies", "overlapped")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +46,8 @@ class Candidate:
     workload: Workload
 
 
-def candidates(point: Point, device: torch.device) -> list[Candidate]:
-    """The sizes of a point, in the study's order; `Unsupported` if the precision is."""
-    if reason := why_unsupported(str(point.parameters["precision"]), device):
-        raise Unsupported(reason)
+def candidates(point: Point) -> list[Candidate]:
+    """The sizes of a point, in the study's order."""
     parameters = {**point.parameters, "mode": "train_step"}
     return [
         Candidate(
@@ -58,8 +64,7 @@ class RankWork:
     def __init__(
         self, workload: Workload, device: torch.device, *, own_tokens: bool = True
     ) -> None:
-        self.workload = workload
-        self.device = device
+        self.workload, self.device = workload, device
         seed = workload.seed + (SEED_STRIDE * (1 + dist.get_rank()) if own_tokens else 0)
         self.tokens, self.targets = replace(workload, seed=seed).batch(device)
 
@@ -79,14 +84,7 @@ class RankWork:
 
 def second_step_s(step: Callable[[], object], device: torch.device) -> float:
     """Seconds of a step when it runs for the second time: a trial that chooses the size."""
-    seconds = 0.0
-    for _ in range(2):
-        synchronize(device)
-        began = time.perf_counter()
-        step()
-        synchronize(device)
-        seconds = time.perf_counter() - began
-    return seconds
+    return [sample_ms(step, device) / 1e3 for _ in range(2)][1]
 
 
 def release(device: torch.device) -> None:
@@ -112,3 +110,63 @@ def expected_memory(workload: Workload, device: torch.device) -> footprint.Footp
         "train_step",
         device="cuda" if device.type == "cuda" else "cpu",
     )
+
+
+def take_turns(steps: Mapping[str, TimedStep], point: Point, device: torch.device) -> Rounds:
+    """Rounds of all variants, as many as the point asks for and its time allows."""
+    asked = {key: point.settings[key] for key in ("warmup", "rounds", "time_cap_s")}
+    return interleave(steps, device=device, **asked)
+
+
+def round_records(rounds: Rounds, phases: Sequence[str] = ("total",)) -> list[Record]:
+    """Times of all variants: of the slowest rank, and of every rank."""
+    records = []
+    for variant, by_phase in rounds.samples_ms.items():
+        for phase in phases:
+            labels = {"variant": variant, "phase": phase}
+            slowest = rounds.slowest(variant, phase)
+            records.append(timed(slowest, "time", **labels))
+            for rank, samples in enumerate(by_phase[phase]):
+                own = replace(slowest, samples_ms=tuple(samples))
+                records.append(timed(own, "rank_time", **labels, rank=rank))
+    return records
+
+
+def overlap_records(
+    variants: Mapping[str, Ready], device: torch.device
+) -> tuple[list[Record], dict[str, Any]]:
+    """One profiled step per variant: records, and rank 0's intervals for a figure."""
+    start_profiler(device)
+    records: list[Record] = []
+    intervals = {}
+    for variant, ready in variants.items():
+        with ready() as step:
+            dist.barrier()
+            found = profile_overlap(step, device)
+        intervals[variant] = found["intervals_ms"]
+        records += [
+            value("profiled_time", found[f"{name}_ms"], "ms", variant=variant, activity=name)
+            for name in ACTIVITIES
+        ]
+        records.append(value("messages_seen", found["messages_seen"], "", variant=variant))
+        if found["seen_as"]:
+            records.append(value("messages_seen_as", found["seen_as"], "", variant=variant))
+        records += [
+            value("overlapped_share", share, "", variant=variant, rank=rank)
+            for rank, share in enumerate(across_ranks.gather(found["overlapped_share"]))
+            if share is not None
+        ]
+    return records, intervals
+
+
+def work_records(work: RankWork, model: nn.Module) -> list[Record]:
+    """What a step consists of on each rank."""
+    return [
+        value("parameters", sum(p.numel() for p in model.parameters()), ""),
+        value("gradient_bytes", parameter_bytes(model), "B"),
+        value("tokens", work.workload.shape.tokens, ""),
+        value("optimizer", "torch.optim.AdamW", ""),
+        value("profiler", f"torch profiler {torch.__version__}", ""),
+        value("tf32", torch.get_float32_matmul_precision() != "highest", ""),
+        value("threads", torch.get_num_threads(), ""),
+    ]

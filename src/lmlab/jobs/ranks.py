@@ -3,22 +3,15 @@
     torchrun ... -m lmlab.jobs.ranks --point JSON --out PATH
 
 Every rank joins the process group and calls the chapter's `measure(point, device)`; rank 0 writes
-what it returned. What a chapter wants from other ranks it gathers itself. Where the ranks run is
-the point's `placement`:
-
-    own_gpu      each rank has its own GPU; NCCL
-    shared_gpu   all ranks on one GPU; gloo, since NCCL refuses two ranks on a device
-    cpu          each rank has its share of the cores; gloo
-
-`data.ranks` holds what the process group reports: `backend`, `world_size`, `device`, `threads` per
-rank, `nnodes` and `gpus` (how many the ranks use together).
+what it returned, and in `data.ranks` what the process group reports. What a chapter wants from
+other ranks it gathers itself. The point's `placement` says where ranks run: `own_gpu` (one each,
+NCCL), `shared_gpu` (all on one; gloo, since NCCL refuses two ranks on a device) or `cpu` (each with
+its share of the cores; gloo).
 
 A failing rank writes an error file and exits without destroying the process group; a clean shutdown
 would deadlock. A barrier after joining and one before leaving keep a fast rank from closing
 connections that a slow one still needs.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -30,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -53,58 +46,50 @@ TIMEOUT = "LMLAB_COLLECTIVE_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = "45"
 
 
-class Rank(NamedTuple):
-    """Which of the ranks this process is, as torchrun says in its environment."""
-
-    rank: int
-    local_rank: int
-    local_world_size: int
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Take part in a measurement; rank 0 writes its result."""
     parser = argparse.ArgumentParser(prog="lmlab.jobs.ranks", description="One rank.")
     parser.add_argument("--point", required=True, help="the point as JSON")
     parser.add_argument("--out", required=True, type=Path, help="file that rank 0 writes")
     arguments = parser.parse_args(argv)
-    me = Rank(*(int(os.environ[field.upper()]) for field in Rank._fields))
     die_with_parent(os.getppid())  # or it would outlive a torchrun that was killed
     try:
-        result = take_part(point_from_json(arguments.point), me)
+        result = take_part(point_from_json(arguments.point))
         if result is not None:
             write(result, arguments.out)
     except Exception as error:
         traceback.print_exc()
-        leave(me, without_numbers("failed", f"{type(error).__name__}: {error}"))
+        leave(without_numbers("failed", f"{type(error).__name__}: {error}"))
     return 0
 
 
-def take_part(point: Point, me: Rank) -> Result | None:
+def take_part(point: Point) -> Result | None:
     """Join the group, measure, and leave it together; what rank 0 writes."""
     import_from_working_folder()
     placement = str(point.parameters["placement"])
-    device = device_of(placement, me)
-    record = Record(point, find_machine()) if me.rank == 0 else None
-    torch.set_num_threads(max(1, usable_cores() // me.local_world_size))
+    device = torch_device("cpu" if placement == "cpu" else "cuda")
+    if placement == "own_gpu":
+        device = torch.device("cuda", from_torchrun("LOCAL_RANK"))
+    record = Record(point, find_machine()) if from_torchrun("RANK") == 0 else None
+    torch.set_num_threads(max(1, usable_cores() // from_torchrun("LOCAL_WORLD_SIZE")))
     with GpuWatch(device) as watch:
         join(BACKENDS[placement], device)
         outcome = attempt(point, device)
         # No numbers: it raised, and other ranks may be waiting for this one.
         if outcome.status != "ok" and not outcome.data:
-            leave(me, outcome)
-        outcome = with_group(outcome, point, device)
+            leave(outcome)
+        group = describe_group(point, device)
         dist.barrier()
     dist.destroy_process_group()
     # Ranks that share a GPU see each other on it; that is not outside interference.
     flags = [flag for flag in watch.flags if (placement, flag) != ("shared_gpu", "gpu_shared")]
-    flags += ["noisy"] if outcome.noisy else []
-    return None if record is None else record.close(outcome.flagged(*flags))
+    outcome = replace(outcome, data={**outcome.data, "ranks": group})
+    return None if record is None else record.close(outcome, flags)
 
 
-def device_of(placement: str, me: Rank) -> torch.device:
-    """The device that this rank computes on."""
-    device = torch_device("cpu" if placement == "cpu" else "cuda")
-    return torch.device("cuda", me.local_rank) if placement == "own_gpu" else device
+def from_torchrun(variable: str) -> int:
+    """A number that torchrun gives each rank in its environment."""
+    return int(os.environ[variable])
 
 
 def join(backend: str, device: torch.device) -> None:
@@ -117,11 +102,11 @@ def join(backend: str, device: torch.device) -> None:
     dist.barrier()
 
 
-def with_group(outcome: Outcome, point: Point, device: torch.device) -> Outcome:
-    """The outcome with what the process group reports."""
+def describe_group(point: Point, device: torch.device) -> dict[str, Any]:
+    """What the process group reports; `gpus` are those that the ranks use together."""
     world_size = dist.get_world_size()
     gpus = {"own_gpu": world_size, "shared_gpu": 1, "cpu": 0}
-    group = {
+    return {
         "backend": dist.get_backend(),
         "world_size": world_size,
         "device": device.type,
@@ -129,15 +114,14 @@ def with_group(outcome: Outcome, point: Point, device: torch.device) -> Outcome:
         "nnodes": point.settings["nnodes"],
         "threads": torch.get_num_threads(),
     }
-    return replace(outcome, data={**outcome.data, "ranks": group})
 
 
-def leave(me: Rank, outcome: Outcome) -> NoReturn:
+def leave(outcome: Outcome) -> NoReturn:
     """Write the error file, if anyone asked for it, and exit now; torchrun then ends the others."""
     if folder := os.environ.get(RANK_ERRORS):
         failure = {"status": outcome.status, "reason": outcome.reason}
-        error = {"rank": me.rank, "at_ns": time.time_ns(), **failure}
-        write_atomically(Path(folder, f"rank-{me.rank}.json"), json.dumps(error))
+        error = {"rank": from_torchrun("RANK"), "at_ns": time.time_ns(), **failure}
+        write_atomically(Path(folder, f"rank-{error['rank']}.json"), json.dumps(error))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -5,16 +5,14 @@ the start, because a file edited while a long point runs is not the file that it
 
 As a program this writes a result without numbers, for whoever waited for processes that have died:
 
-    python -m lmlab.jobs.record --point JSON --out PATH --status oom --reason TEXT --began SECONDS
+    python -m lmlab.jobs.record '{"point": P, "out": PATH, "status": S, "reason": R, "began_s": T}'
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +21,7 @@ from lmlab.jobs.outcome import Outcome, without_numbers
 from lmlab.jobs.registry import fingerprint
 from lmlab.measure.environment import commit, versions
 from lmlab.measure.identity import Machine, find_machine
+from lmlab.measure.time_spent import spent_s
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
@@ -33,32 +32,30 @@ class Record:
 
     def __init__(self, point: Point, machine: Machine, *, began_s: float | None = None) -> None:
         """For a point that begins now, or began at that time of the monotonic clock."""
-        self.point = point
-        self.machine = machine
+        self.point, self.machine = point, machine
         self.code_fingerprint = fingerprint(point)
         self.commit = commit(ROOT)
         now_s = time.monotonic()
         self.began_s = now_s if began_s is None else began_s
         self.started_at = datetime.now(UTC) - timedelta(seconds=now_s - self.began_s)
 
-    def close(self, outcome: Outcome) -> Result:
-        """The result of the point, as it is written."""
-        machine = self.machine
+    def close(self, outcome: Outcome, flags: Iterable[str] = ()) -> Result:
+        """The result of the point, as it is written; `flags` are those of its device."""
+        flags = [*outcome.flags, *flags, *(["noisy"] if outcome.noisy else [])]
         return Result(
-            chapter=self.point.chapter,
-            parameters=self.point.parameters,
-            settings=self.point.settings,
+            **vars(self.point),
             status=outcome.status,
             reason=outcome.reason,
             measurements=tuple(outcome.measurements),
             data=outcome.data,
-            flags=outcome.flags,
-            machine={"id": machine.id, "device": machine.device, "name": machine.name},
+            flags=tuple(dict.fromkeys(flags)),
+            machine={key: getattr(self.machine, key) for key in ("id", "device", "name")},
             versions=versions(),
             commit=self.commit,
             code_fingerprint=self.code_fingerprint,
             started_at=self.started_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
             elapsed_s=round(time.monotonic() - self.began_s, 3),
+            spent_s=spent_s(),
         )
 
 
@@ -75,18 +72,13 @@ def write(result: Result, out: Path) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Write a result without numbers and print its headline."""
-    parser = argparse.ArgumentParser(prog="lmlab.jobs.record", description=__doc__)
-    parser.add_argument("--point", required=True, help="the point as JSON")
-    parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
-    parser.add_argument("--status", required=True, choices=["unsupported", "oom", "failed"])
-    parser.add_argument("--reason", required=True, help="why there are no numbers")
-    parser.add_argument("--began", type=float, help="when, by the monotonic clock")
-    arguments = parser.parse_args(argv)
-    record = Record(point_from_json(arguments.point), find_machine(), began_s=arguments.began)
-    return write(record.close(without_numbers(arguments.status, arguments.reason)), arguments.out)
+    given = json.loads(argv[0])
+    record = Record(point_from_json(given["point"]), find_machine(), began_s=given["began_s"])
+    result = record.close(without_numbers(given["status"], given["reason"]))
+    return write(result, Path(given["out"]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

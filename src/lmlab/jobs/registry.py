@@ -1,18 +1,17 @@
 """Chapters by name, and the code that a point of each runs: what makes its result stale.
 
-A chapter is a package named after it, so there is no list of chapters here: such a list would be
-code that every point runs, and a new chapter would make the results of all others stale. It is
-imported when it is measured; parsing the workflow does not import torch.
-
-The same names say which source files a number depends on: the chapter and its topic, the runner
-around it, and the attention variants and the model class that the point names. A variant that no
-point names is in no closure, and can change without a single remeasurement.
+A chapter is a package named after it: a list of chapters would be code that every point runs, and a
+new chapter would make all results stale. It is imported when it is measured; parsing the workflow
+does not import torch. The same names say which source files a number depends on: the chapter and
+its topic, the runner around it, and the attention variants and the model class that the point
+names. A variant that no point names can change without a single remeasurement.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lmlab import import_path
@@ -20,12 +19,12 @@ from lmlab.attention import registry as attention
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
-from lmlab.study.source_text import BrokenSource, may_define
+from lmlab.study.sources import BrokenSource, may_define
 
 if TYPE_CHECKING:
     import torch
 
-    from lmlab.jobs.outcome import Chapter, Outcome
+    from lmlab.jobs.outcome import Outcome
 
 RUNNER = "lmlab.jobs.run"
 RANK_RUNNER = "lmlab.jobs.ranks"
@@ -45,32 +44,16 @@ EXCLUDED_FROM_FINGERPRINT = (
     "lmlab.jobs.registry",
     "lmlab.measure.environment",
     "lmlab.measure.exclusive",
-    "lmlab.measure.warm_start",
-    "lmlab.measure.warm_start.*",
-    "lmlab.study",
-    "lmlab.study.*",
+    "lmlab.measure.warm_start*",
+    "lmlab.study*",
 )
 
 
-class NoSuchCode(ValueError):
-    """An import path that does not exist, in one line."""
-
-
-def path_of(chapter: str) -> str:
-    """Import path of the function that measures a chapter; imports nothing."""
-    return f"lmlab.chapters.{chapter}.measure:measure"
-
-
-def load(chapter: str) -> Chapter:
+def load(chapter: str) -> Callable[[Point, torch.device], Outcome]:
     """The function that measures a point of the chapter; imports only that chapter."""
-    function: Chapter = import_path.resolve(path_of(chapter))
-
-    def measure(point: Point, device: torch.device) -> Outcome:
-        from lmlab.jobs.preflight import refuse_unsupported  # imports torch
-
-        refuse_unsupported(point, device)
-        return function(point, device)
-
+    measure: Callable[[Point, torch.device], Outcome] = import_path.resolve(
+        f"lmlab.chapters.{chapter}.measure:measure"
+    )
     return measure
 
 
@@ -82,7 +65,7 @@ def has_ranks(point: Point) -> bool:
 def code_modules(point: Point) -> list[str]:
     """The modules that a point starts from; what they import follows from their files."""
     runner = RANK_RUNNER if has_ranks(point) else RUNNER
-    chapter = import_path.split(path_of(point.chapter))[0]
+    chapter = f"lmlab.chapters.{point.chapter}.measure"
     topic = f"{chapter}.{point.parameters.get('topic')}"
     named = [import_path.split(path)[0] for _, _, path in _named_code(point)]
     # A chapter with topics imports the module of the point's topic by name, as a variant's.
@@ -92,21 +75,23 @@ def code_modules(point: Point) -> list[str]:
 def check_code(point: Point) -> None:
     """Check that the model and the attention variants of a point exist, without importing them."""
     for key, name, path in _named_code(point):
-        if reason := _why_missing(path):
-            raise NoSuchCode(f"{key} = {name!r}: {reason}; allowed: anything importable")
+        if reason := _why_missing(*import_path.split(path)):
+            problem = f"{key} = {name!r}: {reason}; allowed: anything importable"
+            raise import_path.ImportPathError(problem)
 
 
-def _named_code(point: Point) -> list[tuple[str, str, str]]:
+def _named_code(point: Point) -> Iterator[tuple[str, str, str]]:
     """Key, name and import path of the code that a point names."""
     asked = {**point.settings, **point.parameters}
-    names = [("attention", asked["attention"])] if "attention" in asked else []
-    names += [("variants", variant) for variant in asked.get("variants", ())]
-    named = [(key, name, attention.path_of(name)) for key, name in names]
-    return [*named, *([("model", asked["model"], asked["model"])] if "model" in asked else [])]
+    if "attention" in asked:
+        yield "attention", asked["attention"], attention.path_of(asked["attention"])
+    for variant in asked.get("variants", ()):
+        yield "variants", variant, attention.path_of(variant)
+    if "model" in asked:
+        yield "model", asked["model"], asked["model"]
 
 
-def _why_missing(path: str) -> str | None:
-    module, name = import_path.split(path)
+def _why_missing(module: str, name: str) -> str | None:
     file = locate(module, tuple(search_path()))
     if file is None:
         return f"module {module!r} is not on the Python path"

@@ -2,15 +2,12 @@
 
     python -m lmlab.jobs.run --point JSON --machine ID --out PATH
 
-The machine must be the one that the result is stored under: otherwise a job that a scheduler placed
-elsewhere would store one GPU's numbers under another's name. Two measurements never overlap on a
-device, whoever started them. Running out of memory, or asking for what a device does not have, ends
-with a result; so does any other error of the measured code, with its traceback in the log. At its
-time limit SIGALRM kills the process, even while it waits for a kernel that never returns. An
-interrupt, or a machine that is not ready to measure at all, writes nothing.
+The machine must be the one that the result is stored under: a job that a scheduler placed elsewhere
+would store one GPU's numbers under another's name. Two measurements never overlap on a device,
+whoever started them. Running out of memory, or any other error of the measured code, ends with a
+result. At its time limit SIGALRM kills the process, even while it waits for a kernel that never
+returns. An interrupt, or a machine that is not ready to measure at all, writes nothing.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -24,23 +21,22 @@ import psutil
 import torch
 
 from lmlab.jobs import budget
-from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
+from lmlab.jobs.outcome import NOTHING_WRITTEN, Outcome, Unsupported, without_numbers
+from lmlab.jobs.preflight import refuse_unsupported
 from lmlab.jobs.record import Record, write
 from lmlab.jobs.registry import load
 from lmlab.measure.device import is_out_of_memory, set_threads, torch_device
 from lmlab.measure.exclusive import exclusive
 from lmlab.measure.gpu_state import GpuWatch
 from lmlab.measure.identity import Machine, find_machine
+from lmlab.measure.time_spent import watch_triton
 from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
 from lmlab.study.selection import machine_of
 
-NOTHING_WRITTEN = 2
 GIB = 2**30
-# The allocator's error message on a GPU.
 CUDA_OOM = re.compile(
-    r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+)",
-    re.DOTALL,
+    r"(?s)Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+)"
 )
 
 
@@ -48,11 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure one point and write its result; 2 if there is nothing to measure it on."""
     parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
     parser.add_argument("--point", required=True, help="the point as JSON")
-    parser.add_argument(
-        "--machine",
-        required=True,
-        help="this machine: ID, or ID@LABEL",
-    )
+    parser.add_argument("--machine", required=True, help="this machine: ID, or ID@LABEL")
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
     arguments = parser.parse_args(argv)
     try:
@@ -61,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(
                 f"machine = {arguments.machine!r}, but this is {machine.id!r}; nothing is measured"
             )
-        point = point_from_json(arguments.point)
-        return write(measure_point(point, machine, limit_s=budget.limit_s()), arguments.out)
+        result = measure_point(point_from_json(arguments.point), machine, arguments.out)
+        return write(result, arguments.out)
     except ValueError as error:
         print(error, file=sys.stderr)
     except OSError as error:
@@ -70,22 +62,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return NOTHING_WRITTEN
 
 
-def measure_point(point: Point, machine: Machine, *, limit_s: float = 0) -> Result:
-    """The result of a point, measured in this process with exclusive use of its device.
-
-    With a limit, the kernel kills a process that takes longer.
-    """
+def measure_point(point: Point, machine: Machine, out: Path) -> Result:
+    """The result of a point, measured in this process with exclusive use of its device; the folder
+    of `out` shows how much of the chapter's time budget is left."""
     import_from_working_folder()
     device = torch_device(machine.device)
-    with exclusive(machine.device), budget.enforced(limit_s):
+    with exclusive(machine.device), budget.enforced(budget.limit_s()):
         record = Record(point, machine)
-        if reason := budget.why_skipped():
+        if reason := budget.why_skipped(point.chapter, out):
             return record.close(without_numbers("unsupported", reason))
         set_threads()
+        if device.type == "cuda":
+            watch_triton()
         with GpuWatch(device) as watch:
             outcome = attempt(point, device)
-    flags = [*watch.flags, *(["noisy"] if outcome.noisy else [])]
-    return record.close(outcome.flagged(*flags))
+    return record.close(outcome, watch.flags)
 
 
 def import_from_working_folder() -> None:
@@ -97,6 +88,7 @@ def import_from_working_folder() -> None:
 def attempt(point: Point, device: torch.device) -> Outcome:
     """Run a chapter's code; whatever it raises becomes an outcome with a reason."""
     try:
+        refuse_unsupported(point, device)
         return load(point.chapter)(point, device)
     except Unsupported as error:
         return without_numbers("unsupported", str(error))

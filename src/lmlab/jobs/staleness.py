@@ -5,23 +5,25 @@ fresh clone every result looks current. A result carries the fingerprint of its 
 and the version of torch, so it can be compared with the present without any record.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from lmlab.jobs.registry import code_modules, fingerprint_of
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint
 from lmlab.study.points import Point
-from lmlab.study.results import Result, ResultError, read_of
+from lmlab.study.results import ResultError, read_of
 
 MISSING, UNREADABLE = "missing", "unreadable"
+CODE, SETTINGS, TORCH = "code changed", "settings changed", "measured with another torch"
+# Between two points: a process starts, and Snakemake chooses the next job.
+START_S = 0.5
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
@@ -30,23 +32,17 @@ class PointState:
     """One point of the study and what is known of its result."""
 
     point: Point
-    state: str
-    """A result's status, or missing, or unreadable."""
-    reason: str | None = None
-    """Why there are no numbers."""
-    failed_variants: tuple[str, ...] = ()
-    code_changed: bool = False
-    settings_changed: tuple[str, ...] = ()
-    """Each as `key then, now value`."""
-    other_torch: str | None = None
-    """The version of torch it was measured with, if that is not the present one."""
-    uncommitted: bool = False
-    """Measured with code that was not committed."""
+    state: str  # a result's status, or missing, or unreadable
+    reason: str | None = None  # why there are no numbers
+    failed_variants: Sequence[str] = ()
+    changes: Mapping[str, str] = field(default_factory=dict)  # of code, settings, torch: a remark
+    uncommitted: bool = False  # measured with code that was not committed
+    elapsed_s: float | None = None  # how long the present result took
 
     @property
     def stale(self) -> bool:
         """Whether the present code, settings or torch would measure something else."""
-        return bool(self.code_changed or self.settings_changed or self.other_torch)
+        return bool(self.changes)
 
     @property
     def needs_attention(self) -> bool:
@@ -55,14 +51,8 @@ class PointState:
 
     def remarks(self) -> list[str]:
         """What a reader should know beyond the state."""
-        settings = ", ".join(self.settings_changed)
-        possible = {
-            self.reason: self.reason,
-            "stale: code changed": self.code_changed,
-            f"stale: settings changed ({settings})": settings,
-            f"measured with torch {self.other_torch}": self.other_torch,
-        }
-        return [*self.failed_variants, *(str(text) for text, true in possible.items() if true)]
+        reasons = [self.reason] if self.reason else []
+        return [*self.failed_variants, *reasons, *self.changes.values()]
 
 
 def state_of(
@@ -81,18 +71,32 @@ def state_of(
         result = read_of(point, path, machine)
     except ResultError as error:
         return PointState(point=point, state=UNREADABLE, reason=str(error))
-    measured_with = str(result.versions["torch"])
-    same_torch = torch_version is None or _public(measured_with) == _public(torch_version)
+    changes = {}
+    if result.code_fingerprint != code_of(tuple(code_modules(point))):
+        changes[CODE] = "stale: code changed"
+    if settings := _differences(result.settings, point.settings):
+        changes[SETTINGS] = f"stale: settings changed ({', '.join(settings)})"
+    then = str(result.versions["torch"])
+    # Without the build's label: the package is called 2.13.0, torch says 2.13.0+cu130.
+    if torch_version and then.partition("+")[0] != torch_version.partition("+")[0]:
+        changes[TORCH] = f"measured with torch {then}"
     return PointState(
         point=point,
         state=result.status,
         reason=result.reason,
-        failed_variants=tuple(result.failed_variants()),
-        code_changed=result.code_fingerprint != code_of(tuple(code_modules(point))),
-        settings_changed=tuple(_differences(point, result)),
-        other_torch=None if same_torch else measured_with,
+        failed_variants=result.failed_variants(),
+        changes=changes,
         uncommitted=bool(result.commit["dirty"]),
+        elapsed_s=result.elapsed_s,
     )
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} {then.get(key, 'absent')}, now {now.get(key, 'absent')}"
+        for key in dict.fromkeys([*now, *then])
+        if then.get(key) != now.get(key)
+    ]
 
 
 def summary(states: Sequence[PointState]) -> str:
@@ -100,14 +104,25 @@ def summary(states: Sequence[PointState]) -> str:
     counts = Counter(each.state for each in states)
     remarks = {
         "with failed variants": sum(bool(each.failed_variants) for each in states),
-        "stale (code changed)": sum(each.code_changed for each in states),
-        "stale (settings changed)": sum(bool(each.settings_changed) for each in states),
-        "stale (measured with another torch)": sum(bool(each.other_torch) for each in states),
+        **{
+            f"stale ({what})": sum(what in each.changes for each in states)
+            for what in (CODE, SETTINGS, TORCH)
+        },
         "from uncommitted code": sum(each.uncommitted for each in states),
     }
     parts = [f"{count} {state}" for state, count in counts.most_common()]
     notes = [f"{count} {what}" for what, count in remarks.items() if count]
     return "; ".join([f"{len(states)} points: {', '.join(parts)}", *notes])
+
+
+def estimate(states: Sequence[PointState]) -> str:
+    """How long measuring what is missing or stale will take, from what it took the last time."""
+    due = [each for each in states if each.state == MISSING or each.needs_attention]
+    known = [each.elapsed_s + START_S for each in due if each.elapsed_s is not None]
+    parts = [f"about {sum(known) / 60:.2g} min for {len(known)} measured before"] if known else []
+    if unknown := len(due) - len(known):
+        parts.append(f"unknown for {unknown}")
+    return f"{len(due)} to measure: {', '.join(parts)}" if due else "nothing to measure"
 
 
 def advice(study: str, machine: str, *, measuring: bool) -> str:
@@ -143,17 +158,3 @@ def missing_parts(pages: Iterable[str]) -> list[Path]:
         if "://" not in link
     ]
     return [file for file in (*files, *linked) if not file.exists()]
-
-
-def _public(torch_version: str) -> str:
-    """Without the build's label: the package is called 2.13.0, torch says 2.13.0+cu130."""
-    return torch_version.partition("+")[0]
-
-
-def _differences(point: Point, result: Result) -> list[str]:
-    then, now = result.settings, point.settings
-    return [
-        f"{key} {then.get(key, 'absent')}, now {now.get(key, 'absent')}"
-        for key in dict.fromkeys([*now, *then])
-        if then.get(key) != now.get(key)
-    ]

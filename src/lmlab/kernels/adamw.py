@@ -14,8 +14,6 @@ before the forward pass, and of every gradient after backward, is then not neede
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

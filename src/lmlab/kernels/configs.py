@@ -74,7 +74,7 @@ class Tiles:
     warp_specialized: bool = False
     """The Hopper kernels for 16-bit types: 64 resident rows per consumer warpgroup."""
     fused: bool = False
-    """Warp-specialized backward up to head dimension 128: one pass for all gradients."""
+    """Warp-specialized backward up to head dimension 64: one pass for all gradients."""
     inline_delta: bool = False
     """Backward: compute delta in each program instead of a launch before; pays where the launch
     costs more than reading O again."""
@@ -164,6 +164,16 @@ def q_slots(tiles: Tiles, block_d: int) -> int:
     return 2 if tiles.persistent and block_d <= 128 else 1
 
 
+def dq_block_n(tiles: Tiles, head_dim: int, sequence: int) -> int:
+    """Keys that the dQ pass of the warp-specialized backward streams per iteration.
+
+    Twice as many as the dK/dV pass has queries, where registers allow and the loop is long: its
+    products then read less shared memory. In a short loop they would cost more at the diagonal.
+    """
+    is_long = sequence > 1024 and head_dim <= 128 and tiles.stages == 2
+    return 2 * tiles.block_m if is_long else tiles.block_m
+
+
 def shared_bytes(case: Case, tiles: Tiles) -> int:
     """Estimated shared memory of a launch: the size of its tiles.
 
@@ -172,7 +182,12 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
     """
     resident, streamed = tiles.rows(case.direction)
     bits = tiles.terms * 16 if tiles.terms > 1 else case.bits
-    row = power_of_two(case.head_dim) * bits // 8
+    has_passes = tiles.warp_specialized and case.direction == "backward" and not tiles.fused
+    is_wide = case.head_dim > 128 and has_passes
+    if has_passes:
+        streamed = dq_block_n(tiles, case.head_dim, case.sequence)
+    columns = -(-case.head_dim // 64) * 64 if is_wide else power_of_two(case.head_dim)
+    row = columns * bits // 8
     resident_tensors, row_stats = (1, 0) if case.direction == "forward" else (2, 8)
     # tf32x3 keeps each resident tile twice, leading and trailing digits.
     copies = 2 if case.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
@@ -184,6 +199,8 @@ def shared_bytes(case: Case, tiles: Tiles) -> int:
         total += (tiles.stages - 1) * streamed * row  # O, needed one iteration later than dO
     if tiles.fused:
         total += 3 * resident * streamed * case.bits // 8  # dS of up to three iterations
+    if is_wide:
+        total += 4 * 64 * 64  # P, in fp32
     if case.architecture == "blackwell":
         # P and dS reach its tensor cores through shared memory, and results return through it.
         total += resident_tensors * resident * max(streamed * case.bits // 8, row)

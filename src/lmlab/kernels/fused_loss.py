@@ -15,8 +15,6 @@ thousand columns instead of the whole vocabulary.
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,8 +13,6 @@ fp32 products are exact unless TF32 is requested in PyTorch's own way, by
 `torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,17 +88,9 @@ def known_forward(
 
 
 def backward(
-    grad_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    *,
-    is_causal: bool,
-    scale: float,
-    tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *, is_causal: bool,
+    scale: float, tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     inputs = q, k, v, grad_o, o, lse
     call = _calls.get(_key(inputs, is_causal, scale, tiles))
@@ -129,12 +119,9 @@ def _key(
 
 
 def _plan(
-    direction: Direction,
-    inputs: Sequence[Tensor],
-    is_causal: bool,
-    scale: float,
+    direction: Direction, inputs: Sequence[Tensor], is_causal: bool, scale: float,
     tiles: Tiles | None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Run a call that is not known yet, with the tiles requested or the best that fit."""
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
     problem = Problem.of(usable[0], usable[1], is_causal)

@@ -9,8 +9,6 @@ the same seed gives the same mask, in any kernel that repeats the hash.
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

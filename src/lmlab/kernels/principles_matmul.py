@@ -3,13 +3,11 @@
 Computing one tile of BLOCK_M x BLOCK_N results reads BLOCK_M rows of A and BLOCK_N columns of B, so
 each number that is loaded takes part in BLOCK_N or BLOCK_M multiplications: twice the tile means
 half the traffic. Programs that run at the same time share inputs through the L2. In row-major order
-a wave of programs needs a few rows of A but all of B; in groups of GROUP rows of tiles, walked
+a wave of programs needs a few rows of A but all of B; in groups of GROUP rows of tiles, taken
 column by column, it needs a few of both.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-
-from __future__ import annotations
 
 from typing import Any
 

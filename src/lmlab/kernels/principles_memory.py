@@ -7,8 +7,6 @@ sector to itself from stride 8 on, and seven eighths of what is fetched is throw
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,8 +1,5 @@
 """One attention problem and the device it runs on: all that a launch needs except the tensors.
 
-What follows from shapes alone is computed once per shape and cached, because on a short sequence
-the host is slower than the GPU.
-
 **L2 scheduling.** Programs start in an order that keeps the K and V in use within half of the L2
 (`l2_heads` heads at a time); the other half is left to the tiles being written.
 
@@ -15,7 +12,7 @@ results costs time too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,13 +54,9 @@ def device_info(device: torch.device) -> DeviceInfo:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Problem:
-    """Shapes, type and mask of one call.
-
-    A problem is the key of several cache lookups per call, so it hashes and compares by identity;
-    `of` returns the same object for equal calls.
-    """
+    """Shapes, type and mask of one call."""
 
     device: torch.device
     dtype: torch.dtype
@@ -82,7 +75,7 @@ class Problem:
         tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
         batch, heads, queries, head_dim = q.shape
         _, kv_heads, keys, _ = k.shape
-        return _interned(
+        return cls(
             q.device, q.dtype, batch, heads, kv_heads, queries, keys, head_dim, is_causal, tf32
         )
 
@@ -117,12 +110,9 @@ class Problem:
         )
 
 
-_interned = cache(Problem)  # unbounded: an evicted problem would be cached elsewhere twice
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Plan:
-    """A launch without its tensors; cached, so it hashes and compares by identity."""
+    """A launch without its tensors."""
 
     programs: int
     l2_heads: int
@@ -131,7 +121,6 @@ class Plan:
     """Compile-time arguments of the kernel and launch options."""
 
 
-@lru_cache(maxsize=4096)
 def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
     """How to launch the forward kernel."""
     device = device_info(problem.device)
@@ -146,7 +135,6 @@ def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
     )
 
 
-@lru_cache(maxsize=4096)
 def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
     """How to launch the portable backward kernel, whose resident tiles have BLOCK_N rows."""
     num_sms = device_info(problem.device).num_sms
@@ -177,7 +165,6 @@ def rows_per_program(problem: Problem) -> int:
     return 8192 // power_of_two(problem.head_dim)
 
 
-@lru_cache(maxsize=4096)
 def row_constants(problem: Problem) -> dict[str, int]:
     """Compile-time arguments of a kernel that passes over all rows once."""
     return {

@@ -133,7 +133,8 @@ class DirectLaunch:
         self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
         width, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
         self._function = ctypes.c_void_p(compiled.function)
-        self._shape = (*(*grid, 1, 1)[:3], width, 1, 1, shared)
+        # Converted now and not at every launch.
+        self._shape = [ctypes.c_uint(n) for n in (*(*grid, 1, 1)[:3], width, 1, 1, shared)]
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch on the tensors at these addresses, on the current stream."""

@@ -20,13 +20,16 @@ def tile_of_program(program, tiles, batch_heads, heads, l2_heads, REVERSED: tl.c
     """Map a linear program id to (tile, batch, head).
 
     Programs start in the order of their id. All tiles of `l2_heads` heads come before the next
-    heads, so that the K and V in use fit in the L2. Within those heads tiles run from first to last
-    or, if REVERSED, from last to first: the caller puts the longest loops first, because one that
-    starts late leaves the other SMs idle at the end.
+    heads, so that the K and V in use fit in the L2; heads left over join the last group. Within a
+    group tiles run from first to last or, if REVERSED, from last to first: the caller puts the
+    longest loops first, because one that starts late leaves the other SMs idle at the end.
     """
-    section = program // (l2_heads * tiles)
+    last_section = batch_heads // l2_heads - 1
+    section = tl.minimum(program // (l2_heads * tiles), last_section)
     inside = program - section * l2_heads * tiles
-    width = tl.minimum(l2_heads, batch_heads - section * l2_heads)
+    width = l2_heads
+    if section == last_section:
+        width = batch_heads - section * l2_heads
     tile = inside // width
     batch_head = section * l2_heads + inside - tile * width
     if REVERSED:

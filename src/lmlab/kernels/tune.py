@@ -8,16 +8,14 @@ point, the best few again for longer. Times are GPU times with a cold L2, by
 as one; progress goes to stderr.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import TimeoutError, get_context
-from multiprocessing.pool import AsyncResult
 
 import torch
 import torch.nn.functional as F
@@ -95,14 +93,14 @@ def _warp_specialized(case: Case) -> Iterator[Tiles]:
     """Tiles for the Hopper kernels, as far as registers suffice."""
     is_forward, is_wide = case.direction == "forward", case.head_dim > 128
     resident = [128, 192] if is_forward and case.head_dim <= 64 else [128]
-    streamed = ([64] if is_wide else [64, 128]) if is_forward else [32] if is_wide else [64]
-    for resident_rows, streamed_rows, stages in itertools.product(resident, streamed, (2, 3, 4)):
+    streamed = ([64] if is_wide else [64, 128]) if is_forward else [32, 64] if is_wide else [64]
+    for resident_rows, streamed_rows, stages in itertools.product(resident, streamed, (2, 3, 4, 6)):
         m, n = orient(case.direction, resident_rows, streamed_rows)
         tiles = Tiles(block_m=m, block_n=n, warps=8, stages=stages, warp_specialized=True)
         yield replace(tiles, persistent=is_forward)
         if is_forward:
             yield tiles
-        elif not is_wide and case.head_dim > 32:
+        elif 32 < case.head_dim <= 64:
             yield replace(tiles, fused=True)
 
 
@@ -132,8 +130,8 @@ class Trial:
         o, lse = launch.forward(q, k, v, is_causal=p.is_causal, scale=p.head_dim**-0.5)
         return grad_o, q, k, v, o, lse
 
-    def run(self, inputs: tuple[Tensor, ...], tiles: Tiles) -> tuple[Tensor, ...]:
-        """One pass."""
+    def run(self, inputs: tuple[Tensor, ...], tiles: Tiles | None) -> tuple[Tensor, ...]:
+        """One pass, with the tiles of the table if none are given."""
         function = launch.forward if self.direction == "forward" else launch.backward
         scale = self.problem.head_dim**-0.5
         return function(*inputs, is_causal=self.problem.is_causal, scale=scale, tiles=tiles)
@@ -168,9 +166,9 @@ def is_usable(trial: Trial, tiles: Tiles) -> bool:
     q, k, v = wide = [x.double().requires_grad_() for x in inputs[first : first + 3]]
     o = F.scaled_dot_product_attention(q, k, v, is_causal=small.is_causal)
     expected = (o,) if trial.direction == "forward" else torch.autograd.grad(o, wide, inputs[0])
-    tolerance = TOLERANCE[8 * small.dtype.itemsize]
-    errors = [(x - y).abs().max() for x, y in zip(found, expected, strict=False)]
-    return all(bool(error <= tolerance) for error in errors)
+    atol = TOLERANCE[8 * small.dtype.itemsize]
+    pairs = zip(found, expected, strict=False)
+    return all(torch.allclose(x.double(), y, rtol=0, atol=atol) for x, y in pairs)
 
 
 def usable(trial: Trial, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
@@ -178,16 +176,12 @@ def usable(trial: Trial, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
 
     Each runs in another process, so that a hanging one can be abandoned.
     """
+    found = []
     with get_context("spawn").Pool(jobs) as pool:
-        answers = [pool.apply_async(is_usable, (trial, tiles)) for tiles in tried]
-        return [tiles for tiles, answer in zip(tried, answers, strict=True) if _is_yes(answer)]
-
-
-def _is_yes(answer: AsyncResult[bool]) -> bool:
-    try:
-        return answer.get(TIMEOUT_S)
-    except TimeoutError:
-        return False
+        for tiles, answer in [(x, pool.apply_async(is_usable, (trial, x))) for x in tried]:
+            with suppress(TimeoutError):
+                found += [tiles] if answer.get(TIMEOUT_S) else []
+    return found
 
 
 def trials(like: Problem, direction: Direction, lengths: Sequence[int]) -> Iterator[Trial]:

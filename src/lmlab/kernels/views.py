@@ -1,7 +1,5 @@
 """Layouts in memory: which tensors kernels can address, and how results are laid out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

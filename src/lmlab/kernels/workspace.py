@@ -6,8 +6,6 @@ A launch captured into a graph may later run concurrently with anything, so it g
 other launch has: from a reserve or, when that is used up, cleared inside the graph.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ up, does a size fit) must be decided once for all ranks: a rank that decides alo
 forever in its next collective. Values are sent as pickled objects; never call this while timing.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterable
 from math import inf, isnan

@@ -7,8 +7,6 @@ NVML; registers per block come from the CUDA driver, because neither of the two 
 Whatever a machine, a driver or a version of PyTorch does not report is null.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from typing import Any
@@ -43,7 +41,7 @@ def machine_card(device: torch.device) -> dict[str, Any]:
         "name": properties.name if properties else cpu_name(),
         **gpu_limits(properties),
         "registers_per_block": _registers_per_block(device.index or 0) if on_gpu else None,
-        **_driver_facts(device.index or 0 if on_gpu else None),
+        **_driver_facts(device),
         "gpu_count": find_machine().gpu_count,
         "cpu": cpu_facts(),
         "os": f"{platform.system()} {platform.release()}",
@@ -70,10 +68,10 @@ def cpu_facts() -> dict[str, Any]:
     }
 
 
-def _driver_facts(gpu_index: int | None) -> dict[str, Any]:
+def _driver_facts(device: torch.device) -> dict[str, Any]:
     """Driver, clocks and power limit of the GPU; nulls without one."""
     with nvml_session() as nvml:
-        gpu = None if gpu_index is None else visible_gpu(nvml, gpu_index)
+        gpu = visible_gpu(nvml, device.index or 0) if device.type == "cuda" else None
         if gpu is None:
             return {"driver": None, "clocks_mhz": None, "power_limit_w": None}
         return nvml_facts(nvml, gpu.handle)

@@ -5,15 +5,10 @@ H200 reaches about 80 % of its bf16 peak). The share of a measured ceiling is th
 grade for a model, and the only one on a machine without a known peak.
 
 Matrix products use random operands, never zeros: bits that do not flip use less power, the clock
-stays higher and the same product measures up to a fifth faster. Several shapes are tried and the
-fastest median is recorded with its shape. A copy reads and writes every byte, and both count; the
-buffer is far larger than any cache. A CPU's caches fetch a line before it is overwritten, so its
-memory moves up to half as much again as is counted here.
-
-What cannot be measured (an unsupported type, too little memory) has a reason instead of a number.
+stays higher and the same product measures up to a fifth faster. A copy reads and writes every byte,
+and both count. A CPU's caches fetch a line before it is overwritten, so its memory moves up to half
+as much again. What cannot be measured has a reason instead of a number.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +17,8 @@ from typing import Any
 
 import torch
 
-from lmlab.measure.clock import measure_kernel
 from lmlab.measure.device import is_out_of_memory
+from lmlab.measure.kernel_clock import measure_kernel
 from lmlab.measure.precision import PRECISIONS, tf32_allowed, why_unsupported
 
 GIB = 2**30
@@ -64,12 +59,9 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> dict[str, 
     """Ceilings of `device`; `quick` gives a result of the same form with little accuracy."""
     plan = GPU_PLAN if device.type == "cuda" else CPU_PLAN
     if quick:
-        plan = Plan(
-            matmul_sides=dict.fromkeys(plan.matmul_sides, (QUICK_SIDE,)),
-            copy_bytes=16 * MIB,
-            time_cap_s=0.08,
-            min_time_s=0.02,
-        )
+        sides: tuple[int, ...] = (QUICK_SIDE,)
+        small = dict.fromkeys(plan.matmul_sides, sides)
+        plan = Plan(matmul_sides=small, copy_bytes=16 * MIB, time_cap_s=0.08, min_time_s=0.02)
     return {
         "matmul_tflops": {
             name: matmul_ceiling(name, sides, device, plan)
@@ -84,39 +76,34 @@ def matmul_ceiling(
 ) -> dict[str, Any]:
     """The fastest product of one precision: `{"tflops", "shape", "median_ms", "reason"}`."""
     found: list[dict[str, Any]] = []
-    reason = why_unsupported(name, device)
-    for side in sides if reason is None else ():
+    nothing = {"tflops": None, "shape": None, "median_ms": None}
+    if reason := why_unsupported(name, device):
+        return {**nothing, "reason": reason}
+    for side in sides:
         # Twice the side is eight times the work; start only what leaves time for two calls.
         if found and found[-1]["median_ms"] * 8 * 2 > plan.time_cap_s * 1e3:
             break
-        row, reason = _or_reason(partial(_matmul, name, side, device, plan))
-        if row is None:
-            break
+        row = _or_reason(partial(_matmul, name, side, device, plan), nothing)
+        if row["tflops"] is None:
+            return max([*found, row], key=lambda each: each["tflops"] or 0)
         found.append(row)
-    if not found:
-        return {"tflops": None, "shape": None, "median_ms": None, "reason": reason}
-    return max(found, key=lambda row: row["tflops"])
-
-
-def copy_ceiling(device: torch.device, plan: Plan) -> dict[str, Any]:
-    """Copy bandwidth: `{"gb_per_s", "bytes", "median_ms", "reason"}`; bytes read plus written."""
-    row, reason = _or_reason(partial(_copy, device, plan))
-    return row or {"gb_per_s": None, "bytes": None, "median_ms": None, "reason": reason}
+    return max(found, key=lambda each: each["tflops"])
 
 
 def _matmul(name: str, side: int, device: torch.device, plan: Plan) -> dict[str, Any]:
     precision = PRECISIONS[name]
-    a = torch.randn(side, side, device=device).to(precision.dtype)
-    b = torch.randn(side, side, device=device).to(precision.dtype)
-    out = torch.empty(side, side, device=device, dtype=precision.dtype)
+    a, b = (torch.randn(side, side, device=device).to(precision.dtype) for _ in range(2))
+    out = torch.empty_like(a)
     with torch.no_grad(), tf32_allowed(precision.tf32):
         median_ms = _median_ms(lambda: torch.mm(a, b, out=out), device, plan)
-    return {
-        "tflops": 2 * side**3 / (median_ms * 1e-3) / 1e12,
-        "shape": [side, side, side],
-        "median_ms": median_ms,
-        "reason": None,
-    }
+    tflops = 2 * side**3 / (median_ms * 1e-3) / 1e12
+    return {"tflops": tflops, "shape": [side] * 3, "median_ms": median_ms, "reason": None}
+
+
+def copy_ceiling(device: torch.device, plan: Plan) -> dict[str, Any]:
+    """Copy bandwidth: `{"gb_per_s", "bytes", "median_ms", "reason"}`; bytes read plus written."""
+    nothing = {"gb_per_s": None, "bytes": None, "median_ms": None}
+    return _or_reason(partial(_copy, device, plan), nothing)
 
 
 def _copy(device: torch.device, plan: Plan) -> dict[str, Any]:
@@ -124,12 +111,8 @@ def _copy(device: torch.device, plan: Plan) -> dict[str, Any]:
     target = torch.empty_like(source)
     median_ms = _median_ms(lambda: target.copy_(source), device, plan)
     moved = 2 * plan.copy_bytes
-    return {
-        "gb_per_s": moved / (median_ms * 1e-3) / 1e9,
-        "bytes": moved,
-        "median_ms": median_ms,
-        "reason": None,
-    }
+    rate = moved / (median_ms * 1e-3) / 1e9
+    return {"gb_per_s": rate, "bytes": moved, "median_ms": median_ms, "reason": None}
 
 
 def _median_ms(fn: Callable[[], object], device: torch.device, plan: Plan) -> float:
@@ -138,13 +121,9 @@ def _median_ms(fn: Callable[[], object], device: torch.device, plan: Plan) -> fl
     ).median_ms
 
 
-def _or_reason(
-    measure: Callable[[], dict[str, Any]],
-) -> tuple[dict[str, Any] | None, str | None]:
-    """The measured row, or a one-line reason why there is none."""
+def _or_reason(measure: Callable[[], dict[str, Any]], nothing: dict[str, Any]) -> dict[str, Any]:
     try:
-        return measure(), None
+        return measure()
     except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            return None, "out of memory"
-        return None, str(error).splitlines()[0]
+        reason = "out of memory" if is_out_of_memory(error) else str(error).splitlines()[0]
+        return {**nothing, "reason": reason}

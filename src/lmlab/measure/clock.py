@@ -1,20 +1,13 @@
-"""The two clocks: the host's for steps of a model, the GPU's own for single kernels.
+"""The host clock, for steps of a model; single kernels are timed by `kernel_clock`.
 
-**Steps** are timed by the host. A GPU works asynchronously, so each edge of a phase first waits
-for the device and then reads `perf_counter_ns`: the time between two edges is what a user waits
-for, launch gaps included. Warm-up and measured steps go through one and the same loop; with no
-warm-up the first sample really is the cold step, with its kernel loading, allocator growth and
-autotuning.
-
-**Kernels** can be shorter than the time it takes to launch them, so they are timed by the GPU's
-clock, with a flushed cache (`cuda_events`), repeated until the time has settled (`stop_rule`). On a
-CPU the host clock is used and nothing is flushed: such samples have `cache: warm`.
+A GPU works asynchronously, so each edge of a phase first waits for the device and then reads
+`perf_counter_ns`: the time between two edges is what a user waits for, launch gaps included.
+Warm-up and measured steps go through one and the same loop; with no warm-up the first sample really
+is the cold step, with its kernel loading, allocator growth and autotuning.
 
 Python's garbage collector is emptied, frozen and switched off while a clock runs: a collection in
 the middle of a step costs milliseconds and comes at a moment that depends on unrelated objects.
 """
-
-from __future__ import annotations
 
 import gc
 import time
@@ -24,13 +17,11 @@ from dataclasses import dataclass
 
 import torch
 
-from lmlab.measure.cuda_events import EventSampler
-from lmlab.measure.statistics import Cache, Measurement
-from lmlab.measure.stop_rule import MedianRule, StopRule
+from lmlab.measure.statistics import Measurement
+from lmlab.measure.stop_rule import MedianRule
+from lmlab.measure.time_spent import measuring
 
 TOTAL = "total"
-
-_KERNEL_WARMUP_CALLS = 3
 
 
 def synchronize(device: torch.device) -> None:
@@ -101,6 +92,7 @@ class StepTimes:
     warmup_ms: dict[str, list[float]]
 
 
+@measuring()
 def measure_steps(
     step: Callable[[PhaseClock], None],
     *,
@@ -127,8 +119,11 @@ def measure_steps(
     measured: list[dict[str, float]] = []
     started = time.perf_counter()
     with collector_paused():
-        while (stopped := rule.reason(_totals(measured), time.perf_counter() - started)) is None:
-            late = time.perf_counter() - started >= time_cap_s
+        while True:
+            totals, elapsed_s = [times[TOTAL] for times in measured], time.perf_counter() - started
+            if (stopped := rule.reason(totals, elapsed_s)) is not None:
+                break
+            late = elapsed_s >= time_cap_s
             warming = len(warm) < warmup and not (late and warm)
             step(clock)
             (warm if warming else measured).append(clock.take_step_ms())
@@ -136,17 +131,11 @@ def measure_steps(
         stopped += f" and {len(warm)} of {warmup} warm-ups"
     return StepTimes(
         phases={
-            name: Measurement(
-                samples_ms=tuple(samples), clock="wall", cache="warm", stopped=stopped
-            )
+            name: Measurement(samples_ms=tuple(samples), clock="wall", stopped=stopped)
             for name, samples in _by_phase(measured, list(measured[0])).items()
         },
         warmup_ms=_by_phase(warm, list(measured[0])),
     )
-
-
-def _totals(step_times: list[dict[str, float]]) -> list[float]:
-    return [times[TOTAL] for times in step_times]
 
 
 def _by_phase(step_times: list[dict[str, float]], names: list[str]) -> dict[str, list[float]]:
@@ -154,72 +143,3 @@ def _by_phase(step_times: list[dict[str, float]], names: list[str]) -> dict[str,
         if set(times) != set(names):
             raise ValueError(f"step: its phases changed from {names} to {list(times)}")
     return {name: [times[name] for times in step_times] for name in names}
-
-
-def measure_kernel(
-    fn: Callable[[], object],
-    *,
-    device: torch.device,
-    min_samples: int = 10,
-    min_time_s: float = 0.1,
-    target_relative_deviation: float = 0.005,
-    time_cap_s: float = 5.0,
-    flush_cache: bool = True,
-    max_samples: int = 10_000,
-) -> Measurement:
-    """Repeat `fn` until its time has settled (see StopRule) and return every sample.
-
-    The cap covers warm-up and sampling; one warm-up call and one sample are always taken.
-    """
-    rule = StopRule(
-        min_samples=min_samples,
-        min_time_s=min_time_s,
-        target_relative_deviation=target_relative_deviation,
-        time_cap_s=time_cap_s,
-        max_samples=max_samples,
-    )
-    on_gpu = device.type == "cuda"
-    cache: Cache = "cold" if on_gpu and flush_cache else "warm"
-    samples: list[float] = []
-    with collector_paused():
-        started = time.perf_counter()
-        call_s = _warm_up(fn, device, time_cap_s)
-        take = EventSampler(fn, device, flush_cache) if on_gpu else _host_sampler(fn)
-        # Small batches, so that the rule is checked at least every `min_time_s`.
-        batch = max(1, min(min_samples, int(min_time_s / max(call_s, 1e-9))))
-        while (stopped := rule.reason(time.perf_counter() - started)) is None:
-            for sample in take(min(batch, max_samples - rule.n)):
-                samples.append(sample)
-                rule.add(sample)
-    return Measurement(
-        samples_ms=tuple(samples),
-        clock="events" if on_gpu else "wall",
-        cache=cache,
-        stopped=stopped,
-    )
-
-
-def _warm_up(fn: Callable[[], object], device: torch.device, time_cap_s: float) -> float:
-    """Call `fn` a few times, once if it is slow; returns the seconds that the last call took."""
-    started = time.perf_counter()
-    call_s = 0.0
-    for _ in range(_KERNEL_WARMUP_CALLS):
-        before = time.perf_counter()
-        fn()
-        synchronize(device)
-        call_s = time.perf_counter() - before
-        if time.perf_counter() - started > time_cap_s / 4:
-            break
-    return call_s
-
-
-def _host_sampler(fn: Callable[[], object]) -> Callable[[int], list[float]]:
-    def take(count: int) -> list[float]:
-        samples = []
-        for _ in range(count):
-            start = time.perf_counter_ns()
-            fn()
-            samples.append((time.perf_counter_ns() - start) / 1e6)
-        return samples
-
-    return take

@@ -9,8 +9,6 @@ CPU allocator, a driver error if the memory was for something outside PyTorch's 
 handle, a kernel image), and Python's MemoryError. A study records all of them as one status.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch
@@ -61,16 +59,12 @@ def reset_peak_memory(device: torch.device) -> None:
 
 def peak_memory_bytes(device: torch.device) -> int | None:
     """Peak bytes in tensors since the last reset; None on a CPU, which has no counter."""
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.max_memory_allocated(device))
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
 
 
 def usable_cores() -> int:
     """Cores that this process may run on; in a container possibly fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def set_threads() -> int:

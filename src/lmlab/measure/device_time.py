@@ -1,27 +1,30 @@
 """Device time, the second clock of a step: how long the GPU was busy with each of its phases.
 
-Small models leave a GPU waiting for the host; forward and backward then take about the same time,
-because both take as long as Python needs to launch them. Wall time then says more about the host
-than about the model. The device time of a phase is the union of its kernel, copy and memset
-intervals; it repeats from machine to machine, and its ratio to wall time shows who waits for whom.
+A small model leaves the GPU waiting for the host, and wall time then says more about the host than
+about the model. The device time of a phase is the union of its kernel, copy and memset intervals;
+it repeats from machine to machine, and its ratio to wall time shows who waits for whom.
 
 Several steps are run under one profiler. The device is idle at every edge of a phase, so each
 interval belongs to the phase in which it starts, by the host's clock, which the profiler's
 timestamps follow. A CPU has no device time: nothing is recorded there.
-"""
 
-from __future__ import annotations
+It is checked by another method: the same kernels replayed as a CUDA graph, which is launched as a
+whole, so the host cannot be late, and timed by CUDA events without any profiler. A replay minus its
+own busy time is the pauses between kernels, of which device time knows nothing; the difference
+between the busy times is the kernels themselves.
+"""
 
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from lmlab.measure.clock import TOTAL, synchronize
-from lmlab.measure.gpu_busy import interval, is_gpu_work, profiled_events
-from lmlab.measure.intervals import Interval, length
+from lmlab.measure.intervals import Interval, interval, is_gpu_work, length, profiled_events
+from lmlab.measure.records import Record, timed, value
 from lmlab.measure.statistics import Measurement
 
 PROFILED_STEPS = 5
@@ -79,8 +82,78 @@ def busy_times(work: Mapping[str, Sequence[Sequence[Interval]]]) -> dict[str, Me
         name: Measurement(
             samples_ms=tuple(samples),
             clock="device",
-            cache="warm",
             stopped=f"{len(samples)} profiled steps",
         )
         for name, samples in busy.items()
     }
+
+
+# As many replays as fit into so many seconds, within these bounds.
+FEWEST_REPLAYS, REPLAYS, SECONDS = 5, 20, 2.0
+WARMUPS = 3
+
+Graphs = dict[str, torch.cuda.CUDAGraph]
+
+
+def graph_replay_records(
+    phases: Phases, device: torch.device, *, prepare: Callable[[], object]
+) -> list[Record]:
+    """Capture every phase, then time and profile the replays; nothing on a CPU. Records by phase:
+    `graph_replay_time` (CUDA events), `graph_busy_time` (device), `kernels`."""
+    if device.type != "cuda":
+        return []
+    graphs = capture(phases, device, prepare)
+    replays = replay_times(graphs, device)
+    work = profiled_work([(name, graph.replay) for name, graph in graphs.items()], device)
+    busy = busy_times(work)
+    records = []
+    for phase, found in replays.items():
+        records.append(timed(found, "graph_replay_time", phase=phase))
+        records.append(timed(busy[phase], "graph_busy_time", phase=phase))
+        records.append(value("kernels", len(work[phase][-1]), "", phase=phase))
+    return records
+
+
+def capture(phases: Phases, device: torch.device, prepare: Callable[[], object]) -> Graphs:
+    """One graph per phase. They share a memory pool, so they must be replayed in this order."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUPS):  # libraries allocate their workspaces once per stream
+            prepare()
+            for _, run in phases:
+                run()
+        prepare()
+    synchronize(device)
+    pool = torch.cuda.graph_pool_handle()
+    graphs = {name: torch.cuda.CUDAGraph() for name, _ in phases}
+    for name, run in phases:
+        with torch.cuda.graph(graphs[name], pool=pool, stream=stream):
+            run()
+    return graphs
+
+
+def replay_times(graphs: Graphs, device: torch.device) -> dict[str, Measurement]:
+    """Replays queued back to back, so that the device never waits for a launch; the first, which
+    it does wait for, is left out."""
+    (first,) = _replayed(graphs, 1, device)
+    fitting = int(1e3 * SECONDS / sum(first))
+    samples = _replayed(graphs, 1 + max(FEWEST_REPLAYS, min(REPLAYS, fitting)), device)[1:]
+    return {
+        name: Measurement(samples_ms=found, clock="events", stopped=f"{len(found)} replays")
+        for name, found in zip(graphs, zip(*samples, strict=True), strict=True)
+    }
+
+
+def _replayed(graphs: Graphs, count: int, device: torch.device) -> list[list[float]]:
+    """Milliseconds of each graph, for each time that all of them are replayed."""
+    edges = []
+    for _ in range(count):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]
+        events[0].record()
+        for event, graph in zip(events[1:], graphs.values(), strict=True):
+            graph.replay()
+            event.record()
+        edges.append(events)
+    synchronize(device)
+    return [[a.elapsed_time(b) for a, b in pairwise(events)] for events in edges]

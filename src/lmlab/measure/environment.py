@@ -1,13 +1,10 @@
 """The software behind a number: versions of what affects speed, and the commit of this project.
 
-Results can only be compared if each says which PyTorch, CUDA and driver it ran on. The commit
-identifies this project's code, and `dirty` says whether tracked files had been edited; results do
-not count as edits, or measuring would make its own code look edited. A copy without its repository
-(a container, a node that received an archive) gets its commit from the variable LMLAB_COMMIT. Edits
-cannot be detected there, so such a commit is marked `unverified` and is neither clean nor dirty.
+The commit identifies this project's code, and `dirty` whether tracked files had been edited;
+results do not count, or measuring would make its own code look edited. A copy without its
+repository (a container, a node that received an archive) gets its commit from the variable
+LMLAB_COMMIT. Edits cannot be detected there, so such a commit is `unverified`.
 """
-
-from __future__ import annotations
 
 import os
 import platform
@@ -28,13 +25,15 @@ _GIT_TIMEOUT_S = 20
 def versions() -> dict[str, str | None]:
     """Versions by name; None for what this machine does not have."""
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    with nvml_session() as nvml:
+        driver = None if nvml is None else driver_version(nvml)
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": _installed("triton"),
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
-        "driver": _driver(),
+        "driver": driver,
         "lmlab": lmlab.__version__,
     }
 
@@ -43,19 +42,14 @@ def commit(root: Path | str) -> dict[str, Any]:
     """`{"id", "dirty"}` of the repository at `root`; `unverified` if only LMLAB_COMMIT names it."""
     head = _git(root, "rev-parse", "HEAD")
     if head is None:
-        given = _given_commit()
+        given = os.environ.get("LMLAB_COMMIT") or None
+        if given and not re.fullmatch(r"[0-9a-f]{40}", given):
+            raise ValueError(f"LMLAB_COMMIT = {given!r}; allowed: 40 hexadecimal digits")
         return {"id": given, "dirty": None, **({"unverified": True} if given else {})}
     changes = _git(
         root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,top)results"
     )
     return {"id": head, "dirty": bool(changes)}
-
-
-def _given_commit() -> str | None:
-    given = os.environ.get("LMLAB_COMMIT")
-    if given and not re.fullmatch(r"[0-9a-f]{40}", given):
-        raise ValueError(f"LMLAB_COMMIT = {given!r}; allowed: 40 hexadecimal digits")
-    return given or None
 
 
 def _git(root: Path | str, *arguments: str) -> str | None:
@@ -74,13 +68,5 @@ def _git(root: Path | str, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _driver() -> str | None:
-    with nvml_session() as nvml:
-        return None if nvml is None else driver_version(nvml)
-
-
 def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((each.version for each in metadata.distributions(name=package)), None)

@@ -10,8 +10,6 @@ and is woken when the holder closes. Containers with a network of their own are 
 own; LMLAB_LOCK_DOMAIN gives processes a lock of their own where that is wanted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -63,7 +61,6 @@ def _bind(name: str) -> socket.socket:
 
 
 def _wait_for_holder(address: str, name: str) -> None:
-    """Return when the holder is gone."""
     with socket.socket(socket.AF_UNIX) as waiting:
         waiting.connect(address)
         waiting.settimeout(_SILENT_WAIT_S)

@@ -1,38 +1,46 @@
 """Whether the GPU was in a fit state during a measurement, from readings before and after.
 
-- `throttled`: it ran below its clocks because of its surroundings: too hot (thermal slowdown by
-  software or hardware), or slowed by its power supply. Such a number says more about the rack than
-  about the code.
+- `throttled`: it ran below its clocks because of its surroundings: too hot, or slowed by its power
+  supply. Such a number says more about the rack than about the code.
 - `power_capped`: it reached its power limit. On a datacenter GPU under matrix products that is
   normal operation, so it has a separate flag and is not a fault.
 - `gpu_shared`: another process used the GPU, before or after.
 
-A reading is one moment, and the GPU may have clocked up again by the time the last kernel is done,
-so the driver's counters of time lost to heat and power are compared as well, where they exist. No
-thread samples in between: it would compete with the host whose launch times are being measured.
+The GPU may have clocked up again by the time the last kernel is done, so the driver's counters of
+time lost to heat and power are compared as well, where they exist. No thread samples in between: it
+would compete with the host whose launch times are being measured.
 
 Finding other processes takes care. Our ancestors and children do not count. Inside a container NVML
-reports process ids of the host, so our own context can look foreign: if we hold a context and our
-id is missing, one process is assumed to be us. Memory reveals processes that NVML hides: anything
-used beyond our own tensors and the size of a context. Utilisation is an average over up to a
-second, in which the previous job may have run, so it counts only if it is still high a second
-later and this process has not used the GPU yet. A watch is therefore most reliable if it starts
-before the first CUDA call.
+reports process ids of the host: if we hold a context and our id is missing, one process is assumed
+to be us. Memory reveals processes that NVML hides: anything beyond our own tensors and a context.
+Utilisation is an average over up to a second, in which the previous job may have run, so it counts
+only if it is still high a second later and this process has not used the GPU yet. A watch is
+therefore most reliable if it starts before the first CUDA call.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import psutil
 import torch
 
-from lmlab.measure.nvml import nvml_session, visible_gpu
-from lmlab.measure.nvml_reading import Reading, read_gpu
+from lmlab.measure.nvml import nvml_session, query, visible_gpu
 
+# Bits of nvmlDeviceGetCurrentClocksEventReasons in nvml.h; unlike the names of their constants,
+# they have not changed since 2016.
+REASON_BITS = {
+    "gpu_idle": 0x1,
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake": 0x80,
+    "display_clock_setting": 0x100,
+}
 THROTTLE_REASONS = frozenset(
     {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake", "sw_thermal_slowdown"}
 )
@@ -47,7 +55,49 @@ _BUSY_PERCENT = 20
 _POLL_S = 0.1
 _POLLS = 11
 
-Read = Callable[[], Reading | None]
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The state of one GPU at one moment; None for what it does not report."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    slowdown_reasons: list[str]
+    lost_to_heat_ns: int | None
+    """Counter since the driver was loaded; only differences are meaningful."""
+    lost_to_power_ns: int | None
+    memory_used_bytes: int | None
+    utilisation_percent: int | None
+    """Share of the last fraction of a second in which any kernel ran."""
+    compute_pids: list[int]
+
+
+def read_gpu(nvml: Any, handle: Any) -> Reading:
+    """Read everything; takes a few milliseconds at most."""
+    ask = partial(query, nvml)
+    heat = ask(nvml.nvmlDeviceGetViolationStatus, handle, nvml.NVML_PERF_POLICY_THERMAL)
+    power = ask(nvml.nvmlDeviceGetViolationStatus, handle, nvml.NVML_PERF_POLICY_POWER)
+    power_mw = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    # NVML has renamed its "throttle reasons" to "clocks event reasons"; the bits are the same.
+    newer = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    reasons = ask(newer or nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    return Reading(
+        sm_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        temperature_c=ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        power_w=None if power_mw is None else power_mw / 1e3,
+        slowdown_reasons=[name for name, bit in REASON_BITS.items() if reasons & bit],
+        lost_to_heat_ns=None if heat is None else int(heat.violationTime),
+        lost_to_power_ns=None if power is None else int(power.violationTime),
+        memory_used_bytes=None if memory is None else int(memory.used),
+        utilisation_percent=None if rates is None else int(rates.gpu),
+        compute_pids=sorted(int(process.pid) for process in processes),
+    )
 
 
 @dataclass(frozen=True)
@@ -62,26 +112,17 @@ class OwnUsage:
 class GpuWatch:
     """`with GpuWatch(device) as watch: ...`, then `watch.flags` and `watch.readings`."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        read: Read | None = None,
-        own: Callable[[], OwnUsage] | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._read = read or (lambda: read_device(device))
-        self._own = own or (lambda: own_usage(device))
-        self._sleep = sleep
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._before: Reading | None = None
         self._after: Reading | None = None
         self._started = self._elapsed_s = 0.0
         self._shared = False
 
-    def __enter__(self) -> GpuWatch:
-        self._before = self._read()
+    def __enter__(self) -> Self:
+        self._before = read_device(self._device)
         if self._before is not None:
-            own = self._own()
+            own = own_usage(self._device)
             self._shared = foreign_use(self._before, own) or (
                 not own.has_context and self._stays_busy(self._before)
             )
@@ -90,9 +131,9 @@ class GpuWatch:
 
     def __exit__(self, *exception: object) -> None:
         self._elapsed_s = time.monotonic() - self._started
-        self._after = self._read()
+        self._after = read_device(self._device)
         if self._after is not None:
-            self._shared = self._shared or foreign_use(self._after, self._own())
+            self._shared = self._shared or foreign_use(self._after, own_usage(self._device))
 
     @property
     def flags(self) -> list[str]:
@@ -111,11 +152,11 @@ class GpuWatch:
 
     def _stays_busy(self, reading: Reading | None) -> bool:
         """Poll until it is idle, for as long as a job that has ended can still show."""
-        polls = 0
-        while _busy(reading) and polls < _POLLS:
-            self._sleep(_POLL_S)
-            reading = self._read()
-            polls += 1
+        for _ in range(_POLLS):
+            if not _busy(reading):
+                return False
+            time.sleep(_POLL_S)
+            reading = read_device(self._device)
         return _busy(reading)
 
 

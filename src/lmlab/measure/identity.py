@@ -10,16 +10,13 @@ GPUs are found through NVML, without torch or CUDA. A GPU that the installed PyT
 build without CUDA) would make every job fail, so PyTorch's version file is checked too, as text.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lmlab.measure.nvml import nvml_session, visible_gpus
 
@@ -48,23 +45,17 @@ class Machine:
     id: str
     device: Literal["cuda", "cpu"]
     name: str
-    gpu_count: int
-    """Visible GPUs of the same kind as the first."""
+    gpu_count: int  # visible GPUs of the same kind as the first
 
 
-def find_machine(
-    *,
-    nvml: Any = None,
-    environment: Mapping[str, str] | None = None,
-    cpuinfo: str | None = None,
-    cuda_build: bool | None = None,
-) -> Machine:
-    """Identify this machine; tests replace the real sources by arguments."""
-    names = _gpu_names(nvml, os.environ if environment is None else environment)
-    usable = torch_built_for_cuda() if names and cuda_build is None else cuda_build
-    if names and usable:
+def find_machine() -> Machine:
+    """Identify this machine."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with nvml_session() as nvml:
+        names = [gpu.name for gpu in visible_gpus(nvml, visible)] if nvml else []
+    if names and torch_built_for_cuda():
         return Machine(slug(names[0]), "cuda", names[0], names.count(names[0]))
-    name = cpu_name(cpuinfo)
+    name = cpu_name()
     return Machine(f"cpu-{slug(_NOISE.sub(' ', name))}", "cpu", name, 0)
 
 
@@ -73,10 +64,10 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def cpu_name(cpuinfo: str | None = None) -> str:
+def cpu_name() -> str:
     """The processor: cpuinfo's model name, an Arm core by number, or the architecture."""
-    text = _read_cpuinfo() if cpuinfo is None else cpuinfo
-    fields = dict(re.findall(r"^([^\t:\n]+?)\s*:[ \t]*(.*)$", text, re.MULTILINE))
+    cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+    fields = dict(re.findall(r"^([^\t:\n]+?)\s*:[ \t]*(.*)$", cpuinfo, re.MULTILINE))
     if fields.get("model name", "").strip():
         return str(fields["model name"]).strip()
     part = (fields.get("CPU implementer", ""), fields.get("CPU part", ""))
@@ -90,14 +81,3 @@ def torch_built_for_cuda() -> bool:
         return False
     version_file = Path(spec.origin).with_name("version.py")
     return re.search(r"^cuda\b[^=\n]*= *['\"]", version_file.read_text(), re.MULTILINE) is not None
-
-
-def _gpu_names(nvml: Any, environment: Mapping[str, str]) -> list[str]:
-    with nvml_session(nvml) as session:
-        if session is None:
-            return []
-        return [gpu.name for gpu in visible_gpus(session, environment.get("CUDA_VISIBLE_DEVICES"))]
-
-
-def _read_cpuinfo() -> str:
-    return CPUINFO.read_text() if CPUINFO.exists() else ""

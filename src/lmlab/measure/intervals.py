@@ -1,15 +1,23 @@
-"""Time intervals as (start, end) pairs: union, intersection, and a reduced set for figures.
+"""Time intervals as (start, end) pairs, and those in which a profiled GPU was busy.
 
 Within a set, intervals may touch, nest and repeat (operators call operators, messages are in flight
 concurrently), so durations must not be added: the time in which anything happened is the length of
-the union, and the time in which both of two things happened is that of the intersection of unions.
+the union.
+
+The profiler slows the host down and stretches the gaps between kernels, but not the kernels: take
+shares and intervals from a profiled run, never a step's time.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from lmlab.measure.clock import synchronize
+from lmlab.measure.time_spent import measuring
 
 Interval = tuple[int, int]
 
@@ -32,22 +40,6 @@ def length(intervals: Iterable[Interval]) -> int:
     return sum(end - start for start, end in union(intervals))
 
 
-def intersection(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
-    """The intervals that both sets cover."""
-    left, right = union(one), union(other)
-    common: list[Interval] = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if start < end:
-            common.append((start, end))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
 def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
     """At most `most` intervals, for drawing and not for sums.
 
@@ -60,3 +52,36 @@ def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
         shortest = int(np.diff(edges).argmin())
         edges = np.delete(edges, [shortest, shortest + 1])
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+@measuring()
+def profiled_events(
+    fn: Callable[[], object], device: torch.device, activities: list[ProfilerActivity]
+) -> list[Any]:
+    """Run `fn` once under the profiler; its raw events."""
+    synchronize(device)
+    with profile(activities=activities) as profiler:
+        fn()
+        synchronize(device)
+    inner = profiler.profiler
+    if inner is None or inner.kineto_results is None:
+        raise RuntimeError("the PyTorch profiler recorded nothing: this build has no Kineto")
+    return list(inner.kineto_results.events())
+
+
+def interval(event: Any) -> Interval:
+    """Start and end in nanoseconds."""
+    return (event.start_ns(), event.start_ns() + event.duration_ns())
+
+
+def is_gpu_work(event: Any, device: torch.device) -> bool:
+    """Whether it is a kernel, copy or memset on this GPU.
+
+    The profiler also draws `record_function` ranges on the GPU's timeline; those span idle time.
+    """
+    return bool(
+        device.type == "cuda"
+        and event.device_type() == DeviceType.CUDA
+        and event.device_index() == (device.index or 0)
+        and not event.is_user_annotation()
+    )

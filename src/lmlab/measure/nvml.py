@@ -1,23 +1,20 @@
 """NVML, the driver's management library: which GPUs there are, without creating a CUDA context.
 
-NVML reports GPUs, temperatures, clocks and processes within milliseconds, and a process that has
-only used NVML may still fork. On a machine without a driver the library is missing, which means "no
-GPU" and is not an error.
+NVML answers within milliseconds, and a process that has only used NVML may still fork. On a machine
+without a driver the library is missing, which means "no GPU" and is not an error.
 
-NVML lists every GPU of the machine; a program sees those that CUDA_VISIBLE_DEVICES selects. The
-variable is interpreted here by CUDA's own rules: a comma-separated list of indices or of UUIDs (or
-unique prefixes), cut off at the first entry that matches no GPU; an empty list hides all. Indices
-are in PCI bus order, NVML's own; CUDA orders by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, which
-`device.torch_device` therefore sets.
+NVML lists every GPU of the machine; a program sees those that CUDA_VISIBLE_DEVICES selects, by
+CUDA's own rules: a comma-separated list of indices or of UUIDs (or unique prefixes), cut off at the
+first entry that matches no GPU; an empty list hides all. Indices are in PCI bus order; CUDA orders
+by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, which `device.torch_device` therefore sets.
 """
-
-from __future__ import annotations
 
 import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 
@@ -31,10 +28,9 @@ class VisibleGpu:
 
 
 @contextmanager
-def nvml_session(nvml: Any = None) -> Iterator[Any | None]:
-    """NVML initialized for the block, or None without a driver; tests pass a fake module."""
-    if nvml is None:
-        nvml = importlib.import_module("pynvml")  # not above: 30 ms that few importers need
+def nvml_session() -> Iterator[Any | None]:
+    """NVML initialized for the block, or None without a driver."""
+    nvml: Any = importlib.import_module("pynvml")  # not above: 30 ms that few importers need
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -60,20 +56,15 @@ def visible_gpus(nvml: Any, visible: str | None) -> list[VisibleGpu]:
     gpus = [_describe(nvml, handle) for handle in handles]
     if visible is None:
         return gpus
-    chosen: list[VisibleGpu] = []
-    for entry in visible.split(","):
-        gpu = _selected(nvml, gpus, entry.strip())
-        if gpu is None:
-            break
-        chosen.append(gpu)
-    return chosen
+    selected = (_selected(nvml, gpus, entry.strip()) for entry in visible.split(","))
+    return [gpu for gpu in takewhile(bool, selected) if gpu]
 
 
 def visible_gpu(nvml: Any | None, index: int) -> VisibleGpu | None:
     """The GPU that PyTorch calls `cuda:<index>` in this environment; None if NVML lacks it."""
     if nvml is None:
         return None
-    # A GPU that is lost fails every question; what was running on it says so.
+    # A GPU that is lost fails every question; what was running on it reports that.
     gpus = query(nvml, visible_gpus, nvml, os.environ.get("CUDA_VISIBLE_DEVICES")) or []
     return gpus[index] if index < len(gpus) else None
 
@@ -83,9 +74,8 @@ def driver_version(nvml: Any) -> str:
 
 
 def _describe(nvml: Any, handle: Any) -> VisibleGpu:
-    return VisibleGpu(
-        handle, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
-    )
+    name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+    return VisibleGpu(handle, _text(name), _text(uuid))
 
 
 def _selected(nvml: Any, gpus: list[VisibleGpu], entry: str) -> VisibleGpu | None:

@@ -10,74 +10,31 @@ Computation is everything on the GPU that is neither message nor copy; on a CPU 
 except those that gloo's own threads run (its division). Named ranges are not work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from lmlab.measure.gpu_busy import interval, is_gpu_work, profiled_events
-from lmlab.measure.intervals import Interval, intersection, length, reduced, union
+from lmlab.measure.intervals import (
+    interval,
+    is_gpu_work,
+    length,
+    profiled_events,
+    reduced,
+    union,
+)
 
-MAX_INTERVALS = 120
-"""Per row of a figure; more would not be visible."""
+MAX_INTERVALS = 120  # per row of a figure; more would not be visible
 
 _GLOO = "gloo:"
 _NCCL = "nccl"
 _COPIES = ("Memcpy", "Memset")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """What one rank did in one step, in nanoseconds on the profiler's clock."""
-
-    compute: Sequence[Interval]
-    communication: Sequence[Interval]
-    copies: Sequence[Interval]
-    seen_as: str | None
-    """How messages appear in the trace; None if there are none."""
-
-    @property
-    def overlapped_ns(self) -> int:
-        """Time in which a message was in flight and something was computed."""
-        return length(intersection(self.compute, self.communication))
-
-    @property
-    def overlapped_share(self) -> float | None:
-        """Of the time in which messages were in flight; None without any."""
-        total = length(self.communication)
-        return self.overlapped_ns / total if total else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Sums over the whole trace, and few enough intervals for a figure."""
-        rows = {
-            "compute": self.compute,
-            "communication": self.communication,
-            "copies": self.copies,
-        }
-        origin = min((start for row in rows.values() for start, _ in row), default=0)
-        return {
-            **{f"{name}_ms": length(row) / 1e6 for name, row in rows.items()},
-            "overlapped_ms": self.overlapped_ns / 1e6,
-            "overlapped_share": self.overlapped_share,
-            "messages_seen": len(self.communication),
-            "seen_as": self.seen_as,
-            "intervals_ms": {
-                name: [
-                    [round((edge - origin) / 1e6, 3) for edge in stretch]
-                    for stretch in reduced(row, MAX_INTERVALS)
-                ]
-                for name, row in rows.items()
-            },
-        }
-
-
-def profile_overlap(step: Callable[[], object], device: torch.device) -> Overlap:
-    """Run a step once under the profiler."""
+def profile_overlap(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Run a step once under the profiler; see `overlap_from_events`."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -89,9 +46,14 @@ def start_profiler(device: torch.device) -> None:
     profile_overlap(lambda: None, device)
 
 
-def overlap_from_events(events: Sequence[Any], device: torch.device) -> Overlap:
-    """Sort a profiler's events into computation, communication and copies."""
-    gloo = [event for event in events if _is_gloo(event)]
+def overlap_from_events(events: Sequence[Any], device: torch.device) -> dict[str, Any]:
+    """What one rank did: sums over the whole trace, and few enough intervals for a figure.
+
+    `overlapped_ms` is the time in which a message was in flight and something was computed, and
+    `overlapped_share` its share of the time in which any message was; None without messages.
+    """
+    on_host = (event for event in events if event.device_type() == DeviceType.CPU)
+    gloo = [event for event in on_host if str(event.name()).startswith(_GLOO)]
     on_gpu = [event for event in events if is_gpu_work(event, device)]
     nccl = [event for event in on_gpu if _NCCL in event.name().lower()]
     copies = [event for event in on_gpu if event.name().startswith(_COPIES)]
@@ -102,13 +64,26 @@ def overlap_from_events(events: Sequence[Any], device: torch.device) -> Overlap:
         threads = {event.start_thread_id() for event in gloo}
         operators = (event for event in events if str(event.name()).startswith("aten::"))
         compute = [event for event in operators if event.start_thread_id() not in threads]
-    return Overlap(
-        compute=union(map(interval, compute)),
-        communication=[interval(event) for event in [*gloo, *nccl]],
-        copies=union(map(interval, copies)),
-        seen_as="NCCL kernels" if nccl else "gloo's messages" if gloo else None,
-    )
-
-
-def _is_gloo(event: Any) -> bool:
-    return event.device_type() == DeviceType.CPU and str(event.name()).startswith(_GLOO)
+    rows = {
+        "compute": union(map(interval, compute)),
+        "communication": [interval(event) for event in [*gloo, *nccl]],
+        "copies": union(map(interval, copies)),
+    }
+    in_flight = length(rows["communication"])
+    either = length([*rows["compute"], *rows["communication"]])
+    overlapped = length(rows["compute"]) + in_flight - either
+    origin = min((start for row in rows.values() for start, _ in row), default=0)
+    return {
+        **{f"{name}_ms": length(row) / 1e6 for name, row in rows.items()},
+        "overlapped_ms": overlapped / 1e6,
+        "overlapped_share": overlapped / in_flight if in_flight else None,
+        "messages_seen": len(rows["communication"]),
+        "seen_as": "NCCL kernels" if nccl else "gloo's messages" if gloo else None,
+        "intervals_ms": {
+            name: [
+                [round((edge - origin) / 1e6, 3) for edge in stretch]
+                for stretch in reduced(row, MAX_INTERVALS)
+            ]
+            for name, row in rows.items()
+        },
+    }

@@ -7,8 +7,6 @@ PCIe` is not an `H100 SXM`, a laptop's RTX 4090 not a desktop's, a MIG slice not
 that is not listed has no peak and the report no MFU for it; measured ceilings still apply.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -20,11 +18,7 @@ def peaks_of(device_name: str) -> dict[str, Any] | None:
     """`{"source", "tflops": {precision: rate}, "memory_tb_per_s"}`; None for an unknown device."""
     for entry in _table():
         if device_name in entry["names"]:
-            return {
-                "source": entry["source"],
-                "tflops": dict(entry["tflops"]),
-                "memory_tb_per_s": entry["memory_tb_per_s"],
-            }
+            return {key: value for key, value in entry.items() if key != "names"}
     return None
 
 

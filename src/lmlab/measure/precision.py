@@ -1,17 +1,14 @@
 """Precisions by name, and the switches that make fp32 mean fp32.
 
-On NVIDIA GPUs since Ampere an "fp32" matrix product may silently run in TF32: same exponent, 10
-instead of 23 mantissa bits, several times faster. That would invalidate any comparison of fp32 with
-bf16, so TF32 is on for `tf32` and off for every other name. `bf16` and `fp16` are autocast:
-parameters stay fp32, matrix products run in the 16-bit type, reductions in fp32.
+On NVIDIA GPUs since Ampere an "fp32" matrix product may silently run in TF32 (10 instead of 23
+mantissa bits, several times faster), which would invalidate any comparison of fp32 with bf16. So
+TF32 is on for `tf32` and off for every other name. `bf16` and `fp16` are autocast: parameters stay
+fp32, matrix products run in the 16-bit type, reductions in fp32.
 
-PyTorch has the switch twice, in an older interface (one setting for all matrix products, one flag
-for cuDNN) and a newer one (per backend and operation), and reading the older one fails if the two
-disagree. Values are therefore set through the older interface, which sets both, and restored
-through the older and then the newer one, which gives exactly the previous state.
+PyTorch has the switch in an older and in a newer interface, and reading the older one fails if the
+two disagree. Values are set through the older one, which sets both, and restored through the older
+and then the newer one, which gives exactly the previous state.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +27,9 @@ class Precision:
     """The meaning of one name."""
 
     name: str
-    dtype: torch.dtype
-    """Type of matrix product operands."""
-    autocast: bool
-    """Parameters stay fp32; operands are cast."""
-    tf32: bool
-    """fp32 matrix products may use TF32."""
+    dtype: torch.dtype  # type of matrix product operands
+    autocast: bool  # parameters stay fp32; operands are cast
+    tf32: bool  # fp32 matrix products may use TF32
 
 
 PRECISIONS: dict[str, Precision] = {
@@ -73,15 +67,11 @@ def why_unsupported(name: str, device: torch.device) -> str | None:
 def tf32_allowed(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 in matrix products and convolutions for the block."""
     backends: Any = torch.backends
-    switches = (
-        backends.cuda.matmul,
-        backends.mkldnn.matmul,
-        backends.cudnn.conv,
-        backends.cudnn.rnn,
-    )
+    cudnn = backends.cudnn
+    switches = (backends.cuda.matmul, backends.mkldnn.matmul, cudnn.conv, cudnn.rnn)
     matmul_before = torch.get_float32_matmul_precision()
     before = [switch.fp32_precision for switch in switches]
-    cudnn_before = backends.cudnn.conv.fp32_precision == "tf32"
+    cudnn_before = cudnn.conv.fp32_precision == "tf32"
     _set_both("high" if allowed else "highest", allowed)
     try:
         yield

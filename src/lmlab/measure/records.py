@@ -5,12 +5,14 @@ to (phase, variant, operation, ...); the point's own parameters are not repeated
 failed inside a point that succeeded is a record too, with a status and a reason and no value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from lmlab.measure.statistics import Measurement, summarize
+from lmlab.measure.statistics import Measurement
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Record = dict[str, Any]
 Label = str | int | float | bool
@@ -18,12 +20,14 @@ Label = str | int | float | bool
 
 def timed(measurement: Measurement, quantity: str = "time", **labels: Label) -> Record:
     """A record of timing samples, in milliseconds."""
+    statistics = asdict(measurement.summary)
     return {
-        **_record(quantity, labels, unit="ms", value=measurement.median_ms),
+        **_record(quantity, labels, unit="ms", value=statistics.pop("median")),
         "clock": measurement.clock,
         "cache": measurement.cache,
         "stopped": measurement.stopped,
-        **_statistics(measurement.samples_ms),
+        "samples": list(measurement.samples_ms),
+        **statistics,
     }
 
 
@@ -36,18 +40,26 @@ def values(numbers: Mapping[str, Any], prefix: str = "", **labels: Label) -> lis
     """A record per number, with the unit in its key: `busy_ns` becomes `busy_time` in milliseconds
     of the device, `peak_bytes` becomes `peak` in bytes, the rest are counts. Text, None and nested
     values are left out."""
-    return [
-        {**value(f"{prefix}{key[:-3]}_time", number / 1e6, "ms", **labels), "clock": "device"}
-        if key.endswith("_ns")
-        else value(
-            prefix + key.removesuffix("_bytes"),
-            number,
-            "B" if key.endswith("_bytes") else "",
-            **labels,
-        )
-        for key, number in numbers.items()
-        if isinstance(number, int | float)
-    ]
+    records = []
+    for key, number in numbers.items():
+        if not isinstance(number, int | float):
+            continue
+        name, _, unit = f"{prefix}{key}".rpartition("_")
+        if unit == "ns":
+            records.append(
+                value(f"{name}_time", number / 1e6, "ms", **labels) | {"clock": "device"}
+            )
+        elif unit == "bytes":
+            records.append(value(name, number, "B", **labels))
+        else:
+            records.append(value(f"{prefix}{key}", number, "", **labels))
+    return records
+
+
+def plain_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """A frame's rows as dictionaries of plain values, ready for JSON; None for what is missing."""
+    plain = frame.astype(object)
+    return plain.where(plain.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
 def by_label(
@@ -78,21 +90,4 @@ def _record(
         "reason": reason,
         "unit": unit,
         "value": value,
-    }
-
-
-def _statistics(samples: tuple[float, ...]) -> Record:
-    summary = summarize(samples)
-    return {
-        "samples": list(samples),
-        "n": summary.n,
-        "q1": summary.q1,
-        "q3": summary.q3,
-        "min": summary.minimum,
-        "max": summary.maximum,
-        "mean": summary.mean,
-        "sd": summary.sd,
-        "noisy": summary.noisy,
-        "drift": summary.drift,
-        "stability": summary.stability,
     }

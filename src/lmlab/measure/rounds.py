@@ -7,11 +7,10 @@ variant leaves its mark on caches and allocator: every round starts one variant 
 second round runs backwards, so that no variant always follows the same one.
 
 All ranks start a step together, after a barrier. A rank's time ends when its own device is done;
-the step takes as long as its slowest rank, and the times of all ranks are kept. Warm-up rounds run
-in the same loop and are discarded. After each round all ranks decide together whether time is up.
+the step takes as long as its slowest rank, and the times of all ranks are recorded. Warm-up rounds
+run in the same loop and are discarded. After each round all ranks decide together whether time is
+up.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +23,12 @@ from lmlab.measure.across_ranks import gather, max_over_ranks
 from lmlab.measure.clock import PhaseClock, collector_paused
 from lmlab.measure.statistics import Measurement
 from lmlab.measure.stop_rule import count_samples
+from lmlab.measure.time_spent import measuring
 
 TimedStep = Callable[[PhaseClock], None]
 """One step of a variant; times its phases with the given clock."""
 
-MIN_ROUNDS = 3
-"""Measured regardless of the time cap: fewer give no confidence interval."""
+MIN_ROUNDS = 3  # measured regardless of the time cap: fewer give no confidence interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class Rounds:
         """The time of the slowest rank in each round."""
         by_rank = self.samples_ms[variant][phase]
         slowest = tuple(max(times) for times in zip(*by_rank, strict=True))
-        return Measurement(samples_ms=slowest, clock="wall", cache="warm", stopped=self.stopped)
+        return Measurement(samples_ms=slowest, clock="wall", stopped=self.stopped)
 
 
 def round_order(names: Sequence[str], number: int) -> list[str]:
@@ -53,6 +52,7 @@ def round_order(names: Sequence[str], number: int) -> list[str]:
     return rotated[::-1] if number % 2 else rotated
 
 
+@measuring()
 def interleave(
     variants: Mapping[str, TimedStep],
     *,
@@ -73,29 +73,17 @@ def interleave(
                 variants[name](clock)
                 steps[name].append(clock.take_step_ms())
             measured = max(number + 1 - warmup, 0)
-            if measured >= MIN_ROUNDS and _time_is_up(started, time_cap_s):
+            elapsed_s = time.perf_counter() - started
+            if measured >= MIN_ROUNDS and max_over_ranks(elapsed_s) >= time_cap_s:
                 break
     stopped = count_samples(measured)
     if measured < rounds:
         stopped = f"time cap of {time_cap_s:g} s after {stopped}"
-    return Rounds(
-        samples_ms=_by_rank({name: _by_phase(own[warmup:]) for name, own in steps.items()}),
-        stopped=stopped,
-    )
-
-
-def _time_is_up(started: float, time_cap_s: float) -> bool:
-    return max_over_ranks(time.perf_counter() - started) >= time_cap_s
-
-
-def _by_phase(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    return {phase: [step[phase] for step in steps] for phase in steps[0]}
-
-
-def _by_rank(own: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[list[float]]]]:
-    """One list per rank instead of this rank's list."""
-    ranks = gather(own)
-    return {
-        name: {phase: [rank[name][phase] for rank in ranks] for phase in phases}
-        for name, phases in own.items()
+    by_rank = gather({name: own[warmup:] for name, own in steps.items()})
+    samples = {
+        name: {
+            phase: [[step[phase] for step in rank[name]] for rank in by_rank] for phase in own[0]
+        }
+        for name, own in steps.items()
     }
+    return Rounds(samples_ms=samples, stopped=stopped)

@@ -1,51 +1,44 @@
 """When a kernel, or a step, has been repeated often enough.
 
-A fixed number of repetitions is too many for a kernel of a second and too few for one of ten
-microseconds. Following nvbench, sampling stops when there are enough samples for a meaningful
+Following nvbench, sampling of a kernel stops when there are enough samples for a meaningful
 deviation, enough accumulated time for clocks and power to settle, and a relative deviation (sample
 standard deviation over mean) below a target. A kernel that stays noisier is stopped by a time cap
 or a sample cap. The reason is recorded with the samples, because "settled at 0.5 %" and "gave up
 after 5 s" are different statements about a number.
 
-The deviation is updated by Welford's recurrence: one pass, constant cost per sample, and no
-cancellation when the deviation is a thousandth of the mean.
-
 A step of a model takes milliseconds to seconds and its samples are skewed by the host, so it is
 repeated until its median is known well enough, or a number of steps or seconds is reached.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from lmlab.measure.stability import median_error
+from lmlab.measure.statistics import median_error
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class SamplingBudget:
+    """How long a kernel is sampled."""
+
+    min_samples: int = 10
+    min_time_s: float = 0.01
+    target_relative_deviation: float = 0.005
+    max_samples: int = 40
+    time_cap_s: float = 0.2  # over all turns of a variant; one sample is always taken
+
+    def __post_init__(self) -> None:
+        _check(self, min_samples=1, max_samples=self.min_samples)
+
+
 class StopRule:
     """Feed it samples with `add`; `reason` is None while sampling should continue."""
 
-    min_samples: int
-    min_time_s: float
-    target_relative_deviation: float
-    time_cap_s: float
-    max_samples: int
-    n: int = field(default=0, init=False)
-    _mean: float = field(default=0.0, init=False)
-    _squares: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        if self.min_samples < 1:
-            raise ValueError(f"min_samples must be at least 1, got {self.min_samples}")
-        if self.max_samples < self.min_samples:
-            raise ValueError(
-                f"max_samples must be at least min_samples ({self.min_samples}), "
-                f"got {self.max_samples}"
-            )
-        if self.time_cap_s <= 0:
-            raise ValueError(f"time_cap_s must be more than 0, got {self.time_cap_s:g}")
+    def __init__(self, budget: SamplingBudget) -> None:
+        self.budget = budget
+        self.n = 0
+        self._mean = self._squares = 0.0
 
     def add(self, sample_ms: float) -> None:
         self.n += 1
@@ -67,20 +60,14 @@ class StopRule:
 
     def reason(self, elapsed_s: float) -> str | None:
         """Why to stop now, given the wall time since sampling began; None to continue."""
-        if self._settled():
+        enough = self.n >= self.budget.min_samples and self.measured_s >= self.budget.min_time_s
+        if enough and self.relative_deviation < self.budget.target_relative_deviation:
             return f"relative deviation {self.relative_deviation:.2%} after {count_samples(self.n)}"
-        if self.n >= self.max_samples:
-            return f"sample cap of {self.max_samples}"
-        if self.n and elapsed_s >= self.time_cap_s:
-            return f"time cap of {self.time_cap_s:g} s after {count_samples(self.n)}"
+        if self.n >= self.budget.max_samples:
+            return f"sample cap of {self.budget.max_samples}"
+        if self.n and elapsed_s >= self.budget.time_cap_s:
+            return f"time cap of {self.budget.time_cap_s:g} s after {count_samples(self.n)}"
         return None
-
-    def _settled(self) -> bool:
-        return (
-            self.n >= self.min_samples
-            and self.measured_s >= self.min_time_s
-            and self.relative_deviation < self.target_relative_deviation
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +81,7 @@ class MedianRule:
     time_cap_s: float
 
     def __post_init__(self) -> None:
-        for key, least in (("steps", 1), ("max_steps", self.steps), ("interval", 0)):
-            if getattr(self, key) < least:
-                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
-        if self.time_cap_s <= 0:
-            raise ValueError(f"time_cap_s must be more than 0, got {self.time_cap_s:g}")
+        _check(self, steps=1, max_steps=self.steps, interval=0)
 
     def reason(self, samples_ms: Sequence[float], elapsed_s: float) -> str | None:
         """Why to stop now, given the wall time since the first step; None to continue."""
@@ -114,6 +97,14 @@ class MedianRule:
         if n and elapsed_s >= self.time_cap_s:
             return f"time cap of {self.time_cap_s:g} s after {count}"
         return None
+
+
+def _check(rule: Any, **least: int) -> None:
+    for key, smallest in least.items():
+        if getattr(rule, key) < smallest:
+            raise ValueError(f"{key} must be at least {smallest}, got {getattr(rule, key)}")
+    if rule.time_cap_s <= 0:
+        raise ValueError(f"time_cap_s must be more than 0, got {rule.time_cap_s:g}")
 
 
 def count_samples(n: int) -> str:

@@ -1,13 +1,12 @@
 """Bytes that autograd keeps from forward to backward, from the model's shape alone. No torch.
 
 The functions list what each operation of this implementation saves; tests compare the sum byte for
-byte with what autograd's hooks see. Attention scores grow with the square of the context: in a
-small GPT at context 1024 they are already more than a third, which is why fused attention helps.
+byte with what autograd's hooks see. Attention scores grow with the square of the context.
 
 Autocast halves only part of it. The residual stream and the norms stay in fp32. Every matmul saves
-its own 16-bit copy of its input, even where three matmuls share one input (q, k, v), and of its
-weight. On a GPU the softmax saves fp32, and the matmul after it a 16-bit copy as well; on a CPU
-autocast runs the softmax in 16 bit.
+its own 16-bit copy of its input, even where three share one input (q, k, v), and of its weight. On
+a GPU the softmax saves fp32, and the matmul after it a 16-bit copy as well; on a CPU autocast runs
+the softmax in 16 bit.
 """
 
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ class Widths:
 
     matmul: int
     softmax: int
-    weight_copy: int
-    """Of autocast's copy of each weight; 0 without autocast."""
+    weight_copy: int  # of autocast's copy of each weight; 0 without autocast
 
     @property
     def is_autocast(self) -> bool:
@@ -53,10 +51,7 @@ def saved_activations(shape: ModelShape, precision: Precision, *, device: Device
 
 
 def saved_block(shape: ModelShape, widths: Widths) -> int:
-    return _saved_attention(shape, widths) + saved_feed_forward(shape, widths)
-
-
-def _saved_attention(shape: ModelShape, widths: Widths) -> int:
+    """Attention and feed-forward."""
     stream = widths.matmul * shape.tokens * shape.d_model
     # Without autocast q, k, v share one input; with it, each matmul casts its own copy.
     inputs = stream * (3 if widths.is_autocast else 1)
@@ -65,7 +60,8 @@ def _saved_attention(shape: ModelShape, widths: Widths) -> int:
     # The result of the softmax, which the next matmul saves too: one tensor if the dtypes agree.
     scores = (widths.softmax + widths.scores_cast) * shape.scores
     q_k_v_and_output = 4 * stream
-    return _saved_norm(shape) + inputs + rope_tables + mask + scores + q_k_v_and_output
+    attention = _saved_norm(shape) + inputs + rope_tables + mask + scores + q_k_v_and_output
+    return attention + saved_feed_forward(shape, widths)
 
 
 def saved_feed_forward(shape: ModelShape, widths: Widths) -> int:

@@ -3,10 +3,10 @@
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
     w <- w (1 - lr decay) - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-A step reads and writes tensors as large as the model and has no matmul, so on a GPU it is bound by
-memory bandwidth when parameters are large and by kernel launches when they are small. It is a plain
-loop over parameters, with every kernel visible in a profile. Both bias corrections are scalars and
-are folded into the step size and eps: seven kernels and one temporary per parameter.
+A step has no matmul, so on a GPU it is bound by memory bandwidth when parameters are large and by
+kernel launches when they are small. It is a plain loop over parameters, with every kernel visible
+in a profile. Both bias corrections are scalars and are folded into the step size and eps: seven
+kernels and one temporary per parameter.
 """
 
 import math

@@ -1,16 +1,17 @@
 """Predicted peak memory with activation checkpointing, from the model's shape alone. No torch.
 
 Three stages compete. In forward and the loss, the inputs of segments are saved and, under autocast,
-a 16-bit copy of every weight until the pass ends, although no graph needs it. In backward, a
-segment is recomputed: its blocks behave like a model of that many blocks, on top of the remaining
-inputs and the gradients so far, of which most exist in the last segment to be recomputed, the first
-one. The optimizer step holds all gradients and no activations: no strategy can go below it.
+a 16-bit copy of every weight until the pass ends. In backward, a segment is recomputed: its blocks
+behave like a model of that many blocks, on top of the remaining inputs and the gradients so far, of
+which most exist in the last segment to be recomputed, the first one. The optimizer step holds all
+gradients and no activations: no strategy can go below it.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from lmlab.model import peak
 from lmlab.model.activations import (
     FP32,
     Device,
@@ -21,45 +22,31 @@ from lmlab.model.activations import (
     widths_of,
 )
 from lmlab.model.cost import parameter_count
-from lmlab.model.peak import (
-    Parts,
-    Stage,
-    attention_stages,
-    base_parts,
-    block_stages,
-    block_weights,
-    embedding_stage,
-    head_stages,
-    highest,
-    loss_stage,
-    optimizer_stage,
-    predicted_peak,
-)
 from lmlab.model.shape import ModelShape
 
 
 def predicted_peak_checkpointed(
     shape: ModelShape, precision: Precision, segment: int, *, device: Device = "cuda"
-) -> Stage:
+) -> peak.Stage:
     """The highest stage of a train step with segments of that many blocks; 0: no checkpointing."""
     if segment == 0:
-        return predicted_peak(shape, precision, "train_step", device=device)
+        return peak.predicted_peak(shape, precision, "train_step", device=device)
     count = math.ceil(shape.num_layers / segment)
     widths = widths_of(precision, device)
-    return highest(_stages(shape, widths, min(segment, shape.num_layers), inputs=count))
+    return peak.highest(_stages(shape, widths, min(segment, shape.num_layers), inputs=count))
 
 
 def predicted_peak_nested(
     shape: ModelShape, precision: Precision, *, device: Device = "cuda"
-) -> Stage:
+) -> peak.Stage:
     """The same for nested halves: one block at a time, and one saved input per level."""
     levels = math.ceil(math.log2(shape.num_layers)) if shape.num_layers > 1 else 0
-    return highest(_stages(shape, widths_of(precision, device), 1, inputs=1 + levels))
+    return peak.highest(_stages(shape, widths_of(precision, device), 1, inputs=1 + levels))
 
 
 def best_segment(
     shape: ModelShape, precision: Precision, *, device: Device = "cuda"
-) -> tuple[int, Stage]:
+) -> tuple[int, peak.Stage]:
     """The segment length with the lowest peak; the longest of equals, which is the fastest."""
     peaks = {
         length: predicted_peak_checkpointed(shape, precision, length, device=device)
@@ -69,35 +56,37 @@ def best_segment(
     return best, peaks[best]
 
 
-def _stages(shape: ModelShape, widths: Widths, blocks: int, *, inputs: int) -> Iterator[Stage]:
+def _stages(shape: ModelShape, widths: Widths, blocks: int, *, inputs: int) -> Iterator[peak.Stage]:
     """Stages of a step that keeps that many inputs and recomputes that many blocks at a time."""
     count = parameter_count(shape)
     stream = FP32 * shape.tokens * shape.d_model
-    base = base_parts(shape, "train_step")
+    base = peak.base_parts(shape, "train_step")
     with_inputs = base.plus(activations=inputs * stream)
     copies = widths.weight_copy * (count.linear - count.head)
-    yield loss_stage(shape, widths, with_inputs.plus(weight_copies=copies))
+    yield peak.loss_stage(shape, widths, with_inputs.plus(weight_copies=copies))
     head = with_inputs.plus(
         activations=saved_head(shape, widths), weight_copies=widths.weight_copy * count.head
     )
-    yield from head_stages(shape, widths, head)
-    last_gradients = FP32 * (count.head + (shape.num_layers - blocks) * block_weights(shape))
+    yield from peak.head_stages(shape, widths, head)
+    last_gradients = FP32 * (count.head + (shape.num_layers - blocks) * peak.block_weights(shape))
     for gradients, waiting in ((FP32 * count.head, inputs), (last_gradients, 1)):
         # The segment's own input is saved by its first block too: one tensor, counted once.
         left = base.plus(activations=(waiting - 1) * stream, gradients=gradients)
         yield from _segment_stages(shape, widths, blocks, left)
-    yield embedding_stage(shape, base)
-    yield optimizer_stage(shape, base)
+    yield peak.embedding_stage(shape, base)
+    yield peak.optimizer_stage(shape, base)
 
 
-def _segment_stages(shape: ModelShape, widths: Widths, blocks: int, left: Parts) -> Iterator[Stage]:
+def _segment_stages(
+    shape: ModelShape, widths: Widths, blocks: int, left: peak.Parts
+) -> Iterator[peak.Stage]:
     """Recomputation of a segment, and backward through it."""
     segment = replace(shape, num_layers=blocks)
     full = left.plus(
         activations=blocks * saved_block(segment, widths),
-        weight_copies=widths.weight_copy * blocks * block_weights(shape),
+        weight_copies=widths.weight_copy * blocks * peak.block_weights(shape),
     )
     # The gradient of the segment's output waits while the segment is recomputed.
     gradient = FP32 * shape.tokens * shape.d_model
-    yield from attention_stages(segment, widths, full.plus(workspace=gradient))
-    yield from block_stages(segment, widths, full)
+    yield from peak.attention_stages(segment, widths, full.plus(workspace=gradient))
+    yield from peak.block_stages(segment, widths, full)

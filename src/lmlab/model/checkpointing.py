@@ -1,27 +1,20 @@
-"""Activation checkpointing applied to a model from outside.
+"""Activation checkpointing applied to a model from outside, by replacing its list of blocks.
 
-Backward needs the activations of forward: N blocks' worth if all are saved. Saving only the inputs
-of segments of k blocks leaves N/k inputs, plus the k blocks that are recomputed while backward goes
-through a segment, for the time of one more forward pass. With s bytes per input and a per block,
-(N/k) s + k a is smallest at k = sqrt(N s / a). The well-known sqrt(N) is the case a = s; in a
-Transformer with plain attention a is tens of times s. And where gradients outweigh inputs, the peak
-is at the end of backward, when the other inputs are freed: then k = 1 is best regardless.
+Saving only the inputs of segments of k blocks leaves N/k inputs of s bytes, plus the activations a
+of the k blocks that are recomputed while backward goes through a segment, for the time of one more
+forward pass. (N/k) s + k a is smallest at k = sqrt(N s / a). The well-known sqrt(N) is the case a =
+s; in a Transformer with plain attention a is tens of times s. And where gradients outweigh inputs,
+the peak is at the end of backward, when the other inputs are freed: then k = 1 is best.
 
 `nested` checkpoints halves within halves, down to single blocks. At any time one input per level
 and one block's activations exist, so memory grows with log N, and so does time, because every level
-recomputes its blocks once more.
-
-A strategy is a name: `none`, `every-4`, `nested`. It is applied within a `with` block by replacing
-the model's list of blocks with segments; the parameters and their order stay the same.
+recomputes its blocks once more. A strategy is a name: `none`, `every-4`, `nested`.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -35,18 +28,14 @@ class StrategyError(ValueError):
 class Strategy:
     """What is saved for backward."""
 
-    kind: Literal["none", "every", "nested"]
-    blocks: int = 0
-    """Blocks per segment, for `every`."""
-
-
-UNPARAMETRIZED = {"none": Strategy("none"), "nested": Strategy("nested")}
+    kind: str  # none, every or nested
+    blocks: int = 0  # blocks per segment, for `every`
 
 
 def parse_strategy(name: str) -> Strategy:
     """Parse `none`, `nested` or `every-K`."""
-    if name in UNPARAMETRIZED:
-        return UNPARAMETRIZED[name]
+    if name in ("none", "nested"):
+        return Strategy(name)
     if match := re.fullmatch(r"every-([1-9]\d*)", name):
         return Strategy("every", int(match[1]))
     raise StrategyError(f"checkpoint must be none, every-K or nested, got {name!r}")

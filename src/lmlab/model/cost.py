@@ -1,11 +1,8 @@
 """Predicted parameters and FLOPs of the model, from its shape alone. No torch.
 
-Matmul FLOPs are counted separately. They run on tensor cores at hundreds of TFLOP/s and are nearly
-all of the arithmetic; the rest (softmax, norms, activation, rotation, optimizer) is bound by memory
-bandwidth, not by FLOPs. Utilization (MFU) is computed from matmuls alone.
-
-A matmul (m, k) x (k, n) is 2 m n k FLOPs. Backward has two matmuls for each one in forward, one per
-operand's gradient, hence exactly twice the FLOPs.
+Matmul FLOPs are counted separately: they run on tensor cores and are nearly all of the arithmetic;
+the rest is bound by memory bandwidth. Utilization (MFU) is computed from matmuls alone. A matmul
+(m, k) x (k, n) is 2 m n k FLOPs, and backward has two for each one in forward.
 
 The convention for causal attention is stated with every number. "full" counts what naive attention
 computes, the whole square of scores. "causal" counts the half that the mask keeps (S^2 / 2, as
@@ -13,7 +10,6 @@ attention benchmarks do), which is what a fused kernel needs.
 
 Everything else is counted by one rule: each add, subtract, multiply, divide, maximum, exponential,
 logarithm or root of one number is one FLOP; copies, casts, comparisons and masking count as zero.
-`NON_MATMUL` lists the operations of this implementation and of its autograd.
 """
 
 from collections.abc import Callable
@@ -25,8 +21,7 @@ from lmlab.model.shape import ModelShape
 Convention = Literal["full", "causal"]
 Mode = Literal["forward", "forward_backward", "train_step"]
 
-OPTIMIZER_FLOPS_PER_PARAMETER = 13
-"""AdamW: both moments 3 + 4, decay 1, denominator 2, update 3."""
+OPTIMIZER_FLOPS_PER_PARAMETER = 13  # AdamW: both moments 3 + 4, decay 1, denominator 2, update 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +71,7 @@ class Operation:
     backward: int
     on_scores: bool = False
     """Whether elements are query-key pairs, of which the causal convention counts half."""
-    in_loss: bool = False
-    """Whether it is part of the loss, which mode "forward" leaves out."""
+    in_loss: bool = False  # whether it is part of the loss, which mode "forward" leaves out
 
 
 NON_MATMUL: tuple[Operation, ...] = (
@@ -118,23 +112,20 @@ def flops(
     """
     check_choice("mode", mode, get_args(Mode))
     check_choice("convention", convention, get_args(Convention))
-    forward_matmul = _matmul_forward(shape, convention)
+    # All weights with all tokens, QK^T and PV.
+    forward_matmul = 2 * shape.tokens * parameter_count(shape).linear
+    attention = 4 * shape.num_layers * shape.scores * shape.head_dim
+    forward_matmul += attention if convention == "full" else attention // 2
     rest = [
-        (op, _elements(op, shape, convention))
+        (op, op.elements(shape) // (2 if op.on_scores and convention == "causal" else 1))
         for op in NON_MATMUL
         if mode != "forward" or not op.in_loss
     ]
-    phases = {
-        "forward": {
-            "matmul": forward_matmul,
-            "other": sum(op.forward * elements for op, elements in rest),
-        }
-    }
+    other = sum(op.forward * elements for op, elements in rest)
+    phases = {"forward": {"matmul": forward_matmul, "other": other}}
     if mode != "forward":
-        phases["backward"] = {
-            "matmul": 2 * forward_matmul,
-            "other": sum(op.backward * elements for op, elements in rest),
-        }
+        other = sum(op.backward * elements for op, elements in rest)
+        phases["backward"] = {"matmul": 2 * forward_matmul, "other": other}
     if mode == "train_step":
         optimizer = OPTIMIZER_FLOPS_PER_PARAMETER * parameter_count(shape).total
         phases["optimizer"] = {"matmul": 0, "other": optimizer}
@@ -147,18 +138,46 @@ def check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{key} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _matmul_forward(shape: ModelShape, convention: Convention) -> int:
-    """FLOPs of the matmuls in one forward pass: all weights with all tokens, QK^T and PV."""
-    projections = 2 * shape.tokens * parameter_count(shape).linear
-    attention = 4 * shape.num_layers * shape.scores * shape.head_dim
-    return projections + (attention if convention == "full" else attention // 2)
-
-
-def _elements(operation: Operation, shape: ModelShape, convention: Convention) -> int:
-    elements = operation.elements(shape)
-    return elements // 2 if operation.on_scores and convention == "causal" else elements
-
-
 def _norms(shape: ModelShape) -> int:
     """Two per layer and the final one."""
     return 2 * shape.num_layers + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartCost:
+    """One part of attention in a forward pass, all layers together."""
+
+    flops: int
+    bytes: int
+
+
+def attention_parts(shape: ModelShape, *, element_bytes: int) -> dict[str, PartCost]:
+    """The parts of naive attention in a forward pass with tensors of one dtype.
+
+    The softmax has 2 d / 5 times less arithmetic than the matmuls around it (26 times at d = 64),
+    yet its operators read and write the whole T x T tensor, and time follows bytes. Bytes are the
+    minimum for an operator running by itself: every operand read once, every result written once.
+    The mask is shared by all heads and counted once.
+    """
+    layers, scores = shape.num_layers, shape.scores
+    per_score = {operation.name: operation.forward for operation in NON_MATMUL}
+    score_bytes = scores * element_bytes
+    head_bytes = shape.tokens * shape.d_model * element_bytes  # one of Q, K, V or the output
+    product = PartCost(
+        flops=layers * 2 * scores * shape.head_dim,
+        bytes=layers * (2 * head_bytes + score_bytes),
+    )
+    # One byte each; filled, made triangular (read and written), and read.
+    mask_bytes = 4 * shape.context**2
+    return {
+        "scores": product,
+        "scale_and_mask": PartCost(
+            flops=layers * per_score["scale"] * scores,
+            # Scaling and masking each read and write all scores.
+            bytes=layers * (4 * score_bytes + mask_bytes),
+        ),
+        "softmax": PartCost(
+            flops=layers * per_score["softmax"] * scores, bytes=layers * 2 * score_bytes
+        ),
+        "output": product,
+    }

@@ -1,10 +1,8 @@
 """Predicted memory of one step by category, from the model's shape alone. No torch.
 
-Training memory has two halves. One exists between steps and depends on the parameters only: 4
-bytes each for weight and gradient, 8 for AdamW's two moments. The other lives from forward to
-backward: the activations that autograd saves (`activations`). The peak is found in `peak`. All of
-it counts tensors: rounding by the allocator and library workspaces (tens of MiB for cuBLAS) are
-extra.
+Weights, gradients and AdamW's two moments depend on the parameters only: 4, 4 and 8 bytes each.
+Activations (`activations`) live from forward to backward. The peak is found in `peak`. All of it
+counts tensors: rounding by the allocator and library workspaces (tens of MiB) are extra.
 """
 
 from dataclasses import dataclass
@@ -25,10 +23,8 @@ class Footprint:
     inputs: int
     gradients: int
     optimizer_state: int
-    activations: int
-    """Saved by autograd from forward to backward, without 16-bit weight copies."""
-    autocast_weights: int
-    """16-bit copies of the weights that autocast makes once per step."""
+    activations: int  # saved by autograd from forward to backward, without 16-bit weight copies
+    autocast_weights: int  # 16-bit copies of the weights that autocast makes once per step
     peak: int
 
 

@@ -1,7 +1,5 @@
 """Cross-entropy of next-token prediction, computed in fp32 with one logit-sized buffer at a time.
 
-    loss = mean over tokens of  log(sum_j exp(logit_j - max)) - (logit_target - max)
-
 The logits are the largest tensor of the model (tokens x vocabulary), and a straightforward loss
 makes five copies of them: fp32 cast, log-probabilities, exponentials, gradients. But the gradient,
 softmax(logits) - onehot(target), needs only the logits, which exist already, and two numbers per

@@ -2,11 +2,9 @@
 
 Memory is highest at one of a few known stages of a step; between layers it changes linearly, so
 only the first and the last layer count. Each stage is given with its bytes by category, to show
-where a measurement differs from the prediction.
-
-A forward pass that keeps its graph is a separate mode, because published peaks of a forward pass
-mean that. It peaks either at the loss, which takes an fp32 buffer as large as the logits, or
-in the last layer's attention, where the scores exist two or three times.
+where a measurement differs from the prediction. A forward pass that keeps its graph is a separate
+mode, because published peaks of a forward pass mean that. It peaks either at the loss, or in the
+last layer's attention, where the scores exist two or three times.
 """
 
 from collections.abc import Iterable, Iterator
@@ -82,9 +80,8 @@ def _stages(shape: ModelShape, widths: Widths, mode: PeakMode) -> Iterator[Stage
         yield from _inference_stages(shape, widths, base)
         return
     yield from _graph_stages(shape, widths, base)
-    if mode == "forward_graph":
-        return
-    yield from _backward_stages(shape, widths, base)
+    if mode != "forward_graph":
+        yield from _backward_stages(shape, widths, base)
     if mode == "train_step":
         yield optimizer_stage(shape, base)
 

@@ -38,12 +38,9 @@ def check_rope_theta(rope_theta: object) -> None:
 class ModelShape:
     """The hyperparameters of a model and of its batch."""
 
-    vocab_size: int
-    """Rows of the embedding and of the head, which are not tied."""
-    context: int
-    """Tokens per sequence."""
-    batch: int
-    """Sequences per batch."""
+    vocab_size: int  # rows of the embedding and of the head, which are not tied
+    context: int  # tokens per sequence
+    batch: int  # sequences per batch
     d_model: int
     d_ff: int
     num_layers: int

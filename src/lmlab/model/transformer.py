@@ -9,13 +9,22 @@ fp32 (the embedding is fp32, and fp32 + bf16 is fp32); only the branches run in 
 Parameter names are fixed by existing checkpoints. The attention function comes from the registry.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from lmlab.attention import registry
 from lmlab.attention.registry import Attention
-from lmlab.model.layers import Embedding, Linear, RMSNorm, SwiGLU, at_least_fp32
-from lmlab.model.rope import RotaryEmbedding
+from lmlab.model.layers import (
+    Embedding,
+    Factory,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+    at_least_fp32,
+)
 from lmlab.model.shape import check_heads, check_positive_integers, check_rope_theta
 
 
@@ -28,18 +37,16 @@ class CausalSelfAttention(nn.Module):
         num_heads: int,
         rope: RotaryEmbedding,
         attention: Attention,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.rope = rope
         self.attention = attention
-        self.q_proj = Linear(d_model, d_model, device=device, dtype=dtype)
-        self.k_proj = Linear(d_model, d_model, device=device, dtype=dtype)
-        self.v_proj = Linear(d_model, d_model, device=device, dtype=dtype)
-        self.output_proj = Linear(d_model, d_model, device=device, dtype=dtype)
+        self.q_proj = Linear(d_model, d_model, **factory)
+        self.k_proj = Linear(d_model, d_model, **factory)
+        self.v_proj = Linear(d_model, d_model, **factory)
+        self.output_proj = Linear(d_model, d_model, **factory)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """(batch, sequence, d_model) to the same shape."""
@@ -64,17 +71,13 @@ class TransformerBlock(nn.Module):
         d_ff: int,
         rope: RotaryEmbedding,
         attention: Attention,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.ln1 = RMSNorm(d_model, device=device, dtype=dtype)
-        self.attn = CausalSelfAttention(
-            d_model, num_heads, rope, attention, device=device, dtype=dtype
-        )
-        self.ln2 = RMSNorm(d_model, device=device, dtype=dtype)
-        self.ffn = SwiGLU(d_model, d_ff, device=device, dtype=dtype)
+        self.ln1 = RMSNorm(d_model, **factory)
+        self.attn = CausalSelfAttention(d_model, num_heads, rope, attention, **factory)
+        self.ln2 = RMSNorm(d_model, **factory)
+        self.ffn = SwiGLU(d_model, d_ff, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, d_model) to the same shape."""
@@ -96,8 +99,7 @@ class TransformerLM(nn.Module):
         rope_theta: float = 10000.0,
         *,
         attention: str = "naive",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         check_positive_integers(
             vocab_size=vocab_size,
@@ -112,21 +114,17 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.context_length = context_length
         # All layers share one pair of tables.
-        rope = RotaryEmbedding(
-            d_model // num_heads,
-            context_length,
-            rope_theta,
-            device=device,
-            dtype=at_least_fp32(dtype or torch.get_default_dtype()),
-        )
+        wide = at_least_fp32(factory.get("dtype") or torch.get_default_dtype())
+        tables: Factory = {**factory, "dtype": wide}
+        rope = RotaryEmbedding(d_model // num_heads, context_length, rope_theta, **tables)
         function = registry.load(attention)
-        self.token_embeddings = Embedding(vocab_size, d_model, device=device, dtype=dtype)
+        self.token_embeddings = Embedding(vocab_size, d_model, **factory)
         self.layers = nn.ModuleList(
-            TransformerBlock(d_model, num_heads, d_ff, rope, function, device=device, dtype=dtype)
+            TransformerBlock(d_model, num_heads, d_ff, rope, function, **factory)
             for _ in range(num_layers)
         )
-        self.ln_final = RMSNorm(d_model, device=device, dtype=dtype)
-        self.lm_head = Linear(d_model, vocab_size, device=device, dtype=dtype)
+        self.ln_final = RMSNorm(d_model, **factory)
+        self.lm_head = Linear(d_model, vocab_size, **factory)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -19,10 +19,10 @@ import importlib
 from typing import Any
 
 _MODULE_OF = {
-    "NaiveDDP": "lmlab.parallel.ddp_flat",
-    "FlatDDP": "lmlab.parallel.ddp_flat",
-    "OverlappedDDP": "lmlab.parallel.ddp_overlapped",
-    "BucketedDDP": "lmlab.parallel.ddp_overlapped",
+    "NaiveDDP": "lmlab.parallel.ddp",
+    "FlatDDP": "lmlab.parallel.ddp",
+    "OverlappedDDP": "lmlab.parallel.ddp",
+    "BucketedDDP": "lmlab.parallel.ddp",
     "ShardedOptimizer": "lmlab.parallel.sharded_optimizer",
     "FSDP": "lmlab.parallel.fsdp",
 }

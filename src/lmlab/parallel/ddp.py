@@ -1,4 +1,4 @@
-"""Base class of the data-parallel wrappers.
+"""Data parallelism: every rank has the whole model, and gradients are averaged.
 
     model = BucketedDDP(module, bucket_size_mb=25)
     loss(model(x)).backward()
@@ -6,8 +6,23 @@
     optimizer.step()
 
 The constructor copies the parameters and buffers of rank 0 to all ranks. Equal gradients then keep
-the ranks equal, so a step only has to average gradients. A subclass decides which parameters share
-a message and when messages are sent. Which parameters are frozen is determined in the constructor.
+the ranks equal, so a step only has to average gradients. Which parameters are frozen is determined
+in the constructor.
+
+`NaiveDDP` sends one message per parameter after backward, `FlatDDP` one in total (one per dtype).
+Both send the same bytes, so the difference between them is what the latency of many messages costs.
+
+`OverlappedDDP` and `BucketedDDP` send while backward still runs. Backward reaches the last layers
+first, so their gradients can be sent while the others are computed. One message per parameter
+starts earliest but pays a latency each; larger buckets pay fewer latencies and start later. The
+last bucket, complete only when backward ends, is never hidden.
+
+All ranks must send the same messages in the same order, although they may differ in which
+parameters have gradients. So buckets are sent strictly in reverse parameter order. An incomplete
+bucket holds back those after it until backward ends; then all are sent, with zeros for what is
+missing. Every backward outside `no_sync` sends each bucket exactly once on every rank. If another
+backward starts while a bucket is in flight, a hook waits for the bucket just before autograd
+accumulates into it.
 
 Averaging twice is harmless: a mean that is equal on all ranks is its own mean. A second backward in
 a step adds local gradients to averaged ones, and the mean of that sum is the sum of both means. So
@@ -19,13 +34,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from lmlab.parallel.buckets import Bucket
-from lmlab.parallel.checks import check_module_and_group, check_no_assign
-from lmlab.parallel.coalesce import broadcast_from_rank_0
+from lmlab.parallel.checks import (
+    check_argument,
+    check_module_and_group,
+    check_no_assign,
+    check_still_frozen,
+)
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.hooks import weak_hook
+from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, by_dtype_and_device, coalesce
+
+BYTES_PER_MB = 2**20
+"""As in torch's DistributedDataParallel."""
 
 Parameters = Sequence[nn.Parameter]
 Grouping = Callable[[Parameters], Sequence[Parameters]]
@@ -79,3 +102,130 @@ class DataParallel(nn.Module, ABC):
         """Load into the wrapped module; every rank must load the same."""
         check_no_assign(assign)
         return self.module.load_state_dict(state_dict, strict=strict)
+
+
+class _AfterBackward(DataParallel):
+    def finish_gradient_synchronization(self) -> None:
+        """Send one message after the other, waiting for each."""
+        check_still_frozen(self._frozen)
+        for bucket in self.buckets:
+            bucket.start()
+            bucket.wait()
+
+
+class NaiveDDP(_AfterBackward):
+    """One all-reduce per parameter, in order."""
+
+    def __init__(self, module: nn.Module, process_group: Group = None) -> None:
+        super().__init__(module, lambda parameters: [[p] for p in parameters], process_group)
+
+
+class FlatDDP(_AfterBackward):
+    """One all-reduce for all gradients of one dtype."""
+
+    def __init__(self, module: nn.Module, process_group: Group = None) -> None:
+        super().__init__(module, lambda p: coalesce(p, float("inf")), process_group)
+
+
+class _DuringBackward(DataParallel):
+    """Sends each bucket from the hook of the gradient that completes it."""
+
+    def __init__(self, module: nn.Module, limit_bytes: float, process_group: Group) -> None:
+        super().__init__(module, lambda p: in_buckets(p, limit_bytes), process_group)
+        self._backward_id = -1
+        self._missing: dict[Bucket, int] = {}
+        self._started = 0
+        self._all_sent = False
+        for index, bucket in enumerate(self.buckets):
+            for parameter in bucket.parameters:
+                parameter.register_hook(weak_hook(self._before_accumulation, index))
+
+    def _before_accumulation(self, index: int, gradient: Tensor) -> None:
+        self.buckets[index].wait()
+
+    def _gradient_ready(self, parameter: nn.Parameter) -> None:
+        super()._gradient_ready(parameter)
+        if self._synchronizing:
+            self._track_backward()
+            self._missing[self._bucket_of[parameter]] -= 1
+            self._start_complete()
+
+    def _track_backward(self) -> None:
+        """On the first gradient of a backward: reset the counts and register for its end."""
+        # An id and not a flag: a backward that raises would leave the flag set.
+        backward_id = torch._C._current_graph_task_id()
+        if backward_id != self._backward_id:
+            self._backward_id = backward_id
+            self._missing = {bucket: len(bucket.parameters) for bucket in self.buckets}
+            self._started = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self._start_rest)
+
+    def _start_complete(self) -> None:
+        """Start buckets in order, up to the first incomplete one."""
+        for bucket in self.buckets[self._started :]:
+            if self._missing[bucket] > 0:
+                return
+            bucket.start()
+            self._started += 1
+
+    def _start_rest(self) -> None:
+        """Start all remaining buckets, complete or not."""
+        for bucket in self.buckets[self._started :]:
+            bucket.start()
+        self._started = len(self.buckets)
+        self._all_sent = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with super().no_sync():
+            yield
+        self._all_sent = False
+
+    def finish_gradient_synchronization(self) -> None:
+        """Wait for messages in flight, and send what no backward outside `no_sync` has sent."""
+        check_still_frozen(self._frozen)
+        if not self._all_sent:
+            self._started = 0
+            self._start_rest()
+        for bucket in self.buckets:
+            bucket.wait()
+        self._all_sent = False
+
+
+class OverlappedDDP(_DuringBackward):
+    """One all-reduce per parameter, started as soon as its gradient is ready."""
+
+    def __init__(self, module: nn.Module, process_group: Group = None) -> None:
+        super().__init__(module, 0, process_group)
+
+
+class BucketedDDP(_DuringBackward):
+    """One all-reduce per bucket of gradients, started as soon as the bucket is complete."""
+
+    def __init__(
+        self, module: nn.Module, bucket_size_mb: float, process_group: Group = None
+    ) -> None:
+        check_argument(
+            "bucket_size_mb", bucket_size_mb, (int, float), "a positive number", lambda mb: mb > 0
+        )
+        super().__init__(module, bucket_size_mb * BYTES_PER_MB, process_group)
+
+
+def in_buckets(parameters: Parameters, limit_bytes: float) -> Sequence[Parameters]:
+    """Split parameters, last to first, into buckets in the order in which they are completed.
+
+    As in torch's DistributedDataParallel, a bucket is closed by the parameter with which it reaches
+    the limit, so it may exceed the limit by less than one parameter.
+    """
+    backwards = list(reversed(parameters))
+    buckets: list[list[nn.Parameter]] = []
+    for kind in by_dtype_and_device(backwards):
+        filled = float("inf")
+        for parameter in kind:
+            if filled >= limit_bytes:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(parameter)
+            filled += parameter.nbytes
+    ready_order = {parameter: index for index, parameter in enumerate(backwards)}
+    return sorted(buckets, key=lambda bucket: ready_order[bucket[-1]])

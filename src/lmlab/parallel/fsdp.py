@@ -24,6 +24,7 @@ rank has all gradients, so a norm to clip by must be summed over ranks. After a 
 (on all ranks), call `finish_gradient_synchronization` before zeroing gradients.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,20 +32,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from lmlab.parallel.buckets import Bucket
 from lmlab.parallel.checks import (
     check_argument,
     check_module_and_group,
     check_no_assign,
     check_still_frozen,
 )
-from lmlab.parallel.coalesce import broadcast_from_rank_0, coalesce
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.fsdp_blocks import Blocks, group_by_block, module_list_members
-from lmlab.parallel.fsdp_param import FSDPParam, Location
+from lmlab.parallel.fsdp_group import FSDPParam, Location
 from lmlab.parallel.fsdp_precision import cast_layers
 from lmlab.parallel.fsdp_scheduler import Scheduler
 from lmlab.parallel.hooks import weak_hook
+from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, coalesce
 
 Predicate = Callable[[nn.Module], bool]
 
@@ -94,7 +94,10 @@ class FSDP(nn.Module):
 
     def _shard(self, chosen: set[nn.Parameter]) -> dict[str, FSDPParam]:
         """Replace parameters by shards; a tied one is listed under each of its names."""
-        locations = _locations(self.module)
+        locations: dict[nn.Parameter, list[Location]] = defaultdict(list)
+        for layer in self.module.modules():
+            for name, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+                locations[parameter].append((layer, name))
         named = list(self.module.named_parameters(remove_duplicate=False))
         sharded: dict[nn.Parameter, FSDPParam] = {}
         for name, parameter in named:
@@ -187,12 +190,3 @@ def _chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Paramete
                 )
             chosen.update(matrices)
     return chosen
-
-
-def _locations(module: nn.Module) -> dict[nn.Parameter, list[Location]]:
-    """Every module and attribute that holds a parameter."""
-    locations: dict[nn.Parameter, list[Location]] = {}
-    for layer in module.modules():
-        for name, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
-            locations.setdefault(parameter, []).append((layer, name))
-    return locations

@@ -17,8 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from torch import nn
 
-from lmlab.parallel.fsdp_group import FSDPGroup
-from lmlab.parallel.fsdp_param import FSDPParam
+from lmlab.parallel.fsdp_group import FSDPGroup, FSDPParam
 
 Blocks = Callable[[nn.Module], Iterable[nn.Module]]
 """Given a model, the modules in it whose matrices are gathered together."""
@@ -30,11 +29,6 @@ def module_list_members(module: nn.Module) -> Iterator[nn.Module]:
         if isinstance(layer, nn.ModuleList):
             for member in layer:
                 yield from member.values() if isinstance(member, nn.ModuleDict) else [member]
-
-
-def no_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Every matrix is a separate group."""
-    yield from ()
 
 
 def group_by_block(

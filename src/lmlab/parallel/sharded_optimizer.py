@@ -6,6 +6,11 @@ and update time shrink by the number of ranks, at the cost of one broadcast per 
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
+Parameters are not split, because an optimizer may treat them as matrices, so assigning them is bin
+packing. Largest first, each to the rank with the least so far, is within 4/3 of the optimum, and
+close to it for a Transformer with its dozens of parameters of equal size. The result depends on
+sizes and order only, so all ranks compute the same one without communication.
+
 This optimizer has all parameters, so that `zero_grad`, schedulers and gradient scalers work as
 usual; `local` has this rank's parameters and does the arithmetic. Settings such as `lr` are copied
 to `local` before a step and back after it. Gradients must be equal on all ranks.
@@ -20,15 +25,35 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import ParamsT
+from torch.utils._pytree import tree_map_only
 
 from lmlab.parallel.checks import check_argument, check_group
-from lmlab.parallel.coalesce import broadcast_coalesced, coalesce
-from lmlab.parallel.collectives import Group
-from lmlab.parallel.optimizer_state import gather_states
-from lmlab.parallel.ownership import Ownership
+from lmlab.parallel.collectives import Group, start_broadcast
+from lmlab.parallel.messages import broadcast_coalesced, coalesce
 
 NOT_SETTINGS = {"params", "param_names"}
 """Entries of a parameter group that differ between this optimizer and `local`."""
+States = dict[int, Any]
+"""Optimizer state by parameter index."""
+
+
+class Ownership:
+    """The rank that owns each parameter; all have about the same number of bytes."""
+
+    def __init__(self, world_size: int) -> None:
+        self.owner: dict[Tensor, int] = {}
+        self.bytes_by_rank = [0] * world_size
+
+    def add(self, parameters: Iterable[Tensor]) -> None:
+        """Assign more parameters; trainable ones first, because frozen ones have no state."""
+        for parameter in sorted(parameters, key=lambda p: (not p.requires_grad, -p.nbytes)):
+            rank = self.bytes_by_rank.index(min(self.bytes_by_rank))
+            self.owner[parameter] = rank
+            self.bytes_by_rank[rank] += parameter.nbytes
+
+    def owned_by(self, rank: int) -> list[Tensor]:
+        """The parameters of one rank, in the order of assignment."""
+        return [parameter for parameter, owner in self.owner.items() if owner == rank]
 
 
 class ShardedOptimizer(Optimizer):
@@ -135,3 +160,46 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 def _copy_settings(source: Optimizer, target: Optimizer) -> None:
     for given, taken in zip(source.param_groups, target.param_groups, strict=True):
         taken.update(_settings(given))
+
+
+def gather_states(own: States, device: torch.device, group: Group) -> States:
+    """The states of all ranks, with tensors in host memory; all ranks call this together.
+
+    Each rank in turn broadcasts its states, pickled, with meta tensors in place of the large
+    tensors, and then the large tensors one by one. Pickling everything would take a rank's whole
+    state a second time on the device. For the same reason each tensor goes to host memory as soon
+    as it arrives.
+    """
+    gathered: States = {}
+    for source in range(dist.get_world_size(group)):
+        sends = dist.get_rank(group) == source
+        gathered |= _broadcast_states(own if sends else None, source, device, group)
+    return dict(sorted(gathered.items()))
+
+
+def _broadcast_states(
+    own: States | None, source: int, device: torch.device, group: Group
+) -> States:
+    """The states of one rank on all ranks; `own` is None on the others."""
+    large: list[Tensor] = []
+
+    def to_pickle(tensor: Tensor) -> Tensor:
+        # Step counters are small, and may be on the host while the rest is on a GPU.
+        if tensor.device != device or tensor.numel() <= 1:
+            return tensor.detach().to("cpu", copy=True)
+        large.append(tensor)
+        return tensor.detach().to("meta")
+
+    pickled = [None if own is None else tree_map_only(Tensor, to_pickle, own)]
+    dist.broadcast_object_list(pickled, group_src=source, group=group)
+    outgoing = iter(large)
+
+    def receive(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        buffer = torch.empty_like(tensor, device=device) if own is None else next(outgoing)
+        start_broadcast(buffer.contiguous(), source, group).wait()
+        return buffer.detach().to("cpu", copy=True)
+
+    states: States = tree_map_only(Tensor, receive, pickled[0])
+    return states

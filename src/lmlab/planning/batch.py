@@ -20,13 +20,8 @@ N <= m F / (2 intensity) forward, and twice that backward, whatever the batch.
 On a mesh of X-fold FSDP and Y-fold tensor parallelism each message shrinks by the other's degree:
 weights to 2 m D F / Y, activations to 4 B D / X. Both are equal at X^2 = 2 B N M_x / (m F M_y).
 This split is the best whether the two axes overlap (the longer message counts) or not (their sum
-does, and is smallest where both are equal). Then
-
-    overlapped    N <= B m F M_x M_y / (2 intensity^2)
-    in turn       a quarter of that
+does). With one network axis each, N <= B m F / (2 intensity^2) if they overlap, else a quarter.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -37,15 +32,7 @@ from lmlab.planning.memory import BF16_BYTES
 Scheme = Literal["data parallel", "FSDP", "tensor parallel"]
 Pass = Literal["forward", "backward"]
 
-WEIGHT_MESSAGES: dict[tuple[Scheme, Pass], int] = {
-    ("data parallel", "forward"): 0,
-    ("data parallel", "backward"): 2,
-    ("FSDP", "forward"): 1,
-    ("FSDP", "backward"): 2,
-}
-"""How often the bytes of the weights are sent; an all-reduce sends them twice."""
-BACKWARD_FLOPS = 2
-ALL_REDUCE = 2
+ALL_REDUCE = 2  # sends its bytes twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +40,7 @@ class Network:
     """A device and its connection to the others."""
 
     flops_per_s: float
-    bytes_per_s: float
-    """Over one axis, both directions together."""
+    bytes_per_s: float  # over one axis, both directions together
 
     @property
     def intensity(self) -> float:
@@ -75,8 +61,8 @@ class FeedForward:
         return BF16_BYTES * self.matrices * self.d_model * self.d_ff
 
     def flops(self, tokens: float, direction: Pass = "forward") -> float:
-        forward = 2.0 * tokens * self.matrices * self.d_model * self.d_ff
-        return forward * (BACKWARD_FLOPS if direction == "backward" else 1)
+        per_weight = 4.0 if direction == "backward" else 2.0
+        return per_weight * tokens * self.matrices * self.d_model * self.d_ff
 
     def activation_bytes(self, tokens: float) -> float:
         """One all-reduce of what enters or leaves the block."""
@@ -110,7 +96,8 @@ def message_bytes(block: FeedForward, scheme: Scheme, direction: Pass, tokens: f
     """Bytes that each of many devices sends in one pass over one block."""
     if scheme == "tensor parallel":
         return block.activation_bytes(tokens)
-    return WEIGHT_MESSAGES[scheme, direction] * block.weight_bytes
+    forward = 1 if scheme == "FSDP" else 0  # weights are gathered
+    return block.weight_bytes * (2 if direction == "backward" else forward)
 
 
 def max_devices(
@@ -122,17 +109,10 @@ def max_devices(
 
 
 def max_mesh_devices(
-    network: Network,
-    block: FeedForward,
-    tokens: float,
-    *,
-    overlapped: bool,
-    fsdp_axes: int = 1,
-    tp_axes: int = 1,
+    network: Network, block: FeedForward, tokens: float, *, overlapped: bool
 ) -> float:
-    """The same for the best split into FSDP and tensor parallelism."""
-    width = block.matrices * block.d_ff / 2
-    most = tokens * width * fsdp_axes * tp_axes / network.intensity**2
+    """The same for the best split into FSDP and tensor parallelism, with one network axis each."""
+    most = tokens * block.matrices * block.d_ff / 2 / network.intensity**2
     return most if overlapped else most / 4
 
 
@@ -157,10 +137,8 @@ def block_times(network: Network, mesh: Mesh, block: FeedForward, tokens: float)
 def min_tokens_overlapped(
     network: Network, mesh: Mesh, block: FeedForward, *, weight_bytes: float = BF16_BYTES
 ) -> float | None:
-    """Smallest batch, in tokens, at which computation hides every message.
-
-    None if the exchange of activations takes longer at any batch: it grows like the computation.
-    """
+    """Smallest batch, in tokens, at which computation hides every message; None if the exchange of
+    activations takes longer at any batch, since it grows like the computation."""
     if mesh.tp > 1 and mesh.tp > max_tensor_parallel(network, block, axes=mesh.tp_axes):
         return None
     return _min_tokens_for_gather(network, mesh) * weight_bytes / BF16_BYTES

@@ -3,32 +3,24 @@
 In a very large Transformer nearly all parameters and FLOPs are in the feed-forward layers, so the
 model here consists of those alone: blocks of two linear layers, d_model to d_ff and back, no bias.
 
-- Training state: fp32 master weights, gradients and AdamW's two moments, 4 bytes each.
-- Activations in bf16: the backward of a linear layer needs its input, so a block saves d_model +
-  d_ff numbers per token.
-
-Over N devices, the state and a given share of the activations are sharded; the rest of the
-activations is replicated.
+Training state is fp32 master weights, gradients and AdamW's two moments, 4 bytes each. Activations
+are bf16: the backward of a linear layer needs its input, so a block saves d_model + d_ff numbers
+per token. Over N devices, the state and a given share of the activations are sharded; the rest of
+the activations is replicated.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
 FP32_BYTES, BF16_BYTES = 4, 2
-ADAMW_MOMENTS = 2
 _PARTS = ("weights", "gradients", "master weights", "moments")
 BYTES_PER_PARAMETER: dict[str, dict[str, int]] = {
-    recipe: dict(zip(_PARTS, counts, strict=True))
-    for recipe, counts in {
-        "fp32": (4, 4, 0, 8),
-        "bf16, fp32 master weights": (2, 2, 4, 8),
-        "bf16, fp32 master weights and gradients": (2, 4, 4, 8),
-    }.items()
+    "fp32": dict(zip(_PARTS, (4, 4, 0, 8), strict=True)),
+    "bf16, fp32 master weights": dict(zip(_PARTS, (2, 2, 4, 8), strict=True)),
+    "bf16, fp32 master weights and gradients": dict(zip(_PARTS, (2, 4, 4, 8), strict=True)),
 }
-"""What training with AdamW keeps for each parameter, by recipe: mixed precision saves activations
-and time, not state, because the optimizer still needs the digits that bf16 does not have."""
+"""What training with AdamW stores per parameter: mixed precision saves activations and time, not
+state, because the optimizer still needs the digits that bf16 does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +56,7 @@ class TrainingState:
 
 def training_state(blocks: Blocks) -> TrainingState:
     each = blocks.parameters * FP32_BYTES
-    return TrainingState(master_weights=each, gradients=each, optimizer=ADAMW_MOMENTS * each)
+    return TrainingState(master_weights=each, gradients=each, optimizer=2 * each)
 
 
 def activation_bytes(blocks: Blocks, tokens: int) -> int:
@@ -87,6 +79,4 @@ def min_devices(
 ) -> int | None:
     """The smallest number of devices that fits; None if no number does."""
     left = device_bytes - (1 - share) * activations
-    if left <= 0:
-        return None
-    return math.ceil((state + share * activations) / left)
+    return math.ceil((state + share * activations) / left) if left > 0 else None

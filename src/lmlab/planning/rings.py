@@ -2,13 +2,8 @@
 
 A ring all-reduce is a reduce-scatter and an all-gather of n - 1 steps each; every step sends one
 n-th of the tensor to the next rank. Alternatively every rank passes whole tensors around the ring
-and sums what it receives: half the steps, n / 2 times the bytes. With a latency per step and a
-finite bandwidth, that is faster only for small tensors (and, with two ranks, always).
+and sums what it receives: half the steps, n / 2 times the bytes.
 """
-
-from __future__ import annotations
-
-import math
 
 
 def ring_bytes(size: float, ranks: int) -> float:
@@ -29,15 +24,3 @@ def ring_steps(ranks: int) -> int:
 def gather_steps(ranks: int) -> int:
     """Consecutive messages when whole tensors are passed around."""
     return ranks - 1
-
-
-def seconds(sent_bytes: float, steps: int, *, latency_s: float, bytes_per_s: float) -> float:
-    """Time of that many steps that send that many bytes in total."""
-    return steps * latency_s + sent_bytes / bytes_per_s
-
-
-def break_even_bytes(ranks: int, *, latency_s: float, bytes_per_s: float) -> float:
-    """Tensor size up to which passing whole tensors is no slower; infinite for two ranks."""
-    if ranks <= 2:
-        return math.inf
-    return latency_s * bytes_per_s / (1 - 2 / ranks)

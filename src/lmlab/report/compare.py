@@ -13,19 +13,18 @@ spread within each job; it is measured where a study ran the same work in severa
 (`replicates`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
-from lmlab.report.frame import Rows, select, table_of
+from lmlab.report.frame import Rows, records, select, table_of
 from lmlab.report.text import times
 
 CONFIDENCE = 0.95
@@ -47,6 +46,11 @@ class Interval:
     def verdict(self) -> str:
         return str(verdicts(self.ratio, self.low, self.high))
 
+    @property
+    def decided(self) -> bool:
+        """Whether the ratio may be quoted as a difference."""
+        return self.verdict in (FASTER, SLOWER)
+
 
 def verdicts(ratio: Any, low: Any, high: Any) -> Any:
     """The rule, for one ratio with its interval or for arrays of them."""
@@ -67,10 +71,8 @@ def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
     """Rounds of one job: the mean log ratio of paired samples, with Student's t interval."""
     n = min(len(variant), len(baseline))
     logs = np.log(np.asarray(baseline[:n], float)) - np.log(np.asarray(variant[:n], float))
-    ratio = math.exp(float(logs.mean()))
-    return _interval(
-        ratio, float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf, n - 1
-    )
+    error = float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
+    return _interval(math.exp(float(logs.mean())), error, n - 1)
 
 
 def unpaired(
@@ -82,22 +84,20 @@ def unpaired(
 ) -> Interval:
     """Two jobs: spread within each, plus `between`, the standard error of the log ratio that comes
     from the variation between processes."""
+    known = math.isfinite(df)
+    errors = []
+    for samples in (variant, baseline):
+        q1, median, q3 = np.percentile(samples, [25, 50, 75])
+        errors.append(float(median_errors(q1, median, q3, len(samples), known=known)))
+    freedom = df if known else len(variant) + len(baseline) - 2
     ratio = float(np.median(baseline) / np.median(variant))
-    within = [_median_error(samples, known=math.isfinite(df)) for samples in (variant, baseline)]
-    freedom = df if math.isfinite(df) else len(variant) + len(baseline) - 2
-    return _interval(ratio, math.hypot(*within, between), freedom)
-
-
-def _median_error(samples: Sequence[float], *, known: bool) -> float:
-    """Relative standard error of a median, from the interquartile range so that one outlier does
-    not decide. A single sample says nothing about its error, unless the variation between
-    processes is `known`, which contains it."""
-    q1, median, q3 = np.percentile(samples, [25, 50, 75])
-    return float(median_errors(q1, median, q3, len(samples), known=known))
+    return _interval(ratio, math.hypot(*errors, between), freedom)
 
 
 def median_errors(q1: Any, median: Any, q3: Any, n: Any, *, known: Any) -> Any:
-    """The same from quartiles, for one set of samples or for arrays of them."""
+    """Relative standard error of a median, or of an array of them, from the interquartile range so
+    that one outlier does not decide. A single sample says nothing about its error, unless the
+    variation between processes is `known`, which contains it."""
     single = np.where(known, 0.0, math.inf)
     return np.where(
         np.less(n, 2), single, 1.2533 * np.subtract(q3, q1) / 1.349 / median / np.sqrt(n)
@@ -105,15 +105,15 @@ def median_errors(q1: Any, median: Any, q3: Any, n: Any, *, known: Any) -> Any:
 
 
 def _interval(ratio: float, error: float, df: float) -> Interval:
-    low, high = bounds(ratio, error, df)
-    return Interval(ratio=ratio, low=float(low), high=float(high))
+    low, high = map(float, bounds(ratio, error, df))
+    return Interval(ratio=ratio, low=low, high=high)
 
 
 def bounds(ratio: Any, error: Any, df: Any) -> tuple[Any, Any]:
     """The interval of one ratio, or of an array of them, from its standard error; without one it
     is boundless."""
     known = np.isfinite(error) & np.greater_equal(df, 1)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, np.where(known, df, 1))
+    quantile = stdtrit(np.where(known, df, 1), (1 + CONFIDENCE) / 2)
     half = np.minimum(quantile * np.where(known, error, 0.0), WIDEST)
     return (
         np.where(known, ratio * np.exp(-half), 0.0),
@@ -142,33 +142,29 @@ class Compare:
 
     variant: Mapping[str, Any]
     baseline: Mapping[str, Any]
-    on: Sequence[str]
-    """Fields on which a variant and its baseline must agree."""
+    on: Sequence[str]  # fields on which a variant and its baseline must agree
     where: Mapping[str, Any] = field(default_factory=lambda: {"quantity": "time", "clock": "wall"})
     replicates: Mapping[str, Any] | None = None
     """Rows that repeat the same work in other processes, to estimate variation between jobs."""
-    replicate_keys: Sequence[str] = ()
-    """Fields on which replicates of one another agree."""
+    replicate_keys: Sequence[str] = ()  # fields on which replicates of one another agree
     pool: Sequence[str] = ()
     """Fields whose values mark rows of like variation; it is pooled over each such class."""
 
-    def run(self, rows: Rows) -> Comparison:
+    def run(self, rows: Rows) -> "Comparison":
         """Pair up what both have."""
         rows = select(rows, status="ok", **self.where)
         variants = _indexed(select(rows, **self.variant), self.on)
         baselines = _indexed(select(rows, **self.baseline), self.on)
         variation = self._variation(rows)
         return Comparison(
-            [
-                Pair(
-                    point=dict(zip(self.on, key, strict=True)),
-                    variant=variants[key],
-                    baseline=baselines[key],
-                    interval=_interval_of(variants[key], baselines[key], variation),
-                )
-                for key in variants
-                if key in baselines
-            ]
+            Pair(
+                **vars(_interval_of(row, baselines[key], variation)),
+                point=dict(zip(self.on, key, strict=True)),
+                variant=row,
+                baseline=baselines[key],
+            )
+            for key, row in variants.items()
+            if key in baselines
         )
 
     def _variation(self, rows: Rows) -> Callable[[Any], tuple[float, float]]:
@@ -177,8 +173,7 @@ class Compare:
         if self.replicates is None:
             return lambda row: (0.0, math.inf)
         found = select(rows, **self.replicates)
-        used = [key for key in ("value", *self.replicate_keys, *self.pool) if key in found]
-        replicates: list[Any] = found[list(dict.fromkeys(used))].to_dict("records")
+        replicates = records(found)
         overall = process_variation(replicates, self.replicate_keys)
 
         @cache
@@ -193,7 +188,10 @@ class Compare:
 def _interval_of(
     variant: Any, baseline: Any, variation: Callable[[Any], tuple[float, float]]
 ) -> Interval:
-    ours, theirs = _samples(variant), _samples(baseline)
+    ours, theirs = (
+        row["samples"] if isinstance(row["samples"], list | tuple) else [float(row["value"])]
+        for row in (variant, baseline)
+    )
     if variant["source"] == baseline["source"]:
         return paired(ours, theirs)
     (own, own_df), (other, other_df) = variation(variant), variation(baseline)
@@ -201,26 +199,16 @@ def _interval_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Variant and baseline at one point."""
+class Pair(Interval):
+    """Variant and baseline at one point, and their ratio."""
 
     point: Mapping[str, Any]
     variant: Mapping[str, Any]
     baseline: Mapping[str, Any]
-    interval: Interval
 
     @property
-    def ratio(self) -> float:
-        return self.interval.ratio
-
-    @property
-    def verdict(self) -> str:
-        return self.interval.verdict
-
-    @property
-    def decided(self) -> bool:
-        """Whether the ratio may be quoted as a difference."""
-        return self.verdict in (FASTER, SLOWER)
+    def interval(self) -> Interval:
+        return self
 
     @property
     def label(self) -> str:
@@ -228,33 +216,19 @@ class Pair:
         return ", ".join(str(value) for value in self.point.values())
 
 
-class Comparison:
+class Comparison(list[Pair]):
     """All pairs of one comparison; empty if nothing was measured on both sides."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self.pairs = list(pairs)
+    @property
+    def pairs(self) -> list[Pair]:
+        return self
 
-    def __bool__(self) -> bool:
-        return bool(self.pairs)
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def where(self, **conditions: Any) -> Comparison:
+    def where(self, **point: Any) -> "Comparison":
         """The pairs whose point matches."""
-        return Comparison(
-            [
-                pair
-                for pair in self.pairs
-                if all(
-                    pair.point[key] in (wanted if isinstance(wanted, list | tuple) else [wanted])
-                    for key, wanted in conditions.items()
-                )
-            ]
-        )
+        return Comparison(p for p in self if all(p.point[k] == v for k, v in point.items()))
 
     def _with(self, verdict: str) -> list[Pair]:
-        return [pair for pair in self.pairs if pair.verdict == verdict]
+        return [pair for pair in self if pair.verdict == verdict]
 
     @property
     def faster(self) -> list[Pair]:
@@ -275,49 +249,31 @@ class Comparison:
     @property
     def best(self) -> Pair:
         """The pair with the largest ratio."""
-        return max(self.pairs, key=lambda pair: pair.ratio)
+        return max(self, key=lambda pair: pair.ratio)
 
     @property
     def worst(self) -> Pair:
         """The pair with the smallest ratio."""
-        return min(self.pairs, key=lambda pair: pair.ratio)
+        return min(self, key=lambda pair: pair.ratio)
 
     @property
     def geomean(self) -> float:
         """Geometric mean of the ratios."""
-        return math.exp(math.fsum(math.log(pair.ratio) for pair in self.pairs) / len(self.pairs))
+        return geometric_mean(pair.ratio for pair in self)
 
     def rows(self) -> Rows:
         """The pairs as rows for a table or a figure: `speedup` with its verdict."""
-        return table_of(
-            [
-                {
-                    **pair.variant,
-                    **pair.point,
-                    "quantity": "speedup",
-                    "unit": "x",
-                    "clock": None,
-                    "value": pair.ratio,
-                    "low": pair.interval.low,
-                    "high": pair.interval.high,
-                    "verdict": pair.verdict,
-                    "speedup": times(pair.ratio) if pair.decided else pair.verdict,
-                }
-                for pair in self.pairs
-            ]
-        )
+        rows = []
+        for pair in self:
+            shown = times(pair.ratio) if pair.decided else pair.verdict
+            judged = {"low": pair.low, "high": pair.high, "verdict": pair.verdict, "speedup": shown}
+            own = {"quantity": "speedup", "unit": "x", "clock": None, "value": pair.ratio, **judged}
+            rows.append({**pair.variant, **pair.point, **own})
+        return table_of(rows)
 
 
 def _indexed(rows: Rows, on: Sequence[str]) -> dict[tuple[Any, ...], Any]:
-    found: dict[tuple[Any, ...], Any] = {}
-    for row in rows.to_dict("records"):
-        key = tuple(row[name] for name in on)
-        if key in found:
-            raise ValueError(f"comparison: two rows for {dict(zip(on, key, strict=True))}")
-        found[key] = row
+    found = {tuple(row[name] for name in on): row for row in records(rows)}
+    if len(found) < len(rows):
+        raise ValueError(f"comparison: several rows agree on {', '.join(on)}")
     return found
-
-
-def _samples(row: Mapping[str, Any]) -> list[float]:
-    samples = row["samples"]
-    return list(samples) if isinstance(samples, list | tuple) else [float(row["value"])]

@@ -3,8 +3,6 @@
 Data and JavaScript are inlined, so the file can be mailed around and opened without a network.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -30,7 +28,17 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
     sources = list(results.results)
     data = {
         "tables": [table for name in chapters for table in _tables(results, name, sources)],
-        "sources": [_provenance(results, path) for path in sources],
+        "sources": [
+            {
+                "file": path,
+                "started": result.started_at,
+                "commit": str(result.commit["id"])[:7]
+                + " (uncommitted)" * bool(result.commit["dirty"]),
+                "torch": str(result.versions["torch"]),
+                "flags": ", ".join(result.flags),
+            }
+            for path, result in results.results.items()
+        ],
         "figures": [
             {"name": f"{chapter.title}: {figure.title}", "spec": _finite(figure.vega(chapter.own))}
             for chapter in chapters.values()
@@ -72,23 +80,16 @@ def _tables(results: Results, chapter: str, sources: list[str]) -> Iterator[dict
         }
 
 
-def _shown(name: str, column: pd.Series[Any], settings: set[str]) -> bool:
-    """Whether a field is worth a choice: parameters and labels that vary, not the settings behind
-    them nor the statistics of a record."""
-    if name in SHOWN:
-        return bool(column.notna().any())
-    return name not in FIELDS and name not in settings and _varies(column)
-
-
-def _varies(column: pd.Series[Any]) -> bool:
-    """Whether a field tells rows apart: scalars, more than one value among present and absent."""
+def _shown(name: str, column: "pd.Series[Any]", settings: set[str]) -> bool:
+    """Whether a field is worth a choice: a scalar parameter or label that varies (absent counts as
+    a value), not the settings behind it nor the statistics of a record."""
     known = column.dropna()
-    if (
-        known.empty
-        or not known.map(lambda value: isinstance(value, str | int | float | bool)).all()
-    ):
+    if name in SHOWN or known.empty:
+        return not known.empty
+    if name in FIELDS or name in settings:
         return False
-    return known.nunique() + (len(known) < len(column)) > 1
+    scalars = known.map(lambda value: isinstance(value, str | int | float | bool)).all()
+    return bool(scalars and known.nunique() + (len(known) < len(column)) > 1)
 
 
 def _missing(value: object) -> bool:
@@ -108,14 +109,3 @@ def _finite(spec: Any) -> Any:
     if isinstance(spec, list):
         return [_finite(value) for value in spec]
     return None if _missing(spec) else _short(spec.item() if hasattr(spec, "item") else spec)
-
-
-def _provenance(results: Results, path: str) -> dict[str, str]:
-    result = results.results[path]
-    return {
-        "file": path,
-        "started": result.started_at,
-        "commit": str(result.commit["id"])[:7] + (" (uncommitted)" * result.commit["dirty"]),
-        "torch": str(result.versions["torch"]),
-        "flags": ", ".join(result.flags),
-    }

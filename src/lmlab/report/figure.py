@@ -4,9 +4,8 @@ One declaration renders to a PNG for the pages (matplotlib) and to a Vega-Lite s
 interactive page, so both always show the same data.
 """
 
-from __future__ import annotations
-
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,29 +48,20 @@ STYLE: Any = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Axis:
-    """A field and how it is drawn."""
+    """A field, by default the measured value, and how it is drawn."""
 
-    field: str
     title: str
-    log: int | None = None
-    """Base of a logarithmic axis."""
-    scale: float = 1.0
-    """Multiplies the values: 1e-3 turns milliseconds into seconds."""
-    categorical: bool = False
-    """Equal steps, in the order of the study."""
-    zero: bool = True
-    """A linear axis starts at zero."""
-    ticks: Mapping[str, float] | None = None
-    """Labels at given positions instead of numbers."""
+    field: str = "value"
+    log: int | None = None  # base of a logarithmic axis
+    scale: float = 1.0  # multiplies the values: 1e-3 turns milliseconds into seconds
+    categorical: bool = False  # equal steps, in the order of the study
+    zero: bool = True  # a linear axis starts at zero
+    ticks: Mapping[str, float] | None = None  # labels at given positions instead of numbers
 
 
-def value_axis(
-    title: str, *, scale: float = 1.0, log: int | None = None, zero: bool = True
-) -> Axis:
-    """The measured value."""
-    return Axis(field="value", title=title, scale=scale, log=log, zero=zero)
+value_axis = Axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,37 +69,24 @@ class Figure:
     """A declared figure."""
 
     title: str
-    mark: Mark
+    mark: Mark = "line"
     x: Axis
     y: Axis
     color: str | None = None
-    facet: str | None = None
-    """A field with one panel per value, side by side."""
+    facet: str | None = None  # a field with one panel per value, side by side
     facet_title: str = "{}"
-    wrap: int | None = None
-    """Panels per row; all in one row unless given."""
+    wrap: int | None = None  # panels per row; all in one row unless given
     where: Mapping[str, Any] = field(default_factory=dict)
-    data: Callable[[Results], Rows] | None = None
-    """Builds the rows from the results, for figures that draw payloads such as timelines."""
-    x2: str | None = None
-    """End of a timeline's intervals."""
-    dash: str | None = None
-    """A field drawn as line style: solid, dashed, dotted."""
-    points: str | None = None
-    """The value of `dash` that is drawn as markers alone: measurements next to a fitted line."""
-    span: tuple[str, str] | None = None
-    """Fields of the lower and upper end of a thin line over each bar, in the units of `y`."""
-    rules: Mapping[str, float] = field(default_factory=dict)
-    """Horizontal reference lines by label."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Labels for values of the color field."""
+    data: Callable[[Results], Rows] | None = None  # builds the rows instead of `where`
+    x2: str | None = None  # end of a timeline's intervals
+    dash: str | None = None  # a field drawn as line style: solid, dashed, dotted
+    points: str | None = None  # the value of `dash` drawn as markers: measurements next to a fit
+    span: tuple[str, str] | None = None  # fields of the ends of a thin line over each bar
+    names: Mapping[str, str] = field(default_factory=dict)  # labels for values of the color field
     markers: bool = True
     share_x: bool = False
     share_y: bool = True
     height: float = 3.4
-
-    def __post_init__(self) -> None:
-        assert not (self.data and self.where), "data selects its own rows"
 
     def rows(self, results: Results) -> Rows:
         """What is drawn, in the units of the axes; empty if there is nothing to draw. `results`
@@ -127,9 +104,7 @@ class Figure:
 
     def colors(self, rows: Rows) -> dict[Any, str]:
         """A color per value, in the order of `names` (figures agree), then of appearance."""
-        if self.color is None:
-            return {None: PALETTE[0]}
-        values = [value for (value,) in distinct(rows, [self.color])]
+        values = values_of(rows, self.color)
         order = list(dict.fromkeys([*self.names, *values]))
         return {value: PALETTE[order.index(value) % len(PALETTE)] for value in values}
 
@@ -151,7 +126,7 @@ class Figure:
         return True
 
     def _draw(self, rows: Rows) -> Canvas:
-        facets = [value for (value,) in distinct(rows, [self.facet])] if self.facet else [None]
+        facets = values_of(rows, self.facet)
         columns = self.wrap or len(facets)
         lines = -(-len(facets) // columns)
         canvas, grid = plt.subplots(
@@ -162,13 +137,12 @@ class Figure:
             sharey=self.share_y,
             squeeze=False,
         )
-        panels: list[Axes] = list(grid.flat)
-        for unused in panels[len(facets) :]:
+        panels: list[Axes] = list(grid.flat)[: len(facets)]
+        for unused in list(grid.flat)[len(facets) :]:
             unused.set_visible(False)
-        panels = panels[: len(facets)]
         colors = self.colors(rows)
         for axes, value in zip(panels, facets, strict=True):
-            mine = rows if self.facet is None else select(rows, **{self.facet: value})
+            mine = select(rows, **{self.facet: value}) if self.facet else rows
             DRAW[self.mark](self, axes, mine, colors)
             if self.facet:
                 axes.set_title(self.facet_title.format(value), fontsize=10)
@@ -205,35 +179,31 @@ class Figure:
                 drawn.set_ticks(list(axis.ticks.values()), labels=list(axis.ticks))
             elif axis is self.y and axis.zero and not axis.categorical and self.mark != "timeline":
                 axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-        for label, level in self.rules.items():
-            axes.axhline(level, color="#555555", linewidth=0.9, linestyle="--", label=label)
 
     def vega(self, results: Results) -> dict[str, Any]:
         """The same figure as a Vega-Lite specification with its data inside."""
         rows = self.rows(results)
         fields = [self.x.field, self.y.field, self.x2, self.color, self.facet, self.dash]
         used = [name for name in dict.fromkeys(fields) if name]
+        nominal = {"type": "nominal", "sort": None}
+        shade = {"type": "quantitative", "sort": None} if self.mark == "heatmap" else nominal
         encoding: dict[str, Any] = {
             "x": _channel(self.x, quantitative=self.mark not in ("bar", "stack", "heatmap")),
             "y": _channel(self.y, quantitative=self.mark not in ("heatmap", "timeline")),
             "tooltip": [{"field": name} for name in used],
         }
         if self.color:
-            encoding["color"] = {
-                "field": self.color,
-                "type": "quantitative" if self.mark == "heatmap" else "nominal",
-                "sort": None,
-            }
+            encoding["color"] = {"field": self.color, **shade}
+        if self.color and self.mark == "bar":
+            encoding["xOffset"] = {"field": self.color, "sort": None}
         if self.facet:
             wrapped = {"columns": self.wrap} if self.wrap else {}
-            channel = "facet" if self.wrap else "column"
-            encoding[channel] = {"field": self.facet, "type": "nominal", "sort": None, **wrapped}
+            panels = {"field": self.facet, **nominal, **wrapped}
+            encoding["facet" if self.wrap else "column"] = panels
         if self.dash:
             encoding["strokeDash"] = {"field": self.dash, "type": "nominal"}
         if self.x2:
             encoding["x2"] = {"field": self.x2}
-        if self.mark == "bar" and self.color:
-            encoding["xOffset"] = {"field": self.color, "sort": None}
         mark = {"stack": "bar", "heatmap": "rect", "timeline": "bar"}.get(self.mark, self.mark)
         return {
             "title": self.title,
@@ -244,16 +214,16 @@ class Figure:
 
 
 def _channel(axis: Axis, *, quantitative: bool) -> dict[str, Any]:
-    ordinal = axis.categorical or (not quantitative and axis.field != "value")
     channel: dict[str, Any] = {"field": axis.field, "title": axis.title}
-    if ordinal:
+    if axis.categorical or (not quantitative and axis.field != "value"):
         return {**channel, "type": "ordinal", "sort": None}
-    scale: dict[str, Any] = {"scale": {"type": "log", "base": axis.log}} if axis.log else {}
+    if axis.log:
+        channel["scale"] = {"type": "log", "base": axis.log}
     if axis.ticks:
         names = {position: label for label, position in axis.ticks.items()}
         label = f"({json.dumps(names)})[datum.value]"
-        scale["axis"] = {"values": list(names), "labelExpr": label}
-    return {**channel, "type": "quantitative", **scale}
+        channel["axis"] = {"values": list(names), "labelExpr": label}
+    return {**channel, "type": "quantitative"}
 
 
 def _tick(value: float) -> str:
@@ -262,22 +232,29 @@ def _tick(value: float) -> str:
     return f"{value:.3g}"
 
 
+def values_of(rows: Rows, name: str | None) -> list[Any]:
+    """The values of a field in the order of the study; of no field, the value None."""
+    return [value for (value,) in distinct(rows, [name])] if name else [None]
+
+
 def _groups(figure: Figure, rows: Rows) -> list[tuple[Any, Rows]]:
-    if figure.color is None:
-        return [(None, rows)]
-    values = [value for (value,) in distinct(rows, [figure.color])]
-    return [(value, select(rows, **{figure.color: value})) for value in values]
+    """The rows by color; all under None where the figure has none."""
+    return [
+        (value, select(rows, **{figure.color: value}) if figure.color else rows)
+        for value in values_of(rows, figure.color)
+    ]
 
 
 def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     for value, mine in _groups(figure, rows):
-        styles = distinct(mine, [figure.dash]) if figure.dash else [(None,)]
-        for (dash,), style in zip(styles, ("-", "--", ":", "-."), strict=False):
-            line = mine if dash is None else select(mine, **{str(figure.dash): dash})
+        styles = zip(values_of(mine, figure.dash), ("-", "--", ":", "-."), strict=False)
+        for dash, style in styles:
+            line = select(mine, **{figure.dash: dash}) if figure.dash else mine
             points = dash is not None and dash == figure.points
             names = [figure.label(v) for v in (value, dash) if v is not None]
+            categorical = figure.x.categorical
             axes.plot(
-                _positions(figure.x, line, rows),
+                _ranks(figure.x, line, rows) if categorical else line[figure.x.field].astype(float),
                 line[figure.y.field].astype(float),
                 color=colors[value],
                 linestyle="" if points else style,
@@ -300,35 +277,25 @@ def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
 
 
 def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    """Bars next to each other, or on top of each other."""
     groups = _groups(figure, rows)
-    width = 0.8 / len(groups)
+    stacked = figure.mark == "stack"
+    width = 0.7 if stacked else 0.8 / len(groups)
+    base: dict[int, float] = defaultdict(float)
     for index, (value, mine) in enumerate(groups):
-        offset = (index - (len(groups) - 1) / 2) * width
+        offset = 0.0 if stacked else (index - (len(groups) - 1) / 2) * width
+        places = _ranks(figure.x, mine, rows)
+        heights = [float(height) for height in mine[figure.y.field]]
         axes.bar(
-            [position + offset for position in _ranks(figure.x, mine, rows)],
-            mine[figure.y.field].astype(float),
+            [place + offset for place in places],
+            heights,
+            bottom=[base[place] for place in places] if stacked else 0.0,
             width=width,
             color=colors[value],
             label=figure.label(value) if figure.color else None,
         )
-    _categories(figure.x, axes, rows, always=True)
-
-
-def _stack(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
-    base: dict[int, float] = {}
-    for value, mine in _groups(figure, rows):
-        places = _ranks(figure.x, mine, rows)
-        heights = [float(height) for height in mine[figure.y.field]]
-        axes.bar(
-            places,
-            heights,
-            bottom=[base.get(place, 0.0) for place in places],
-            width=0.7,
-            color=colors[value],
-            label=figure.label(value),
-        )
         for place, height in zip(places, heights, strict=True):
-            base[place] = base.get(place, 0.0) + height
+            base[place] += height
     if figure.span:
         ends = rows.dropna(subset=list(figure.span))
         low, high = (ends[name].astype(float) * figure.y.scale for name in figure.span)
@@ -337,8 +304,7 @@ def _stack(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) ->
 
 
 def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
-    columns = [value for (value,) in distinct(rows, [figure.x.field])]
-    lines = [value for (value,) in distinct(rows, [figure.y.field])]
+    columns, lines = (values_of(rows, axis.field) for axis in (figure.x, figure.y))
     cells = rows.pivot_table("value", figure.y.field, figure.x.field, aggfunc="first", sort=False)
     cells = cells.reindex(index=lines, columns=columns).astype(float)
     axes.imshow(cells, aspect="auto", cmap="viridis")
@@ -354,7 +320,7 @@ def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) 
 
 
 def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
-    lanes = [value for (value,) in distinct(rows, [figure.y.field])]
+    lanes = values_of(rows, figure.y.field)
     for value, mine in _groups(figure, rows):
         for lane, name in enumerate(lanes):
             here = select(mine, **{figure.y.field: name})
@@ -367,17 +333,12 @@ def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str])
 
 
 def _ranks(axis: Axis, rows: Rows, everything: Rows) -> list[int]:
-    order = {value: index for index, (value,) in enumerate(distinct(everything, [axis.field]))}
+    order = {value: rank for rank, value in enumerate(values_of(everything, axis.field))}
     return [order[value] for value in rows[axis.field]]
 
 
-def _positions(axis: Axis, rows: Rows, everything: Rows) -> list[float]:
-    places = _ranks(axis, rows, everything) if axis.categorical else rows[axis.field]
-    return [float(place) for place in places]
-
-
 def _categories(axis: Axis, axes: Axes, rows: Rows, *, always: bool = False) -> None:
-    values = [value for (value,) in distinct(rows, [axis.field])]
+    values = values_of(rows, axis.field)
     if axis.categorical or always:
         axes.set_xticks(range(len(values)), [str(value) for value in values])
     elif axis.log:
@@ -389,7 +350,7 @@ DRAW: dict[Mark, Callable[[Figure, Axes, Rows, Mapping[Any, str]], None]] = {
     "line": _line,
     "area": _area,
     "bar": _bar,
-    "stack": _stack,
+    "stack": _bar,
     "heatmap": _heatmap,
     "timeline": _timeline,
 }

@@ -6,8 +6,6 @@ too, with a status and a reason and neither quantity nor labels, so that a table
 is empty. Everything downstream (tables, figures, comparisons) selects rows and never reads files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +19,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, INVALID = "missing", "invalid"
-STATISTICS = (
-    *("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy"),
-    *("drift", "stability"),
-)
+STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy", "drift", "stability")
 UNCOMMITTED = "uncommitted"
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
@@ -42,12 +37,9 @@ class Results:
 
     machine: str
     rows: Rows
-    results: Mapping[str, Result] = field(default_factory=dict)
-    """By path, in the order of the study; only those that could be read."""
-    problems: tuple[str, ...] = ()
-    """One line per file that could not be used."""
-    repeat: Results | None = None
-    """A second set of results of the same study on a machine of the same model."""
+    results: Mapping[str, Result] = field(default_factory=dict)  # by path; the readable ones
+    problems: tuple[str, ...] = ()  # one line per file that could not be used
+    repeat: "Results | None" = None  # a second set of the same study on a machine of the same model
 
     @property
     def name(self) -> str:
@@ -58,14 +50,13 @@ class Results:
         """The readable results of one chapter."""
         return [result for result in self.results.values() if result.chapter == chapter]
 
-    def without(self, paths: Collection[str], why: str = "") -> Results:
+    def without(self, paths: Collection[str], why: str = "") -> "Results":
         """The same without some results, each of which becomes a row without a value."""
         out = self.rows["source"].isin(list(paths))
-        names = [*{name for path in paths for name in self.results[path].parameters}]
-        left_out = self.rows[out].drop_duplicates("source")
-        kept = ["chapter", "source", *names]
-        stubs = left_out[kept].reindex(columns=self.rows.columns)
-        stubs = stubs.assign(status=INVALID, reason=why).astype(object)
+        names = {name for path in paths for name in self.results[path].parameters}
+        stubs = self.rows[out].drop_duplicates("source")[["chapter", "source", *names]]
+        stubs = stubs.reindex(columns=self.rows.columns).astype(object)
+        stubs = stubs.assign(status=INVALID, reason=why)
         return replace(
             self,
             rows=pd.concat([self.rows[~out], stubs], ignore_index=True),
@@ -82,7 +73,7 @@ class Results:
 
 
 def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
-    """Read every point's result; what is missing or unusable becomes a row that says so."""
+    """Read every point's result; what is missing or unusable becomes a row with a reason."""
     rows: list[dict[str, Any]] = []
     results: dict[str, Result] = {}
     problems: list[str] = []
@@ -111,15 +102,12 @@ def load_references(folder: Path) -> Rows:
         found = pd.read_csv(file, dtype={"source": str}).astype(object)
         number = next(name for name in PUBLISHED_VALUES if name in found)
         found = found.rename(columns={"source": "writeup", number: "value"}).fillna("not stated")
-        found = found.map(lambda cell: int(cell) if _is_whole(cell) else cell)
+        # A column with a gap is read as floats.
+        found = found.map(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)
         frames.append(
             found.assign(chapter="published", topic=file.stem, quantity="published", status="ok")
         )
     return pd.concat(frames, ignore_index=True)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, float) and value.is_integer()
 
 
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
@@ -149,6 +137,13 @@ def _base(
     scalars = {k: v for k, v in settings.items() if isinstance(v, str | int | float | bool)}
     named = {k: v for k, v in {**scalars, **parameters}.items() if k not in FIELDS}
     return {"chapter": chapter, "source": str(path), "flags": (), **named}
+
+
+def records(rows: Rows) -> list[dict[str, Any]]:
+    """The rows as dictionaries; several times as fast as pandas for columns of Python objects."""
+    names = [str(name) for name in rows]
+    columns = zip(*(rows[name].tolist() for name in names), strict=True)
+    return [dict(zip(names, values, strict=True)) for values in columns]
 
 
 def select(rows: Rows, **where: Any) -> Rows:
@@ -233,7 +228,7 @@ def extremes(rows: Rows) -> dict[str, Any] | None:
     """How many rows there are, and those with the smallest and the largest value."""
     if rows.empty:
         return None
-    ordered: list[Any] = rows.sort_values("value", key=pd.to_numeric).to_dict("records")
+    ordered = records(rows.sort_values("value", key=pd.to_numeric))
     return {"count": len(ordered), "low": ordered[0], "high": ordered[-1]}
 
 

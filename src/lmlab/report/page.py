@@ -6,14 +6,12 @@ rows (`derive`), and computes the few facts its sentences need (`facts`). Templa
 A part that cannot be rendered costs that part, not the report.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,9 +65,9 @@ class Chapter:
 
     def table(self, name: str) -> Markup:
         """A declared table as Markdown; empty if there is nothing to show."""
-        table = self.tables[name]
-        elsewhere = table.chapter is not None
-        rows = select(self.results.rows, chapter=table.chapter) if elsewhere else self.own.rows
+        table, rows = self.tables[name], self.own.rows
+        if table.chapter is not None:
+            rows = select(self.results.rows, chapter=table.chapter)
         return table.render(rows)
 
 
@@ -82,50 +80,50 @@ class Report:
     out: Path
     templates: Path
     study: str
+    faults: list[str] = field(default_factory=list)  # one line per part that cannot be rendered
 
     def write(self) -> list[str]:
-        """Write all pages and figures; returns one line per part that could not be rendered."""
-        faults: list[str] = []
+        """Write all pages and figures; returns the faults."""
         (self.out / "figures").mkdir(parents=True, exist_ok=True)
-        environment = environment_for(self.templates)
         answers: dict[str, Answer] = {}
-        for chapter in self.chapters.values():
-            page = self._render(environment, f"{chapter.name}.md.j2", "chapters", faults, chapter)
-            write_atomically(self.out / "chapters" / f"{chapter.name}.md", page)
-            answers |= answers_in(page, f"chapters/{chapter.name}.md")
-        sections = {
-            name: self._render(environment, f"front/{name}.md.j2", ".", faults, chapter)
-            for name, chapter in self.chapters.items()
-            if (self.templates / "front" / f"{name}.md.j2").exists()
-        }
-        front = self._render(
-            environment, "front.md.j2", ".", faults, sections=sections, bullets=[], not_measured=""
-        )
+        sections: dict[str, Markup] = {}
+        for name, chapter in self.chapters.items():
+            page, section = self.parts(chapter)
+            write_atomically(self.out / "chapters" / f"{name}.md", page)
+            answers |= answers_in(page, f"chapters/{name}.md")
+            sections |= {} if section is None else {name: section}
+        context: dict[str, Any] = {"sections": sections, "bullets": [], "not_measured": ""}
+        front = self._render("front.md.j2", ".", **context)
         write_atomically(self.out / FRONT, front)
         answers |= answers_in(front, FRONT)
-        index = self._render(environment, "index.md.j2", ".", faults, answers=answers)
-        write_atomically(self.out / INDEX, index)
-        return faults
+        write_atomically(self.out / INDEX, self._render("index.md.j2", ".", answers=answers))
+        return self.faults
+
+    def parts(self, chapter: Chapter) -> tuple[Markup, Markup | None]:
+        """A chapter's page, and its part of the front page if it has one."""
+        page = self._render(f"{chapter.name}.md.j2", "chapters", chapter)
+        front = f"front/{chapter.name}.md.j2"
+        if not (self.templates / front).exists():
+            return page, None
+        return page, self._render(front, ".", chapter)
+
+    @cached_property
+    def environment(self) -> jinja2.Environment:
+        return environment_for(self.templates)
 
     def _render(
-        self,
-        environment: jinja2.Environment,
-        template: str,
-        folder: str,
-        faults: list[str],
-        chapter: Chapter | None = None,
-        **context: Any,
+        self, template: str, folder: str, chapter: Chapter | None = None, **context: Any
     ) -> Markup:
         if chapter is not None and not chapter.measured:
             return self._unmeasured(template, chapter, folder)
         try:
-            page = environment.get_template(template).render(
+            page = self.environment.get_template(template).render(
                 **self.chapters,
                 chapters=self.chapters,
                 chapter=chapter,
                 results=self.results,
                 study=self.study,
-                figure=self._figure(chapter, folder),
+                figure=partial(self._figure, folder, chapter),
                 provenance=lambda: provenance.of_chapter(self.results, chapter, self.out / folder),
                 summary=lambda: provenance.summary(self.results),
                 unreproducible=lambda: provenance.unreproducible(self.results),
@@ -133,21 +131,9 @@ class Report:
             )
         except Exception as error:  # one bad value must not cost the report
             line = f"{template}: {described(error)}"
-            faults.append(line)
+            self.faults.append(line)
             return Markup(f"*This part could not be rendered ({text.escape(line)}).*\n")
         return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
-
-    def faults_of(self, chapter: Chapter) -> list[str]:
-        """What cannot be rendered of one chapter: its page, and its part of the front page."""
-        faults: list[str] = []
-        environment = environment_for(self.templates)
-        for template, folder in (
-            (f"{chapter.name}.md.j2", "chapters"),
-            (f"front/{chapter.name}.md.j2", "."),
-        ):
-            if (self.templates / template).exists():
-                self._render(environment, template, folder, faults, chapter)
-        return faults
 
     def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
         """Stands in for a part without a single value: its questions, or its title, and why."""
@@ -160,25 +146,23 @@ class Report:
         page = [f"# {chapter.title}", f"Nothing of this chapter has been measured yet{why}.", end]
         return Markup("\n\n".join(sections or page) + "\n")
 
-    def _figure(self, chapter: Chapter | None, folder: str) -> Callable[..., Markup]:
-        def figure(name: str, of: Chapter | None = None) -> Markup:
-            """A link to a figure, drawn when a page first asks for it; empty without data."""
-            owner = of or chapter
-            assert owner is not None, "the front page names the chapter of a figure"
-            path = self.out / "figures" / owner.name / f"{name}.png"
-            if name not in owner.drawn:
-                if not owner.figures[name].draw(owner.own, path):
-                    return Markup("")
-                owner.drawn.add(name)
-            link = os.path.relpath(path, self.out / folder)
-            return Markup(f"![{text.escape(owner.figures[name].title)}]({link})")
-
-        return figure
+    def _figure(
+        self, folder: str, chapter: Chapter | None, name: str, of: Chapter | None = None
+    ) -> Markup:
+        """A link to a figure, drawn when a page first asks for it; empty without data."""
+        owner = of or chapter
+        assert owner is not None, "the front page names the chapter of a figure"
+        path = self.out / "figures" / owner.name / f"{name}.png"
+        if name not in owner.drawn and not owner.figures[name].draw(owner.own, path):
+            return Markup("")
+        owner.drawn.add(name)
+        link = os.path.relpath(path, self.out / folder)
+        return Markup(f"![{text.escape(owner.figures[name].title)}]({link})")
 
 
 def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
     """Run a chapter's declarations over the results; without a single value there is nothing to
-    derive, and templates say so."""
+    derive."""
     chapter = Chapter(
         name=name,
         title=page.TITLE,
@@ -223,20 +207,6 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {message} ({Path(where.filename).name}:{where.lineno})"
 
 
-def culprit(results: Results, chapter: str, fails: Callable[[Results], bool]) -> str | None:
-    """The result without which a chapter no longer fails, found by bisection: pages cope with
-    missing results. First among the chapter's own, then among those of others."""
-    own = [path for path, result in results.results.items() if result.chapter == chapter]
-    for suspects in (own, [path for path in results.results if path not in own]):
-        while len(suspects) > 1:
-            half = len(suspects) // 2
-            cured = not fails(results.without(suspects[:half]))
-            suspects = suspects[:half] if cured else suspects[half:]
-        if suspects and not fails(results.without(suspects)):
-            return suspects[0]
-    return None
-
-
 class KeepTextLines(Extension):
     """Trim the newline only after lines that hold nothing but one tag: a sentence that ends in
     `{% endif %}` keeps its line end."""
@@ -257,13 +227,8 @@ def environment_for(templates: Path) -> jinja2.Environment:
         finalize=text.escape,
         extensions=[KeepTextLines],
     )
-    environment.filters |= {**text.FORMATS, "number": text.number, "list": list, "and": text.join}
-    environment.filters |= {
-        "quoted": text.quoted,
-        "join": text.join,
-        "slug": text.slug,
-        "md": Markup,
-    }
+    own = {"join": text.join, "and": text.join, "quoted": text.quoted, "slug": text.slug}
+    environment.filters |= {**text.FORMATS, **own, "list": list, "md": Markup}
     return environment
 
 

@@ -1,13 +1,12 @@
 """Where the numbers come from: commits, versions, dates, and what has no number."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 from markupsafe import Markup
 
 from lmlab.report.frame import Results, select
@@ -18,50 +17,56 @@ if TYPE_CHECKING:
     from lmlab.report.page import Chapter
 
 MAX_LINES = 12
+PAUSE_S = 60
+NAMES = {"ok": "measured", "oom": "out of memory"}
+VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
 
 
 def summary(results: Results) -> Markup:
     """One paragraph for the front page: how many points, from which code, and what is wrong."""
-    points = results.rows["source"].dropna().drop_duplicates()
+    points = results.rows["source"].nunique()
     readable = list(results.results.values())
-    parts = [f"{len(points)} points: {_counts(len(points), results)}"]
-    parts += [_code(readable)] if readable else []
-    if minutes := sum(result.elapsed_s for result in readable) / 60:
-        parts.append(f"{number(minutes)} minutes of measuring")
-    lines = [". ".join(parts) + "."]
-    lines += [f"Unreadable: {escape(problem)}" for problem in results.problems[:MAX_LINES]]
-    return Markup("\n\n".join(lines))
-
-
-def _counts(total: int, results: Results) -> str:
-    states: Counter[str] = Counter(result.status for result in results.results.values())
+    states = Counter(NAMES.get(result.status, result.status) for result in readable)
     states["unreadable"] = len(results.problems)
-    states["not measured"] = total - sum(states.values())
-    names = {"ok": "measured", "oom": "out of memory"}
-    return join([f"{count} {names.get(state, state)}" for state, count in states.items() if count])
+    states["not measured"] = points - states.total()
+    parts = [f"{points} points: {_counted(states)}"]
+    parts += [_code(readable), _cost(readable)] if readable else []
+    problems = [f"Unreadable: {escape(problem)}" for problem in results.problems[:MAX_LINES]]
+    return Markup("\n\n".join([". ".join(parts) + ".", *problems]))
+
+
+def _cost(results: Sequence[Result]) -> str:
+    """Wall time and what it went into, as far as all results record that."""
+    starts = pd.to_datetime([result.started_at for result in results], errors="coerce")
+    rows = pd.DataFrame({"start": starts, "s": [result.elapsed_s for result in results]})
+    rows = rows.sort_values("start")
+    # Between points that ran in turn; starts are whole seconds, and a long gap is a pause.
+    gaps = rows["start"].diff().dt.total_seconds() - rows["s"].shift()
+    total_s = rows["s"].sum() + gaps[gaps.between(-1, PAUSE_S)].sum()
+    cost = f"Measured in {number(total_s / 60)} minutes"
+    spent = [result.spent_s for result in results if result.spent_s]
+    if len(spent) < len(results) or not total_s:
+        return cost
+    shares = pd.DataFrame(spent).sum() / total_s
+    shares["set-up, checks and starting processes"] = 1 - shares.sum()
+    return f"{cost}: " + join([f"{100 * share:.0f} % {name}" for name, share in shares.items()])
 
 
 def unreproducible(results: Results) -> Markup:
     """How many results no known commit reproduces, for the top of the page; empty if none."""
     found = list(results.results.values())
     parts = _doubts(found)
-    if not parts:
-        return Markup("")
     marks = " (§ in tables)" if any(result.commit["dirty"] for result in found) else ""
-    return Markup(f"**Of {len(found)} results, {join(parts)}{marks}.**")
+    return Markup(f"**Of {len(found)} results, {join(parts)}{marks}.**" if parts else "")
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
     """Results from code that was edited, or of which that is not known."""
-    dirty = sum(result.commit["dirty"] is True for result in results)
-    unverified = sum(
-        result.commit["dirty"] is None or bool(result.commit.get("unverified"))
-        for result in results
-    )
-    return [
-        *([f"{dirty} are from uncommitted code"] if dirty else []),
-        *([f"{unverified} from an unverified commit"] if unverified else []),
-    ]
+    commits = [result.commit for result in results]
+    dirty = sum(commit["dirty"] is True for commit in commits)
+    unverified = sum(c["dirty"] is None or bool(c.get("unverified")) for c in commits)
+    found = {"are from uncommitted code": dirty, "from an unverified commit": unverified}
+    return [f"{count} {what}" for what, count in found.items() if count]
 
 
 def _code(results: Sequence[Result]) -> str:
@@ -69,65 +74,51 @@ def _code(results: Sequence[Result]) -> str:
     parts = [f"commit {next(iter(commits))}" if len(commits) == 1 else f"{len(commits)} commits"]
     parts += _doubts(results)
     converted = sum(result.converted_from is not None for result in results)
-    parts += [f"{converted} converted from schema 1"] if converted else []
-    return ", ".join(parts)
+    return ", ".join([*parts, *([f"{converted} converted from schema 1"] if converted else [])])
 
 
-def of_chapter(results: Results, chapter: Chapter | None, folder: Path) -> Markup:
+def of_chapter(results: Results, chapter: "Chapter | None", folder: Path) -> Markup:
     """The end of a chapter's page: versions, commits, dates, flags, and points without a value."""
     if chapter is None:
         return Markup("")
-    mine = results.of(chapter.name)
+    rows = select(results.rows, chapter=chapter.name)
     lines = []
-    if mine:
+    if mine := results.of(chapter.name):
         starts = sorted(result.started_at[:10] for result in mine)
-        dates = starts[0] if starts[0] == starts[-1] else f"{starts[0]} to {starts[-1]}"
+        points = rows.groupby("source", sort=False)["status"]
+        states = Counter("ok" if "ok" in set(found) else found.iloc[0] for _, found in points)
         flags = Counter(flag for result in mine for flag in result.flags)
-        rows = [
-            ["points", _states(results, chapter.name)],
-            ["machine", join(_distinct(result.machine["name"] for result in mine))],
-            ["versions", _versions(mine)],
-            ["code", _code(mine)],
-            ["fingerprints", str(len({result.code_fingerprint for result in mine}))],
-            ["measured", f"{dates}, {number(sum(result.elapsed_s for result in mine))} s"],
-            ["flags", join([f"{flag} ({count})" for flag, count in flags.items()]) or "none"],
-            ["results", _link(mine[0], results, folder)],
-        ]
-        lines.append(markdown_table(["", ""], [[a, b] for a, b in rows], 2))
-    lines += _without_value(results, chapter.name)
+        found = {name: _distinct(result.versions.get(name) for result in mine) for name in VERSIONS}
+        table = {
+            "points": _counted(states),
+            "machine": join(_distinct(result.machine["name"] for result in mine)),
+            "versions": ", ".join(f"{name} {join(each)}" for name, each in found.items() if each),
+            "code": _code(mine),
+            "fingerprints": str(len({result.code_fingerprint for result in mine})),
+            "measured": f"{' to '.join(dict.fromkeys([starts[0], starts[-1]]))}, "
+            f"{number(sum(result.elapsed_s for result in mine))} s",
+            "flags": join([f"{flag} ({count})" for flag, count in flags.items()]) or "none",
+            "results": _link(results, mine[0], folder),
+        }
+        lines.append(markdown_table(["", ""], [list(row) for row in table.items()], 2))
+    failed = select(rows, status=lambda state: state != "ok")
+    reasons = Counter(zip(failed["status"], map(escape, failed["reason"]), strict=True))
+    without = [f"- {n} x {state}: {why}" for (state, why), n in reasons.most_common(MAX_LINES)]
+    lines += ["Without a value:\n\n" + "\n".join(without)] if without else []
     return Markup("\n\n".join(lines))
 
 
-def _states(results: Results, chapter: str) -> str:
-    points = select(results.rows, chapter=chapter).groupby("source", sort=False)["status"]
-    states = Counter("ok" if "ok" in set(found) else found.iloc[0] for _, found in points)
-    return join([f"{count} {state}" for state, count in states.items()])
-
-
-def _versions(results: Sequence[Result]) -> str:
-    names = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
-    found = {name: _distinct(result.versions.get(name) for result in results) for name in names}
-    return ", ".join(f"{name} {join(values)}" for name, values in found.items() if values)
+def _counted(states: Mapping[str, int]) -> str:
+    return join([f"{count} {state}" for state, count in states.items() if count])
 
 
 def _distinct(values: Iterable[str | None]) -> list[str]:
     return [escape(value) for value in dict.fromkeys(values) if value]
 
 
-def _link(result: Result, results: Results, folder: Path) -> str:
+def _link(results: Results, result: Result, folder: Path) -> str:
     path = next(path for path, found in results.results.items() if found is result)
     parts = Path(path).parts
-    target = Path(*parts[: parts.index(results.machine) + 1]) / result.chapter
-    if not result.parameters:
-        target = target.with_suffix(".json")
+    stem = Path(*parts[: parts.index(results.machine) + 1]) / result.chapter
+    target = stem if result.parameters else stem.with_suffix(".json")
     return f"[{escape(target)}]({os.path.relpath(target, folder)})"
-
-
-def _without_value(results: Results, chapter: str) -> list[str]:
-    """One line per distinct reason, with how many points share it."""
-    rows = select(results.rows, chapter=chapter, status=lambda state: state != "ok")
-    reasons = Counter(
-        f"{row['status']}: {escape(row['reason'])}" for row in rows.to_dict("records")
-    )
-    lines = [f"- {count} x {reason}" for reason, count in reasons.most_common(MAX_LINES)]
-    return ["Without a value:\n\n" + "\n".join(lines)] if lines else []

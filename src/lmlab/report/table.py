@@ -7,17 +7,16 @@ Cells without a value say why (OOM, unsupported, not measured); reasons, marks f
 power-capped values, and the number of samples become the line below the table.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from string import Formatter
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.frame import FIELDS, UNCOMMITTED, Rows, candidates, distinct
+from lmlab.report.frame import FIELDS, UNCOMMITTED, Rows, candidates, distinct, records
 from lmlab.report.text import DASH, escape, markdown_table, plain, quoted, unsteady
 
 STATUS_CELLS = {
@@ -73,48 +72,43 @@ def memory(name: str = "peak_memory", format: str = "GiB", **where: Any) -> Colu
 class Table:
     """A declared table; `render` turns rows into Markdown."""
 
-    title: str
-    """May name the facet's value: "Step time, {precision}"."""
+    title: str  # may name the facet's value: "Step time, {precision}"
     rows: Sequence[str]
-    columns: Mapping[str, Column]
-    """By header. With `across` a header may contain the value: "{context}"."""
+    columns: Mapping[str, Column]  # by header; with `across` it may name the value: "{context}"
     where: Mapping[str, Any] = field(default_factory=dict)
-    chapter: str | None = None
-    """Whose rows to take, if not the chapter's own: "published", or another chapter."""
+    chapter: str | None = None  # whose rows to take, if not the chapter's own: "published"
+    # One table per value of `facet`, one column per value of `across`; unless given, the fields
+    # that the title and the headers name.
     facet: str | None = None
     across: str | None = None
-    """A field whose values become columns."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Names for the row fields, where the field's own name is not what a reader expects."""
-    note: str = ""
     limit: int | None = None
-    data: Callable[[Rows], Rows] | None = None
-    """Prepares the rows, where a declaration is not enough."""
+    data: Callable[[Rows], Rows] | None = None  # prepares the rows
+
+    def __post_init__(self) -> None:
+        for name, texts in (("facet", [self.title]), ("across", self.columns)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, _placeholder(texts))
 
     def render(self, rows: Rows) -> Markup:
         """Markdown of one table, or one per facet; empty if there is nothing to show."""
-        if self.data is not None:
-            rows = self.data(rows)
-        rows = candidates(rows, **self.where)
-        if rows.empty:
-            return Markup("")
-        if self.facet is None:
-            return Markup(self._one(rows, {}))
-        facets = [value for (value,) in distinct(rows, [self.facet])]
-        parts = [
-            self._one(candidates(rows, **{self.facet: value}), {self.facet: value})
-            for value in facets
-        ]
-        return Markup("\n\n".join(part for part in parts if part))
+        rows = self._chosen(rows)
+        names = [self.facet] if self.facet else []
+        parts = []
+        for key in distinct(rows, names) if names else [()]:
+            facet = dict(zip(names, key, strict=True))
+            parts.append(self._one(candidates(rows, **facet), facet))
+        return Markup("\n\n".join(filter(None, parts)))
 
-    def cells(self, sides: Sequence[Rows]) -> dict[tuple[Any, ...], list[Cell]]:
+    def _chosen(self, rows: Rows) -> Rows:
+        return candidates(rows if self.data is None else self.data(rows), **self.where)
+
+    def cells(self, sides: Sequence[Rows]) -> dict[tuple[Any, ...], list["Cell"]]:
         """The cells of several sets of rows, side by side: by facet, row key and column header,
         whichever of them has it."""
         whole = replace(self, rows=[*([self.facet] if self.facet else []), *self.rows])
-        shown = [
-            candidates(rows if self.data is None else self.data(rows), **self.where)
-            for rows in sides
-        ]
+        shown = [self._chosen(rows) for rows in sides]
         keys = dict.fromkeys(key for rows in shown for key in distinct(rows, list(whole.rows)))
         indexes = [whole._indexes(rows) for rows in shown]
         headers = dict.fromkeys(header for index in indexes for header in index)
@@ -150,33 +144,28 @@ class Table:
             caption = caption.replace(f"{UNCOMMITTED_MARK} measured", "All measured")
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
-    def _indexes(self, rows: Rows) -> dict[str, _Index]:
+    def _indexes(self, rows: Rows) -> dict[str, "_Index"]:
         """What may fill each column, by its header."""
-        filled = [
-            (header, column, candidates(rows, **column.where))
-            for header, column in self.columns.items()
-        ]
-        if self.across is None:
-            return {header: _Index(found, column, self.rows) for header, column, found in filled}
-        return {
-            header.format(**{self.across: value}): _Index(
-                candidates(found, **{self.across: value}), column, self.rows
-            )
-            for (value,) in distinct(rows, [self.across])
-            for header, column, found in filled
-        }
+        found = {}
+        for (value,) in distinct(rows, [self.across]) if self.across else [("",)]:
+            of = {self.across: value} if self.across else {}
+            here = candidates(rows, **of)
+            for header, column in self.columns.items():
+                mine = _Index(candidates(here, **column.where), column, self.rows)
+                found[header.format(**of) if of else header] = mine
+        return found
 
-    def _caption(self, cells: Sequence[Cell], facet: Mapping[str, Any]) -> str:
-        parts = [escape(self.title.format(**facet)), *([self.note] if self.note else [])]
+    def _caption(self, cells: Sequence["Cell"], facet: Mapping[str, Any]) -> str:
+        parts = [escape(self.title.format(**facet))]
         found = [cell.row for cell in cells if cell.row is not None and cell.measured]
         clocks = dict.fromkeys(row["clock"] for row in found if row["clock"] in CLOCKS)
         counts = sorted({int(row["n"]) for row in found if not pd.isna(row["n"]) and row["n"]})
         if clocks:
-            samples = _range(counts)
             center = "mean" if any(cell.column.field == "mean" for cell in cells) else "median"
-            median = f", {center} of {samples}" if samples and counts != [1] else ""
+            samples = " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
+            of = f", {center} of {samples}" if counts not in ([], [1]) else ""
             names = " and ".join(CLOCKS[clock] for clock in clocks)
-            parts.append(names[0].upper() + names[1:] + median)
+            parts.append(names[0].upper() + names[1:] + of)
         marks = dict.fromkeys(mark for cell in cells for mark in cell.marks())
         parts += [f"{mark} {MARKS[mark]}" for mark in marks]
         parts += _reasons(cells)
@@ -228,11 +217,8 @@ class _Index:
         self.column = column
         self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        used = [
-            name for name in dict.fromkeys([*FIELDS, *CONTEXT, *keys, column.field]) if name in rows
-        ]
-        for values in zip(*(rows[name].tolist() for name in used), strict=True):
-            row = dict(zip(used, values, strict=True))
+        used = dict.fromkeys([*FIELDS, *CONTEXT, *keys, column.field])
+        for row in records(rows[[name for name in used if name in rows]]):
             key = tuple(row.get(name) for name in keys)
             if row["status"] == "ok" or not any(map(pd.isna, key)):
                 self.exact[key].append(row)
@@ -253,20 +239,19 @@ class _Index:
         return Cell(self.column, next(iter([*measured, *found]), None) or next(reasons, None))
 
 
-def _range(counts: Sequence[int]) -> str:
-    if not counts:
-        return ""
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+def _placeholder(texts: Iterable[str]) -> str | None:
+    """The first field that some text names in braces."""
+    parsed = (part for text in texts for part in Formatter().parse(text))
+    return next((field for _, field, *_ in parsed if field), None)
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
     """Why cells are empty, each reason once."""
-    lines: dict[str, None] = {}
-    for cell in cells:
-        if cell.row is not None and cell.row["status"] in EXPLAINED and not cell.one_word:
-            lines[f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.row['reason'])}"] = None
-    shown = list(lines)[:MAX_REASONS]
-    return [
-        *shown,
-        *([f"{len(lines) - len(shown)} more reasons in the results"] * (len(lines) > len(shown))),
-    ]
+    lines = dict.fromkeys(
+        f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.row['reason'])}"
+        for cell in cells
+        if cell.row is not None and cell.row["status"] in EXPLAINED and not cell.one_word
+    )
+    more = len(lines) - MAX_REASONS
+    notes = [f"{more} more reasons in the results"] if more > 0 else []
+    return [*list(lines)[:MAX_REASONS], *notes]

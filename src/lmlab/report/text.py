@@ -1,7 +1,5 @@
 """Numbers and text for Markdown: significant digits, units, escaping."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +62,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "KiB": scaled(1 / 1024),
     "GB": scaled(1e-9),
     "MB": scaled(1e-6),
-    "GFLOP": scaled(1e-9),
     "TFLOP": scaled(1e-12),
     "percent": percent,
     "times": times,
@@ -105,9 +102,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], labels:
 def join(items: Sequence[Any], last: str = "and") -> str:
     """A list in a sentence: a, b and c."""
     names = [str(item) for item in items]
-    return (
-        f" {last} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-    )
+    return f" {last} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def slug(heading: str) -> str:

@@ -5,8 +5,6 @@ what each key may hold; what it cannot say (a size that no block defines, heads 
 the width) is checked here. Every error is one line: the key, the value, what is allowed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,10 +82,15 @@ def load(config: Mapping[str, Any], device: str) -> Study:
     sizes = {name: Size(**shape) for name, shape in config["sizes"].items()}
     for name, shape in sizes.items():
         _check_size(name, shape)
-    for name, blocks in config["studies"].items():
-        _check_sizes_exist(name, blocks, sizes)
+    for study, chapters in config["studies"].items():
+        for chapter, block in chapters.items():
+            _check_sizes_exist(f"{study}.{chapter}", block, sizes)
     name = STUDY_FOR_DEVICE[device] if config["study"] == "auto" else config["study"]
-    blocks = {key: _with_floats(block) for key, block in config["studies"][name].items()}
+    # 120 and 120.0 are the same setting.
+    blocks = {
+        name: {key: float(v) if key in FLOATS else v for key, v in block.items()}
+        for name, block in config["studies"][name].items()
+    }
     return Study(
         name=name,
         model=config["model"],
@@ -96,11 +99,6 @@ def load(config: Mapping[str, Any], device: str) -> Study:
         chapters={key: block for key, block in blocks.items() if block.get("enabled", True)},
         ranks=config["ranks"],
     )
-
-
-def _with_floats(block: Mapping[str, Any]) -> dict[str, Any]:
-    """120 and 120.0 are the same setting."""
-    return {key: float(value) if key in FLOATS else value for key, value in block.items()}
 
 
 def _check_keys(key: str, value: object) -> None:
@@ -146,14 +144,11 @@ def _check_size(name: str, shape: Size) -> None:
     )
 
 
-def _check_sizes_exist(study: str, blocks: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
-    for chapter, block in blocks.items():
-        for key, size in _sizes_named(block):
-            if size not in sizes:
-                raise ConfigError(
-                    f"config: studies.{study}.{chapter}.{key} names {size!r}; "
-                    f"allowed: {', '.join(sizes)}"
-                )
+def _check_sizes_exist(place: str, block: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
+    for key, size in _sizes_named(block):
+        if size not in sizes:
+            allowed = ", ".join(sizes)
+            raise ConfigError(f"config: studies.{place}.{key} names {size!r}; allowed: {allowed}")
 
 
 def _sizes_named(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,6 @@ means: values that refer to themselves, values of other types (`!!timestamp q`),
 stand for a billion. Each is one error, with its line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Paths of the repository, and atomic file writes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from uuid import uuid4

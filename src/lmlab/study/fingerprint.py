@@ -7,15 +7,10 @@ docstrings or positions, so that explaining the code better does not make a resu
 file of the same name next to a module is its data, and counts with it.
 
 A module next to a root (a user's model and the files around it) counts as its own package does;
-what is installed elsewhere is known by its version.
-
-The tree is written out by hand rather than with `ast.dump`: that text differs between Python
-versions (3.12 added fields that 3.11 lacks), and a result measured on one must be recognised on
-the other. Imports built from strings are not followed: registries name their modules, and the
-caller passes those in as roots.
+what is installed elsewhere is known by its version. `ast.dump` differs between Python versions, and
+a result measured on one must be recognised on the other. Imports built from strings are not
+followed: registries name their modules, and the caller passes those in as roots.
 """
-
-from __future__ import annotations
 
 import ast
 import hashlib
@@ -27,8 +22,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from lmlab.study.source_facts import facts_of
-from lmlab.study.source_text import parse
+from lmlab.study.sources import facts_of, parse
 
 # Fields that do not change what the code does, or that only some Python versions have.
 IGNORED_FIELDS = frozenset({"kind", "type_comment", "ctx", "type_ignores"})

@@ -10,8 +10,6 @@ seed, number of steps). They are not in the path, because a changed setting repl
 whereas a changed parameter adds one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -39,7 +37,9 @@ class Point:
 
     def path(self, results: Path, machine: str) -> Path:
         """Path of this point's result; the last parameter names the file."""
-        parts = [f"{key}{SEPARATOR}{_path_part(key, value)}" for key, value in self._items()]
+        parts = [
+            f"{key}{SEPARATOR}{_path_part(key, value)}" for key, value in self.parameters.items()
+        ]
         folder = results / machine
         if not parts:
             return folder / f"{self.chapter}.json"
@@ -47,7 +47,9 @@ class Point:
 
     def label(self) -> str:
         """The point on one line, for people."""
-        return " ".join([self.chapter, *(f"{key}={value}" for key, value in self._items())])
+        return " ".join(
+            [self.chapter, *(f"{key}={value}" for key, value in self.parameters.items())]
+        )
 
     def to_json(self) -> str:
         """One line, the same for the same point."""
@@ -59,9 +61,6 @@ class Point:
             },
             separators=(",", ":"),
         )
-
-    def _items(self) -> list[tuple[str, Scalar]]:
-        return list(self.parameters.items())
 
 
 def point_from_json(text: str) -> Point:

@@ -6,8 +6,6 @@ machines by a factor of a thousand; so all candidate sizes are settings, largest
 its hyper-parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

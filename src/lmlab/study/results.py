@@ -6,9 +6,8 @@ settings have the types that the study gives them. An unusable file gives a one-
 names it; whatever passes is valid.
 """
 
-from __future__ import annotations
-
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -31,6 +30,8 @@ SIZE_LIMIT_BYTES = 200_000
 LARGEST_FILE_BYTES = 4 * SIZE_LIMIT_BYTES
 # Nothing that is measured or computed comes near; beyond it, arithmetic on pages overflows.
 LARGEST_NUMBER = 1e36
+# Text in which a number may be larger; plain results are parsed much faster without the check.
+MAY_BE_LARGE = re.compile(r"[eE]\+?\d|\d{36}")
 # A progress line fits the phases of a step, not dozens of variants.
 HEADLINE_TIMES = 6
 
@@ -53,6 +54,7 @@ class Result:
     code_fingerprint: str
     started_at: str
     elapsed_s: float
+    spent_s: Mapping[str, float] | None = None
     reason: str | None = None
     measurements: tuple[Mapping[str, Any], ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -62,9 +64,12 @@ class Result:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        values = asdict(self)
-        if self.converted_from is None:
-            del values["converted_from"]
+        optional = ("converted_from", "spent_s")
+        values = {
+            key: value
+            for key, value in asdict(self).items()
+            if value is not None or key not in optional
+        }
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     def write(self, path: Path) -> None:
@@ -82,7 +87,11 @@ class Result:
         """The result, short enough for a progress line."""
         if self.status != "ok":
             return f"{self.status}: {self.reason}"
-        times = [_headline(record) for record in self.measurements if _is_time(record)]
+        times = [
+            f"{_label(record)} {record['value']:.4g} ms"
+            for record in self.measurements
+            if record["quantity"] == "time" and record["status"] == "ok"
+        ]
         more = [f"{len(times) - HEADLINE_TIMES} more"] if len(times) > HEADLINE_TIMES else []
         return ", ".join([*times[:HEADLINE_TIMES], *more]) or "ok"
 
@@ -109,9 +118,10 @@ def read(path: Path) -> Result:
 def parse(content: str | bytes, path: Path | str) -> Result:
     """A result from the content of its file; `path` is named in errors."""
     try:
-        values = json.loads(
-            content, parse_constant=_number, parse_float=_number, parse_int=_integer
-        )
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        bounded = {"parse_float": _number, "parse_int": _integer}
+        hooks: dict[str, Any] = bounded if MAY_BE_LARGE.search(text) else {}
+        values = json.loads(text, parse_constant=_number, **hooks)
     except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise ResultError(f"{path}: not a readable JSON file ({line})") from error
@@ -127,7 +137,11 @@ def parse(content: str | bytes, path: Path | str) -> Result:
 
 def read_of(point: Point, path: Path, machine: str) -> Result:
     """The result of that point on that machine: a file may have been copied here by hand."""
-    result = read(path)
+    return checked(read(path), point, path, machine)
+
+
+def checked(result: Result, point: Point, path: Path, machine: str) -> Result:
+    """The result, if it is that of the point on that machine; else a `ResultError`."""
     if (result.chapter, dict(result.parameters)) != (point.chapter, dict(point.parameters)):
         raise ResultError(f"{path}: holds the result of another point")
     if result.machine["id"] != machine_of(machine):
@@ -174,14 +188,6 @@ def _one_record_per_line(values: Mapping[str, Any]) -> str:
     lines["measurements"] = f"[\n  {records}\n ]" if records else "[]"
     body = ",\n ".join(f"{json.dumps(key)}: {text}" for key, text in lines.items())
     return f"{{\n {body}\n}}\n"
-
-
-def _is_time(record: Mapping[str, Any]) -> bool:
-    return record["quantity"] == "time" and record["status"] == "ok"
-
-
-def _headline(record: Mapping[str, Any]) -> str:
-    return f"{_label(record)} {record['value']:.4g} ms"
 
 
 def _label(record: Mapping[str, Any]) -> str:

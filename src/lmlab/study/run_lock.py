@@ -6,8 +6,6 @@ them, which is released when the process ends, however it ends. Whoever gets tha
 all other marks are left over, and removes them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -1,7 +1,5 @@
 """Values checked against JSON schemas, with errors a person can act on: what is allowed instead."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

@@ -8,15 +8,12 @@ a cluster the machine that plans is not the one that measures.
 another driver, another card of the same model. It is measured only when it is asked for by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPEAT = "repeat"
-"""The label of the set with which the report shows how well results repeat."""
+REPEAT = "repeat"  # the label of the set with which the report shows how well results repeat
 
 
 def machine_of(folder: str) -> str:

@@ -1,7 +1,5 @@
 """Small points of the attention chapter, and attention variants that fail, for tests to use."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 from torch import Tensor

@@ -1,34 +1,20 @@
 """Whole models: one set of parameters, several ways to run it, the same numbers."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lmlab.chapters.attention.measure import measure
-from lmlab.chapters.attention.measure.shared_model import Switch
+from lmlab.chapters.attention.measure.model import Switch
 from tests.chapters.attention import points
 from tests.chapters.attention.points import TOO_LARGE, WRONG, model_point
 from tests.chapters.attention.test_topics import status, timed
 from tests.chapters.pages import found, value_of
+from tests.chapters.test_end_to_end import WATCHING
 
 PHASES = ("forward", "backward", "forward_backward", "train_step")
-
-
-class OwnModel(nn.Module):
-    """A user's model, whose attention cannot be exchanged."""
-
-    def __init__(self, vocab_size: int, **_: Any) -> None:
-        super().__init__()
-        self.table = nn.Embedding(vocab_size, vocab_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.table(tokens)
-        return logits
 
 
 def test_attentions_share_a_model_and_have_one_loss(cpu: torch.device) -> None:
@@ -40,22 +26,17 @@ def test_attentions_share_a_model_and_have_one_loss(cpu: torch.device) -> None:
     assert value_of(outcome, "tokens") == 2 * 8
 
 
-def test_an_attention_with_another_loss_is_not_timed(
+def test_an_attention_with_another_loss_is_not_timed_and_one_that_does_not_fit_is_skipped(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(points, "last_rows_zero", lambda q, k, v, *, is_causal: 0 * v)
-    outcome = measure(model_point("model", "naive", WRONG), cpu)
-    assert (status(outcome, WRONG), timed(outcome)) == ("failed", [("naive", p) for p in PHASES])
-
-
-def test_the_next_attention_is_measured_where_the_first_does_not_fit(cpu: torch.device) -> None:
-    outcome = measure(model_point("model", TOO_LARGE, "tiled"), cpu)
-    assert (status(outcome, TOO_LARGE), timed(outcome)) == ("oom", [("tiled", p) for p in PHASES])
+    outcome = measure(model_point("model", TOO_LARGE, "tiled", WRONG), cpu)
+    assert [status(outcome, name) for name in (TOO_LARGE, WRONG)] == ["oom", "failed"]
+    assert timed(outcome) == [("tiled", phase) for phase in PHASES]
 
 
 def test_attention_of_a_users_model_cannot_be_exchanged(cpu: torch.device) -> None:
-    own = "tests.chapters.attention.test_models:OwnModel"
-    outcome = measure(model_point("model", "naive", "tiled", model=own), cpu)
+    outcome = measure(model_point("model", "naive", "tiled", model=WATCHING), cpu)
     assert outcome.status == "unsupported"
 
 
@@ -77,13 +58,10 @@ def test_eager_and_compiled_run_the_same_steps(
 def test_eager_times_remain_where_compiling_fails(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(*_: object, **__: object) -> object:
-        def call(tokens: Tensor) -> Tensor:
-            raise MemoryError("no room")
+    def breaks(tokens: Tensor) -> Tensor:
+        raise MemoryError("no room")
 
-        return call
-
-    monkeypatch.setattr(torch, "compile", breaks)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: breaks)
     outcome = measure(model_point("model_compile", num_layers=1), cpu)
     assert (status(outcome, "compiled"), timed(outcome)) == ("oom", [("eager", p) for p in PHASES])
 
@@ -94,5 +72,5 @@ def test_a_switch_registers_each_parameter_once() -> None:
     assert len(list(switch.parameters())) == 2
     x = torch.ones(1, 2)
     plain = switch(x)
-    switch.select("twice")
+    switch.selected = "twice"
     assert torch.equal(switch(x), 2 * plain)

@@ -1,7 +1,5 @@
 """Attention on the page: derived quantities, comparisons, and every branch of the answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 from lmlab.chapters.attention import page
 from lmlab.measure.records import value, without_value
 from lmlab.report.frame import select
-from lmlab.study.points import Point
 from lmlab.study.results import Result
 from tests.chapters.pages import answer, built, rendered
 from tests.report.study import result, time_record, written
@@ -173,9 +170,3 @@ def test_answers_follow_from_the_data(
 ) -> None:
     front, _ = rendered(tmp_path, written(tmp_path / "results", results), "attention")
     assert [part for part in parts if part not in answer(front, question)] == []
-
-
-def test_a_chapter_without_results_says_so(tmp_path: Path) -> None:
-    missing = [Point("attention", {"topic": "naive", **ATTENTION, "sequence": 64}, SETTINGS)]
-    front, _ = rendered(tmp_path, written(tmp_path / "results", [], missing), "attention")
-    assert all("Not measured" in answer(front, question) for question in (END, COMPILE, FAST))

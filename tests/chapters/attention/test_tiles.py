@@ -1,13 +1,10 @@
 """Any tile size gives the same numbers; here through Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from lmlab.chapters.attention.measure import tiles as topic
-from lmlab.chapters.attention.measure.problem import Problem, shape_of
-from lmlab.chapters.attention.measure.reference import check
+from lmlab.chapters.attention.measure.problem import Problem, check, shape_of
 from lmlab.jobs.outcome import Unsupported
 from lmlab.kernels.configs import Direction
 from tests.chapters.attention.points import tiles_point

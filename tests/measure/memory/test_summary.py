@@ -1,6 +1,4 @@
-"""What a result keeps of a recording: the peak by category, phases, a timeline, lists."""
-
-from __future__ import annotations
+"""A history replayed, and what a result stores of it: categories, phases, a timeline, lists."""
 
 from typing import Any
 
@@ -8,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmlab.measure.memory.categories import CATEGORIES
-from lmlab.measure.memory.observer import NewStorage, Observer
+from lmlab.measure.memory.history import Block, Event, History, active_bytes, live_at, replay
+from lmlab.measure.memory.observer import NewStorage, Observer, Source
 from lmlab.measure.memory.recorder import KnownTensor, Recording, Span
 from lmlab.measure.memory.snapshot import history_of
-from lmlab.measure.memory.sources import Source
-from lmlab.measure.memory.summary import outline, summarize
-from tests.measure.memory.snapshots import alloc, block, frame, free, out_of_memory, snapshot
+from lmlab.measure.memory.summary import CATEGORIES, outline, summarize
+from tests.measure.memory.test_snapshot import alloc, block, frame, free, out_of_memory, snapshot
 
 KIB = 1024
 WEIGHT, WORKSPACE, MARKS = 0, 100 * KIB, [200 * KIB, 201 * KIB, 202 * KIB, 203 * KIB]
@@ -56,10 +53,10 @@ def summary_of(trace: list[dict[str, Any]], end: int, failed: str | None = None)
     ]
     recording = Recording(
         history=history_of(snapshot(trace, *BLOCKS), 0, max_entries=10**6),
-        phases=[Span(name="forward", start=0, end=5), Span(name="backward", start=5, end=end)],
-        known=[(0, WEIGHTS), (5, WEIGHTS), (end, WEIGHTS | GRADIENTS)],
+        phases=[Span(name="forward", start=1, end=6), Span(name="backward", start=6, end=end)],
+        known=[(1, WEIGHTS), (6, WEIGHTS), (end, WEIGHTS | GRADIENTS)],
         observer=observer,
-        marks=frozenset({0, 5, 11}),
+        marks=frozenset({1, 6, 12}),
         out_of_memory=failed,
     )
     return summarize(recording, keeps_graph=True, stream_bytes=8 * KIB)
@@ -67,7 +64,7 @@ def summary_of(trace: list[dict[str, Any]], end: int, failed: str | None = None)
 
 @pytest.fixture(scope="module")
 def summary() -> dict[str, Any]:
-    return summary_of(TRACE, 11)
+    return summary_of(TRACE, 12)
 
 
 def test_the_peak_is_the_sum_of_its_categories(summary: dict[str, Any]) -> None:
@@ -106,7 +103,7 @@ def test_lists_show_names_source_lines_and_tensors_of_one_size(summary: dict[str
 
 def test_after_running_out_of_memory_the_failure_is_described() -> None:
     trace = [*TRACE[:9], *free(SCRATCH, 16 * KIB), *out_of_memory(2**40, 1)]
-    failed = summary_of(trace, 9, failed="no")
+    failed = summary_of(trace, 10, failed="no")
     # Two marks in the snapshot without an event are workspace, like the 32 KiB.
     assert failed["live_categories"]["workspace"] == 32 * KIB + 2 * 512
     assert failed["replayed_peak_bytes"] > sum(failed["live_categories"].values())
@@ -115,17 +112,47 @@ def test_after_running_out_of_memory_the_failure_is_described() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=500), st.integers(4, 60))
 def test_the_peak_the_minimum_and_the_ends_are_kept(totals: list[int], max_vertices: int) -> None:
-    kept = outline(totals, max_vertices)
-    assert len(kept) <= max_vertices
-    assert kept == sorted(set(kept))
-    assert max(totals[position] for position in kept) == max(totals)
-    assert min(totals[position] for position in kept) == min(totals)
-    assert {0, len(totals) - 1} <= set(kept)
+    chosen = outline(totals, max_vertices)
+    assert len(chosen) <= max_vertices
+    assert chosen == sorted(set(chosen))
+    assert max(totals[position] for position in chosen) == max(totals)
+    assert min(totals[position] for position in chosen) == min(totals)
+    assert {0, len(totals) - 1} <= set(chosen)
     if len(totals) <= max_vertices:
-        assert kept == list(range(len(totals)))
+        assert chosen == list(range(len(totals)))
 
 
 def test_every_bucket_keeps_its_own_peak() -> None:
     totals = [position % 100 for position in range(1000)]
-    kept = outline(totals, 22)
-    assert [position for position in kept if totals[position] == 99] == list(range(99, 1000, 100))
+    chosen = outline(totals, 22)
+    assert [position for position in chosen if totals[position] == 99] == list(range(99, 1000, 100))
+
+
+def test_a_block_that_is_live_at_the_end_has_its_real_size() -> None:
+    trace = alloc(0, 6_815_744) + free(10**8, 1000)
+    taken = snapshot(trace, block(0, 7_340_032, 6_815_744))
+    rows = replay(history_of(taken, 0, max_entries=10**6))
+    found = rows[["size", "block_bytes", "born", "died"]].to_numpy().tolist()
+    assert found == [[1000, 1024, 0, 2], [6_815_744, 7_340_032, 1, 3]]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=40),
+    st.sets(st.integers(0, 5)),
+)
+def test_totals_agree_with_counting_blocks(moves: list[tuple[int, int]], before: set[int]) -> None:
+    live = dict.fromkeys(before, 3)
+    events, expected = [], [sum(live.values())]
+    for address, size in moves:
+        if address in live:
+            events.append(Event(kind="free", address=address, size=live.pop(address)))
+        else:
+            live[address] = size
+            events.append(Event(kind="alloc", address=address, size=size))
+        expected.append(sum(live.values()))
+    blocks = [Block(address=a, size=s, block_bytes=s) for a, s in live.items()]
+    rows = replay(History(events=events, live_at_end=blocks))
+    assert active_bytes(rows, len(events), of="size").tolist() == expected
+    for position, total in enumerate(expected):
+        assert live_at(rows, position)["size"].sum() == total

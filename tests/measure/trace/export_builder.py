@@ -1,10 +1,8 @@
 """Builds small SQLite exports as Nsight Systems writes them: a table appears with its first row."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 MACHINE = 1 << 48  # the part of a global id that identifies the machine
 _ACTIVITY = "start, end, deviceId, streamId, correlationId, globalPid"
@@ -31,7 +29,7 @@ class ExportBuilder:
             self._insert("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value=schema)
             self._insert("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1.90")
 
-    def __enter__(self) -> ExportBuilder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

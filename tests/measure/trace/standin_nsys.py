@@ -1,10 +1,4 @@
-"""A fake nsys for the PATH: a program that accepts one version's options and rejects all others.
-
-It runs the program to be recorded and writes a report; exporting the report writes the database of
-`three_modes`.
-"""
-
-from __future__ import annotations
+"""A fake nsys for the PATH: accepts one version's options only, and exports `three_modes`."""
 
 import sys
 from pathlib import Path

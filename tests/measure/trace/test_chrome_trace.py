@@ -1,7 +1,5 @@
 """Traces of the PyTorch profiler as frames; GPU traces from events shaped like real ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -89,3 +87,32 @@ def test_both_tools_give_frames_of_the_same_types(trace: Trace, tmp_path: Path) 
 def test_an_empty_trace_gives_empty_frames(tmp_path: Path, on_cpu: bool) -> None:
     trace = read(tmp_path / "trace.json", [], on_cpu=on_cpu)
     assert (len(trace.kernels), len(trace.host), len(trace.ranges)) == (0, 0, 0)
+
+
+# Start, duration, thread, and self time in microseconds; the computing ones first.
+COMPUTING = {
+    "aten::mm": (12, 60, MAIN, 59),  # although it calls others
+    "aten::add": (100, 20, MAIN, 20),
+    "aten::mul": (105, 10, AUTOGRAD, 10),
+    "mylib::leaf": (210, 10, MAIN, 10),
+}
+BOOKKEEPING = {
+    "aten::linear": (0, 90, MAIN, 15),
+    "aten::t": (2, 5, MAIN, 5),
+    "aten::matmul": (10, 70, MAIN, 10),
+    "aten::resolve_conj": (13, 1, MAIN, 1),
+    "mylib::composite": (200, 30, MAIN, 20),
+    "autograd::engine::evaluate_function: MulBackward0": (300, 5, MAIN, 5),
+    "MulBackward0": (305, 5, MAIN, 5),
+}
+
+
+def test_cpu_operators_compute_or_do_bookkeeping_and_have_self_times(tmp_path: Path) -> None:
+    events = [
+        event("cpu_op", name, start, duration, tid=thread)
+        for name, (start, duration, thread, _) in {**COMPUTING, **BOOKKEEPING}.items()
+    ]
+    trace = read(tmp_path / "trace.json", events, on_cpu=True)
+    for frame, expected in ((trace.kernels, COMPUTING), (trace.host, BOOKKEEPING)):
+        found = dict(zip(frame["name"], frame["duration_ns"] / 1000, strict=True))
+        assert found == {name: own for name, (*_, own) in expected.items()}

@@ -1,7 +1,5 @@
 """Trace files from elsewhere: whatever they hold, reading ends in frames or in one line."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json
@@ -15,24 +13,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.trace import chrome_trace, nsys
-from lmlab.measure.trace.attribution import MAX_DEPTH
-from lmlab.measure.trace.frames import TraceError
+from lmlab.measure.trace.frames import MAX_DEPTH, TraceError
 from tests.measure.trace.export_builder import TABLES, ExportBuilder
 from tests.measure.trace.test_chrome_trace import TRAIN_STEP
 
 LINE = r"^trace: \S+ [^\n]+$"
 DRAWN = settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 FOREVER = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 EXPORTS = {
-    "null": f"UPDATE {KERNELS} SET start = NULL",
-    "text": f"UPDATE {KERNELS} SET end = 'soon'",
-    "blob": "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = X'00FF'",
-    "infinity": "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = 9e999",
-    "more than 64 bits": "UPDATE NVTX_EVENTS SET start = 1e300",
     "ends before it starts": f"UPDATE {KERNELS} SET end = start - 1",
     "duration beyond 64 bits": f"UPDATE {KERNELS} SET start = -9e18, end = 9e18",
     "missing column": f"ALTER TABLE {KERNELS} DROP COLUMN streamId",
@@ -91,9 +83,7 @@ SQL_VALUES += [str(2**63 - 1), str(-(2**63))]
 
 @DRAWN
 @given(st.sampled_from(COLUMNS), st.sampled_from(SQL_VALUES))
-def test_any_value_in_any_column_is_read_or_one_line(
-    tmp_path: Path, column: tuple[str, str], value: str
-) -> None:
+def test_any_value_in_any_column(tmp_path: Path, column: tuple[str, str], value: str) -> None:
     table, name = column
     change = f"UPDATE {table} SET {name} = {value}"
     path = write_export(tmp_path / "e.sqlite", change)
@@ -104,23 +94,12 @@ KERNEL = next(event for event in TRAIN_STEP if event["cat"] == "kernel")
 WHOLE = json.dumps({"traceEvents": TRAIN_STEP})
 DOCUMENTS: dict[str, Any] = {
     "text": "not json",
-    "not UTF-8": b'{"traceEvents": "\xff"}',
     "truncated": WHOLE[:300],
     "truncated gzip": gzip.compress(WHOLE.encode())[:-20],
     "deeply nested": "[" * 100_000,
-    "a list": [],
     "no list of events": {"traceEvents": 5},
-    "an event that is no object": {"traceEvents": [5]},
-    "no time": {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]},
     "a number of 5000 digits": f'{{"traceEvents": [{{"ph": "X", "ts": {"9" * 5000}}}]}}',
-    **{
-        f"{key} = {value!r}": {"traceEvents": [KERNEL | {key: value}]}
-        for key, value in [
-            *(("ts", value) for value in (float("nan"), 1e300, "now")),
-            *(("dur", value) for value in (float("inf"), -5)),
-            *(("args", value) for value in (None, {"stream": [1, 2]})),
-        ]
-    },
+    "ends before it starts": {"traceEvents": [KERNEL | {"dur": -5}]},
 }
 
 
@@ -146,9 +125,7 @@ JSON = st.one_of(
 
 @DRAWN
 @given(st.sampled_from(range(len(TRAIN_STEP))), st.sampled_from(FIELDS), JSON, st.booleans())
-def test_any_value_in_any_field_is_read_or_one_line(
-    tmp_path: Path, row: int, field: str, value: Any, on_cpu: bool
-) -> None:
+def test_any_field_value(tmp_path: Path, row: int, field: str, value: Any, on_cpu: bool) -> None:
     events = copy.deepcopy(TRAIN_STEP)
     events[row][field] = value
     path = write_trace(tmp_path / "t.json", {"traceEvents": events})

@@ -1,9 +1,4 @@
-"""Families and short names of kernels: real names of cuBLAS, CUTLASS, PyTorch, Inductor, NCCL, CPU.
-
-`kernel_names.csv` lists full names with the family and short name that they must get.
-"""
-
-from __future__ import annotations
+"""Families and short names that `kernel_names.csv` lists for real names of kernels."""
 
 import csv
 from pathlib import Path
@@ -12,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmlab.measure.trace.families import FAMILIES, RULES, family, is_optimizer, rule_of
-from lmlab.measure.trace.short_names import MAX_LENGTH, shorten
+from lmlab.measure.trace import kernel_names
+from lmlab.measure.trace.kernel_names import RULES, family, is_optimizer, rule_of, shorten
 from lmlab.study.files import ROOT
 
 
@@ -33,7 +28,7 @@ def test_a_name_has_the_listed_family_and_short_name(row: dict[str, str]) -> Non
 def test_every_rule_decides_an_example_and_gives_a_known_family() -> None:
     used = {rule_of(row["name"]) for row in EXAMPLES}
     assert [rule.pattern for rule in RULES if rule not in used] == []
-    assert {rule.family for rule in RULES} | {"other"} == set(FAMILIES)
+    assert {rule.family for rule in RULES} | {"other"} == set(kernel_names.FAMILIES)
 
 
 def test_kernels_published_for_other_gpus_are_all_known() -> None:
@@ -57,4 +52,4 @@ def test_a_truncated_name_keeps_the_number_at_its_end() -> None:
 @settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_short_name_exceeds_the_limit(name: str) -> None:
-    assert len(shorten(name)) <= MAX_LENGTH
+    assert len(shorten(name)) <= kernel_names.MAX_LENGTH

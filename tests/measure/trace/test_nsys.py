@@ -1,15 +1,17 @@
 """Exports of Nsight Systems as frames: every shape of export that is known to occur."""
 
-from __future__ import annotations
-
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lmlab.measure.trace import nsys
-from lmlab.measure.trace.frames import HOST_COLUMNS, KERNEL_COLUMNS, RANGE_COLUMNS, Trace
+from lmlab.measure.trace import frames, nsys
+from lmlab.measure.trace.frames import KERNEL_COLUMNS, RANGE_COLUMNS, Trace, names, paths_at
 from tests.measure.trace.export_builder import ExportBuilder
 
 
@@ -45,9 +47,7 @@ def test_a_kernel_row_has_all_documented_columns(builder: ExportBuilder) -> None
     ]
 
 
-def test_a_kernel_belongs_to_the_range_of_its_launch_whatever_the_thread(
-    builder: ExportBuilder,
-) -> None:
+def test_a_kernel_belongs_to_the_range_of_its_launch(builder: ExportBuilder) -> None:
     with builder:
         builder.range("forward", 0, 20)
         builder.range("backward", 20, 40)
@@ -63,7 +63,7 @@ def test_a_kernel_belongs_to_the_range_of_its_launch_whatever_the_thread(
         ["at the edge", ("backward",)],
         ["gemm", ("backward",)],
     ]
-    assert tuple(trace.host.columns) == HOST_COLUMNS
+    assert tuple(trace.host.columns) == frames.HOST_COLUMNS
     assert rows(trace.host, "name", "kind", "duration_ns", "thread", "ranges")[2:] == [
         ["cudaLaunchKernel", "launch", 10, 2, ("backward",)],
         ["cudaDeviceSynchronize", "synchronize", 25, 1, ()],
@@ -73,10 +73,7 @@ def test_a_kernel_belongs_to_the_range_of_its_launch_whatever_the_thread(
 
 LAUNCHES = {
     "of each process": ([("cudaLaunchKernel", 60, 5, 2), ("cudaLaunchKernel", 10, 5, 1)], 10),
-    "the runtime call around a driver call": (
-        [("cuLaunchKernel", 12, 5, 1), ("cudaLaunchKernel", 10, 5, 1)],
-        10,
-    ),
+    "the outer call": ([("cuLaunchKernel", 12, 5, 1), ("cudaLaunchKernel", 10, 5, 1)], 10),
     "not recorded": ([("cudaLaunchKernel", 10, 6, 1)], None),
 }
 
@@ -97,9 +94,7 @@ def test_a_kernel_is_matched_to_its_launch(
 
 @pytest.mark.parametrize("event", [34, 59, 60, 70, 71, 75])  # 34 is a mark, 75 a domain's name
 @pytest.mark.parametrize("registered", [False, True], ids=["text", "textId"])
-def test_only_ranges_are_read_from_nvtx(
-    builder: ExportBuilder, event: int, registered: bool
-) -> None:
+def test_only_ranges_are_read(builder: ExportBuilder, event: int, registered: bool) -> None:
     with builder:
         builder.range("forward", -500, 50, event=event, registered=registered)
         builder.launched("k", 10, 20, 30, 1)
@@ -141,9 +136,7 @@ def test_copies_memsets_and_graphs_are_rows(builder: ExportBuilder) -> None:
     ]
 
 
-def test_only_products_and_collectives_keep_their_family_in_the_optimizer(
-    builder: ExportBuilder,
-) -> None:
+def test_products_keep_their_family_in_the_optimizer(builder: ExportBuilder) -> None:
     names = ["elementwise_kernel", "ampere_sgemm_32x32_nn", "ncclDevKernel_AllReduce"]
     with builder:
         builder.range("optimizer step", 0, 90)
@@ -167,9 +160,7 @@ def test_an_empty_export_gives_empty_frames(builder: ExportBuilder, tables: list
 @pytest.mark.parametrize(
     ("stored", "shown"), [("CAST(X'6BFF' AS TEXT)", "k\ufffd"), ("12", "12"), ("NULL", None)]
 )
-def test_names_of_any_type_and_encoding_become_text(
-    builder: ExportBuilder, stored: str, shown: str | None
-) -> None:
+def test_names_of_any_type_are_text(builder: ExportBuilder, stored: str, shown: str | None) -> None:
     with builder:
         builder.range("x", 0, 50)
         builder.launched("k", 10, 20, 30, 1)
@@ -179,3 +170,53 @@ def test_names_of_any_type_and_encoding_become_text(
     trace = read(builder)
     assert rows(trace.kernels, "name", "ranges") == [[shown or "string 2", (shown or "",)]]
     assert trace.tool == f"nsys {shown}"
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(1, 2)), max_size=25)
+MOMENTS = st.lists(st.tuples(st.integers(-2, 60), st.integers(1, 3)), min_size=1, max_size=40)
+
+
+@settings(deadline=None, max_examples=50)
+@given(SPANS, MOMENTS)
+def test_ranges_at_a_time(
+    spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]
+) -> None:
+    ranges = pd.DataFrame(spans, columns=["start_ns", "length", "process"], dtype="int64")
+    ranges = ranges.assign(
+        name=names(f"range {row}" for row in range(len(spans))),
+        end_ns=ranges["start_ns"] + ranges["length"],
+    )
+    outermost_first = sorted(range(len(spans)), key=lambda row: (spans[row][0], -spans[row][1]))
+    expected = [
+        tuple(
+            f"range {row}"
+            for row in outermost_first
+            if spans[row][2] == process and spans[row][0] <= time < spans[row][0] + spans[row][1]
+        )
+        for time, process in moments
+    ]
+    times, processes = np.array(moments, dtype=np.int64).T
+    assert list(paths_at(ranges, processes, times)) == expected
+
+
+def test_rows_are_read_in_batches(builder: ExportBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the proportions of a train step with operator ranges."""
+    steps = 1500
+    with builder:
+        builder.range("step", 0, None)
+        for start in range(0, 1000 * steps, 1000):
+            builder.launched("elementwise", start, start + 600, start + 900, start)
+            builder.call("cudaEventRecord", start + 500, start + 700, start + 1)
+            for operator in range(start, start + 1000, 250):
+                details = f"aten::mul, op_id = {operator}, sizes = {'4' * 130}"
+                builder.range(details, operator, operator + 240)
+    monkeypatch.setattr(nsys, "BATCH_ROWS", 200)
+    read(builder)  # what is imported on the way does not count
+    tracemalloc.start()
+    trace = read(builder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    counts = [len(trace.host), len(trace.kernels), len(trace.ranges)]
+    assert counts == [2 * steps, steps, 4 * steps + 1]
+    assert trace.kernels["ranges"].iloc[-1] == ("step", "aten::mul")
+    assert peak < 1.5 * builder.path.stat().st_size, "2.6 if all rows were one batch"

@@ -1,7 +1,5 @@
 """Finding nsys, its version, and options that this version accepts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -55,9 +53,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_unusable_nsys_is_a_one_line_reason(
-    fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_nsys(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[fault](folder)
     if fault == "hangs":
         monkeypatch.setattr(nsys_command, "_TIMEOUT_S", 0.2)

@@ -5,8 +5,6 @@ Backward is launched by the autograd thread, the optimizer runs one of the model
 kernels, and each mode ends with a synchronize. Kernel times are round numbers that tests can add.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

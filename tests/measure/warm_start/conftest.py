@@ -5,8 +5,6 @@ that name. Those that need the real one use `torch_lab`. A client's output is re
 would never come if a helper or a process of a job kept the client's pipes open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -76,10 +74,8 @@ class Lab:
             [sys.executable, "-c", CLIENT, *job],
             cwd=self.directory,
             env=self.environment(mode, **environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
         )
 
     def run(self, *job: str, mode: str = "warm", stdin: str = "", **environment: str) -> Outcome:

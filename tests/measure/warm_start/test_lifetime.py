@@ -1,7 +1,5 @@
 """Who starts, shares, replaces and survives whom: helpers, supervisors, clients and jobs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -38,22 +36,15 @@ def main(argv):
 """
 
 
-@pytest.mark.parametrize(
-    ("mode", "victim", "status"),
-    [
-        ("warm", "client", None),
-        ("warm", "helper", 0),
-        ("warm", "supervisor", os.EX_TEMPFAIL),
-        ("warm", "job", -signal.SIGKILL),
-        ("plain", "client", None),
-        ("plain", "job", -signal.SIGKILL),
-        ("warm", None, 0),
-        ("plain", None, 0),
-    ],
-)
-def test_no_process_of_a_job_survives_it(
-    lab: Lab, mode: str, victim: str | None, status: int | None
-) -> None:
+# Who is killed, if anyone, and the exit status that a client sees if it survives.
+STATUS = {None: 0, "client": None, "job": -signal.SIGKILL, "helper": 0}
+STATUS |= {"supervisor": os.EX_TEMPFAIL}
+VICTIMS = {"warm": STATUS, "plain": (None, "client", "job")}
+
+
+@pytest.mark.parametrize(("mode", "victim"), [(mode, v) for mode in VICTIMS for v in VICTIMS[mode]])
+def test_no_process_survives(lab: Lab, mode: str, victim: str | None) -> None:
+    status = STATUS[victim]
     lab.write("family", FAMILY)
     client = lab.start("family", mode=mode)
     pids = lab.read_pids("pids")
@@ -63,9 +54,7 @@ def test_no_process_of_a_job_survives_it(
     if status is None:
         client.communicate()
     else:
-        assert finish(client).status == status, (
-            "the job ends when its input does, if it was not killed"
-        )
+        assert finish(client).status == status, "a job not killed ends when its input does"
     wait_until(lambda: all(map(is_gone, pids.values())))
     lab.write("trivial", TRIVIAL)
     assert lab.run("trivial", mode=mode) == (4, "", "")
@@ -145,32 +134,25 @@ def test_a_process_that_differs_from_the_helper_gets_another(lab: Lab) -> None:
     assert lab.helpers() == []
 
 
-def open_to_others(lab: Lab) -> None:
-    lab.runtime.chmod(0o755)
+OBSTACLES: dict[str, Callable[[Lab], object]] = {
+    "a directory open to others": lambda lab: lab.runtime.chmod(0o755),
+    "a library that cannot be imported": lambda lab: (
+        lab.libraries / "torch" / "__init__.py"
+    ).write_text("raise ImportError('no torch')\n"),
+    "too long an address": lambda lab: setattr(lab, "runtime", lab.runtime / ("long" * 40)),
+}
 
 
-def broken_library(lab: Lab) -> None:
-    (lab.libraries / "torch" / "__init__.py").write_text("raise ImportError('no torch')\n")
-
-
-def too_long_address(lab: Lab) -> None:
-    lab.runtime = lab.runtime / ("long" * 40)
-
-
-@pytest.mark.parametrize("obstacle", [open_to_others, broken_library, too_long_address])
-def test_without_a_usable_helper_the_job_runs_plainly(
-    lab: Lab, obstacle: Callable[[Lab], None]
-) -> None:
-    obstacle(lab)
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_without_a_usable_helper_the_job_runs_plainly(lab: Lab, obstacle: str) -> None:
+    OBSTACLES[obstacle](lab)
     lab.write("job", TRIVIAL)
     outcome = lab.run("job")
     assert (outcome.status, outcome.stdout) == (4, "")
     assert len(outcome.stderr.splitlines()) == 1
 
 
-def test_a_directory_of_another_user_or_a_link_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsafe_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     (tmp_path / "target").mkdir(mode=0o700)
     monkeypatch.setenv("LMLAB_RUNTIME_DIR", str(tmp_path / "target"))

@@ -1,7 +1,5 @@
 """A job behaves the same whether it was forked from the helper or started as a fresh process."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -34,9 +32,7 @@ both_modes = pytest.mark.parametrize("mode", ["warm", "plain"])
         ("os._exit(9)", 9, ""),
     ],
 )
-def test_exit_status_and_error(
-    shared_lab: Lab, mode: str, ending: str, status: int, last_line: str
-) -> None:
+def test_exit_status(shared_lab: Lab, mode: str, ending: str, status: int, last_line: str) -> None:
     shared_lab.write("job", f"import os, signal, sys\ndef main(argv):\n    {ending}\n")
     outcome = shared_lab.run("job", mode=mode)
     assert (outcome.status, outcome.stderr.strip().rpartition("\n")[2]) == (status, last_line)

@@ -1,16 +1,11 @@
 """What naive attention holds in memory, tensor by tensor, according to its formula.
 
-softmax(Q K^T / sqrt(d)) V is a chain of operations that write their results to memory. Softmax
-saves its result, the weights, which the second product needs too; a mask is saved where there is
-one; queries, keys and values exist anyway. So one tensor of batch x sequence x sequence stays,
-whatever the head dimension. Forward peaks with two: each operation reads one and writes one.
-
+softmax(Q K^T / sqrt(d)) V writes the result of every operation to memory. Softmax saves its result,
+the weights, which the second product needs too, and so one tensor of batch x sequence x sequence
+stays (and the mask, if any). Forward peaks with two: each operation reads one and writes one.
 Backward peaks while softmax is differentiated: weights, gradient of the weights, the product of
-both (which PyTorch writes to memory on a GPU before it sums the rows) and gradient of the scores
-exist at once, four such tensors.
+both (which PyTorch writes to memory on a GPU before it sums the rows) and gradient of the scores.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,13 +1,12 @@
 """Attention: naive and compiled, our FlashAttention against the others, tiles, inside the model."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from lmlab.chapters.attention import naive_memory
+from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
@@ -52,7 +51,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
         attention=rows["variant"].map(lambda name: NAMES.get(name, name)),
-        kernel=kernel.where(rows["variant"] != CHOSEN, "chosen, " + kernel.astype(str)),
+        kernel=kernel.where(rows["variant"] != CHOSEN, kernel.map("chosen, {}".format)),
         # Too slow to be started is not the same as not supported: the cell names it.
         reason=rows["reason"].map(lambda why: OVER_CAP if OVER_CAP_REASON in str(why) else why),
     )
@@ -83,14 +82,11 @@ def mark_inconsistent(rows: Rows) -> Rows:
     parts = {p: {"quantity": "time", "topic": [*ON], "phase": p} for p in reversed(PASSES)}
     key = ["source", "variant"]
     rows = combine(rows, "excess", parts, lambda p: p.both / (p.forward + p.backward), on=key)
-    excess = select(rows, quantity="excess")
-    bad = set(distinct(excess[excess["value"] > INCONSISTENT_ABOVE], [*key, "phase"]))
+    excess = select(rows, quantity="excess", value=lambda ratio: ratio > INCONSISTENT_ABOVE)
+    bad = set(distinct(excess, [*key, "phase"]))
     keys = rows[[*key, "phase"]].itertuples(index=False, name=None)
-    flags = [
-        (*flags, "inconsistent") if key in bad else flags
-        for flags, key in zip(rows["flags"], keys, strict=True)
-    ]
-    return rows.assign(flags=pd.Series(flags, index=rows.index, dtype=object))
+    marks = [("inconsistent",) if key in bad else () for key in keys]
+    return rows.assign(flags=rows["flags"] + pd.Series(marks, index=rows.index, dtype=object))
 
 
 def consistent(flags: Any) -> bool:
@@ -112,23 +108,17 @@ def expected_memory(rows: Rows) -> Rows:
 
 def with_rates(rows: Rows, results: Results) -> Rows:
     """TFLOP/s of every pass, and as a share of the fastest matmul of the same precision."""
-    flops = select(rows, quantity="flops").set_index(["source", "phase"])["value"].to_dict()
+    key = ["source", "phase"]
+    flops = select(rows, quantity="flops").set_index(key)["value"].to_dict()
+    timed = {"quantity": "time", "topic": [*ON]}
     rows = derived(
         rows,
         "rate",
-        {"quantity": "time", "topic": [*ON]},
-        lambda found: [
-            flops[source, phase] / ms / 1e9
-            for source, phase, ms in zip(found.source, found.phase, found.value, strict=True)
-        ],
+        timed,
+        lambda f: pd.MultiIndex.from_frame(f[key]).map(flops) / f.value / 1e9,
         unit="TFLOP/s",
     )
-    peaks = select(results.rows, chapter="machine", quantity="matmul_rate", status="ok")
-    by_dtype = peaks.set_index("dtype")["value"].to_dict() if len(peaks) else {}
-    known = {"quantity": "rate", "precision": list(by_dtype)}
-    return derived(
-        rows, "matmul_share", known, lambda found: found.value / found.precision.map(by_dtype)
-    )
+    return with_share(rows, "matmul_share", results, "matmul_rate")
 
 
 def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
@@ -154,79 +144,65 @@ def with_speedups(name: str, rows: Rows) -> Rows:
     return pd.concat([rows, COMPARISONS[name].run(rows).rows()])
 
 
-def ours_against_all(rows: Rows, topic: str) -> list[Pair]:
+def ours_against_all(rows: Rows, topic: str) -> Comparison:
     """Our kernels against every other variant of a topic."""
     rows = select(rows, topic=topic)
     others = [name for (name,) in distinct(rows, ["variant"]) if name != OURS]
     compares = [versus(OURS, name, topic, [*ON[topic], "phase"]) for name in others]
-    return [pair for compare in compares for pair in compare.run(rows).pairs]
+    return Comparison([pair for compare in compares for pair in compare.run(rows).pairs])
 
 
 def ours_against_best(rows: Rows, topic: str) -> Comparison:
     """Our kernels against the fastest other variant at every shape and pass."""
     best: dict[str, Pair] = {}
-    for pair in ours_against_all(rows, topic):
+    for pair in ours_against_all(rows, topic).pairs:
         best[pair.label] = min(best.get(pair.label, pair), pair, key=lambda each: each.ratio)
     return Comparison(list(best.values()))
 
 
 def speedups(pairs: list[Pair]) -> Rows:
     """Comparisons as rows, named after what ours is compared with."""
-    rows = Comparison(pairs).rows()
-    return rows.assign(
-        attention=[pair.baseline["attention"] for pair in pairs],
-        theirs=[pair.baseline["value"] for pair in pairs],
-        ours=[pair.variant["value"] for pair in pairs],
+    return (
+        Comparison(pairs)
+        .rows()
+        .assign(
+            attention=[pair.baseline["attention"] for pair in pairs],
+            theirs=[pair.baseline["value"] for pair in pairs],
+            ours=[pair.variant["value"] for pair in pairs],
+        )
     )
 
 
-def slower_shapes(rows: Rows, topic: str) -> Rows:
-    """Where another variant is faster than ours, the largest difference first."""
-    pairs = [pair for pair in ours_against_all(rows, topic) if pair.verdict == "slower"]
-    return speedups(sorted(pairs, key=lambda pair: pair.ratio))
-
-
-def best_shapes(rows: Rows, topic: str) -> Rows:
-    """Our kernels against the fastest other variant."""
-    return speedups(ours_against_best(rows, topic).pairs)
-
-
-def at_widest(rows: Rows, topic: str) -> Rows:
-    """A topic at its largest head dimension: memory per head grows with it, little else does."""
+def at_largest(rows: Rows, topic: str, *fields: str) -> Rows:
+    """A topic at its largest head dimension, say: what little else changes is shown there."""
     rows = select(rows, topic=topic)
-    return rows[rows["head_dim"] == rows["head_dim"].max()]
+    for field in fields:
+        rows = rows[rows[field] == rows[field].max()]
+    return rows
+
+
+def tried_tiles(rows: Rows, **where: Any) -> Rows:
+    """Times of tile sizes other than the chosen one."""
+    return select(rows, topic="tiles", quantity="time", variant=lambda v: v != CHOSEN, **where)
 
 
 def best_tiles(rows: Rows) -> Rows:
     """The fastest tile of every direction, head dimension and sequence, next to the chosen one."""
-    tiles = select(rows, topic="tiles", quantity="time")
-    if tiles.empty:
-        return tiles
-    chosen = select(tiles, variant=CHOSEN)
-    tried = select(tiles, variant=lambda name: name != CHOSEN)
     key = ["direction", "head_dim", "sequence"]
-    ok = select(tried, status="ok").sort_values("value", key=pd.to_numeric, kind="stable")
-    best = ok.drop_duplicates(key).assign(quantity="best_time")
-    counts = tried.assign(rejected=tried["status"] != "ok").groupby(key)["rejected"].sum()
-    keys = best[key].itertuples(index=False, name=None)
-    rejected = best.assign(quantity="rejected", value=[int(counts[each]) for each in keys])
-    return pd.concat([best.sort_index(), chosen, rejected])
+    ok = tried_tiles(rows, status="ok").sort_values("value", key=pd.to_numeric, kind="stable")
+    best = ok.drop_duplicates(key)
+    failed = tried_tiles(rows, status=lambda status: status != "ok").groupby(key).size().to_dict()
+    counts = pd.MultiIndex.from_frame(best[key]).map(failed).fillna(0)
+    chosen = select(rows, topic="tiles", quantity="time", variant=CHOSEN)
+    rejected = best.assign(quantity="rejected", value=counts)
+    return pd.concat([best.assign(quantity="best_time").sort_index(), chosen, rejected])
 
 
 def rejected_tiles(rows: Rows) -> Rows:
     """Tile sizes that Triton or the GPU rejects, once per reason."""
-    tried = select(rows, topic="tiles", quantity="time", variant=lambda name: name != CHOSEN)
-    tried = tried[tried["status"] != "ok"]
-    if tried.empty:
-        return tried
-    key = ["direction", "head_dim", "block_m", "block_n"]
-    return tried.drop_duplicates(key).assign(quantity="why", value=tried["reason"], status="ok")
-
-
-def longest_tiles(rows: Rows) -> Rows:
-    """Tiles at the longest sequence and the largest head dimension."""
-    rows = at_widest(rows, "tiles")
-    return rows[rows["sequence"] == rows["sequence"].max()]
+    found = tried_tiles(rows, status=lambda status: status != "ok")
+    found = found.drop_duplicates(["direction", "head_dim", "block_m", "block_n"])
+    return found.assign(quantity="why", value=found["reason"], status="ok")
 
 
 def leaderboard(rows: Rows) -> Rows:
@@ -235,7 +211,7 @@ def leaderboard(rows: Rows) -> Rows:
     both = select(rows, quantity="time", phase="both").drop_duplicates("attention")
     order = rows["attention"].map(both.set_index("attention")["value"])
     rows = rows.loc[pd.to_numeric(order).sort_values(kind="stable").index]
-    return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard"))])
+    return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard").pairs)])
 
 
 def extreme_naive(rows: Rows, status: str) -> dict[str, Any] | None:
@@ -302,14 +278,9 @@ def naive_panels(results: Results) -> Rows:
     return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
 
 
-def kernel_time(phase: str | None = None, **where: Any) -> Column:
-    """A time by CUDA events, or by wall clock on a CPU."""
-    return time(clock=("events", "wall"), **({"phase": phase} if phase else {}), **where)
-
-
-def speedup(**where: Any) -> Column:
-    """A ratio, or the verdict if the comparison is not conclusive."""
-    return quantity("speedup", "text", "speedup", **where)
+# A time by CUDA events, or by wall clock on a CPU; a ratio, or the verdict where it is undecided.
+kernel_time: Any = partial(time, clock=("events", "wall"))
+speedup: Any = partial(quantity, "speedup", "text", "speedup")
 
 
 def passes(variant: str) -> dict[str, Column]:
@@ -321,9 +292,7 @@ def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any
     """One column per variant, at every shape of a topic."""
     return Table(
         title=f"{title}, {{precision}}",
-        facet="precision",
         rows=["head_dim", "sequence"] if topic == "benchmark" else ["batch", "size", "context"],
-        across="attention",
         where={"topic": topic},
         columns={"{attention}": column},
         **more,
@@ -335,7 +304,7 @@ def slower(title: str, topic: str, **more: Any) -> Table:
     return Table(
         title=title,
         rows=[*ON[topic], "phase", "attention"],
-        data=partial(slower_shapes, topic=topic),
+        data=lambda rows: speedups(ours_against_all(rows, topic).slower).sort_values("value"),
         columns={
             "its time (ms)": quantity("speedup", "ms", "theirs"),
             "ours (ms)": quantity("speedup", "ms", "ours"),
@@ -348,7 +317,6 @@ def slower(title: str, topic: str, **more: Any) -> Table:
 TABLES = {
     "front_naive": Table(
         title="Naive attention, eager, head dim {head_dim}",
-        facet="head_dim",
         rows=["sequence"],
         data=shown_naive,
         columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
@@ -356,7 +324,6 @@ TABLES = {
     "front_compile": Table(
         title="Training step, eager and compiled, alternating in one process",
         rows=["size"],
-        across="precision",
         where={"topic": "model_compile"},
         data=partial(with_speedups, "compiled_model"),
         columns={
@@ -368,10 +335,9 @@ TABLES = {
     "front_leaderboard": Table(
         title="Forward and backward at the leaderboard's shape",
         rows=["attention"],
-        across="head_dim",
         data=leaderboard,
         columns={
-            "d = {head_dim} (ms)": kernel_time("both"),
+            "d = {head_dim} (ms)": kernel_time(phase="both"),
             "d = {head_dim}, our speed-up": speedup(phase="both"),
         },
     ),
@@ -390,7 +356,6 @@ TABLES = {
     ),
     "account": Table(
         title="Memory of naive attention in GiB by its formula: {shape}",
-        facet="shape",
         rows=["tensor"],
         data=accounts,
         columns={
@@ -414,7 +379,6 @@ TABLES = {
     ),
     "compiled_model": Table(
         title="The whole model, eager and compiled, alternating in one process, {precision}",
-        facet="precision",
         rows=["size", "phase"],
         where={"topic": "model_compile"},
         data=partial(with_speedups, "compiled_model"),
@@ -438,20 +402,16 @@ TABLES = {
     ),
     "best": Table(
         title="Our kernels over the fastest other variant, forward and backward, {precision}",
-        facet="precision",
         rows=["head_dim"],
-        across="sequence",
-        data=partial(best_shapes, topic="benchmark"),
+        data=lambda rows: speedups(ours_against_best(rows, "benchmark").pairs),
         where={"phase": "both"},
         columns={"{sequence}": speedup()},
     ),
     "slower": slower("Where another variant is faster than ours", "benchmark"),
     "shapes": Table(
         title="Our kernels over the fastest other variant at the models' shapes, {phase}",
-        facet="phase",
         rows=["precision", "batch", "size"],
-        across="context",
-        data=partial(best_shapes, topic="shapes"),
+        data=lambda rows: speedups(ours_against_best(rows, "shapes").pairs),
         columns={"{context}": speedup()},
     ),
     "shapes_slower": slower(
@@ -460,7 +420,7 @@ TABLES = {
         limit=20,
     ),
     "shapes_times": by_variant(
-        "Forward and backward in ms at the models' shapes", kernel_time("both"), "shapes"
+        "Forward and backward in ms at the models' shapes", kernel_time(phase="both"), "shapes"
     ),
     "host": by_variant(
         "Host time in µs of launching forward and backward",
@@ -470,7 +430,7 @@ TABLES = {
     "race_memory": by_variant(
         "Peak memory of forward and backward in MiB, largest head dim",
         memory("memory", "MiB", stage="peak"),
-        data=partial(at_widest, topic="benchmark"),
+        data=lambda rows: at_largest(rows, "benchmark", "head_dim"),
     ),
     "softmax": Table(
         title="Softmax against the two matmuls of attention",
@@ -488,24 +448,20 @@ TABLES = {
     "softmax_parts": Table(
         title="Operations of naive attention, milliseconds",
         rows=["size", "context"],
-        across="part",
         where={"topic": "softmax"},
         columns={"{part}": kernel_time()},
     ),
     "rates": Table(
         title="TFLOP/s of our kernels, forward and backward, {precision}",
-        facet="precision",
         rows=["head_dim"],
-        across="sequence",
         where={"topic": "benchmark", "variant": OURS},
         columns={"{sequence}": quantity("rate", phase="both")},
     ),
-    "forward": by_variant("Forward in ms", kernel_time("forward")),
-    "backward": by_variant("Backward in ms", kernel_time("backward")),
-    "both": by_variant("Forward and backward in ms", kernel_time("both")),
+    "forward": by_variant("Forward in ms", kernel_time(phase="forward")),
+    "backward": by_variant("Backward in ms", kernel_time(phase="backward")),
+    "both": by_variant("Forward and backward in ms", kernel_time(phase="both")),
     "tiles_best": Table(
         title="Fastest plain tile (BLOCK_M x BLOCK_N) and the chosen kernel, {direction}",
-        facet="direction",
         rows=["head_dim", "sequence"],
         data=best_tiles,
         columns={
@@ -523,9 +479,8 @@ TABLES = {
     ),
     "tiles": Table(
         title="All tile sizes at the largest head dimension and the longest sequence, {direction}",
-        facet="direction",
         rows=["head_dim", "sequence", "block_m", "block_n", "num_warps", "kernel"],
-        data=longest_tiles,
+        data=lambda rows: at_largest(rows, "tiles", "head_dim", "sequence"),
         columns={
             "time (ms)": kernel_time(),
             "shared memory (KiB)": quantity("shared_memory", "KiB"),
@@ -536,11 +491,10 @@ TABLES = {
     ),
     "leaderboard": Table(
         title="Leaderboard shape, head dim {head_dim}",
-        facet="head_dim",
         rows=["attention"],
         data=leaderboard,
         columns={
-            **{f"{name} (ms)": kernel_time(name) for name in PASSES},
+            **{f"{name} (ms)": kernel_time(phase=name) for name in PASSES},
             "sustained (ms)": quantity("sustained_time", "ms"),
             **{f"{name}, ours over it": speedup(phase=name) for name in PASSES},
             "TFLOP/s": quantity("rate", phase="both"),
@@ -566,26 +520,23 @@ TABLES = {
         title="Published on other GPUs: no heads, batch 8, head dim 64; precision not stated",
         chapter="published",
         rows=["gpu", "implementation", "phase"],
-        across="sequence",
         where={"topic": "attention", "batch": 8, "head_dim": 64, "phase": ["forward", "backward"]},
         columns={"{sequence} (ms)": quantity("published", "ms")},
     ),
 }
 
 SEQUENCE = Axis(field="sequence", title="sequence", log=2)
+RELATIVE: Any = {"color": "attention", "y": value_axis("fastest time / time")}
 FIGURES = {
     "race": Figure(
         title="Speed relative to the fastest variant, forward and backward, causal, one head",
-        mark="line",
         facet="panel",
-        color="attention",
         x=SEQUENCE,
-        y=value_axis("fastest time / time"),
         data=race,
+        **RELATIVE,
     ),
     "naive": Figure(
         title="Naive attention by sequence: time and peak memory",
-        mark="line",
         facet="panel",
         color="attention",
         dash="dim",
@@ -600,22 +551,17 @@ FIGURES = {
         facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
         y=Axis(field="block_m", title="BLOCK_M (queries)", categorical=True),
-        data=lambda results: select(
-            longest_tiles(results.rows),
-            quantity="time",
-            status="ok",
-            variant=lambda name: name != CHOSEN,
+        data=lambda results: tried_tiles(
+            at_largest(results.rows, "tiles", "head_dim", "sequence"), status="ok"
         ),
         share_y=False,
     ),
     "shapes": Figure(
         title="Speed relative to the fastest variant at the models' shapes, forward and backward",
-        mark="line",
         facet="size",
-        color="attention",
         x=Axis(field="context", title="context", log=2),
-        y=value_axis("fastest time / time"),
         data=shape_race,
+        **RELATIVE,
     ),
 }
 
@@ -635,7 +581,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "naive": naive_facts(rows),
         "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
-        "single": sum(is_single(pair) for pair in best.undecided),
+        # Nothing can be decided about what was sampled only once.
+        "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
         "softmax": {
             name: extremes(select(ok, quantity=f"{name}_to_matmuls"))
@@ -648,11 +595,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
         "repeat": agreement(chapter.results, chapter.name),
     }
-
-
-def is_single(pair: Pair) -> bool:
-    """Whether one of the two was sampled only once, so that nothing can be decided."""
-    return min(pair.variant["n"], pair.baseline["n"]) < 2
 
 
 def excess_facts(ok: Rows) -> dict[str, Any] | None:

@@ -1,9 +1,4 @@
-"""Calculations: a model too large for any machine at hand, worked out on paper. One point.
-
-Values come from the block `calculations` of the study in config.yaml.
-"""
-
-from __future__ import annotations
+"""Calculations: a model too large for any machine at hand, worked out on paper. One point."""
 
 from collections.abc import Mapping
 from typing import Any

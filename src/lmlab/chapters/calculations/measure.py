@@ -17,8 +17,6 @@ block of three matrices, per `scheme` and `direction` (forward, backward): `sche
 (overlapped, in turn) `split_devices`, `split_fsdp` and `split_tp` of the best split.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, replace
 from itertools import product
@@ -27,7 +25,7 @@ from typing import Any, get_args
 import torch
 
 from lmlab.jobs.outcome import Outcome
-from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.records import Record, by_label, value, values, without_value
 from lmlab.planning import batch, memory, rings
 from lmlab.planning.batch import FeedForward, Mesh, Network, Pass, Scheme
 from lmlab.planning.memory import Blocks
@@ -71,37 +69,27 @@ def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
     device_bytes = settings["device_memory_gb"] * GB
     records = [
         value("parameters", blocks.parameters, ""),
-        *(value("state_memory", part, "B", part=name) for name, part in asdict(state).items()),
-        value("state_memory", state.total, "B", part="total"),
+        *by_label("state_memory", "part", {**asdict(state), "total": state.total}),
         value("state_devices", memory.devices_for(state.total, gpu_bytes), ""),
-        *(
-            value("bytes_per_parameter", count, "B", recipe=recipe, part=part)
-            for recipe, parts in memory.BYTES_PER_PARAMETER.items()
-            for part, count in {**parts, "total": sum(parts.values())}.items()
-        ),
         value("activation_bytes_per_token", blocks.activation_bytes_per_token, "B"),
     ]
+    for recipe, parts in memory.BYTES_PER_PARAMETER.items():
+        counts = {**parts, "total": sum(parts.values())}
+        records += by_label("bytes_per_parameter", "part", counts, recipe=recipe)
     for tokens in settings["tokens"]:
         activations = memory.activation_bytes(blocks, tokens)
+        unsharded = memory.devices_for(state.total + activations, gpu_bytes)
+        found = {"activation_memory_bytes": activations, "gpus_unsharded": unsharded}
+        records += values(found, tokens=tokens)
         devices = memory.min_devices(state.total, activations, device_bytes, share=ACTIVATION_SHARE)
-        records += [
-            value("activation_memory", activations, "B", tokens=tokens),
-            value(
-                "gpus_unsharded",
-                memory.devices_for(state.total + activations, gpu_bytes),
-                "",
-                tokens=tokens,
-            ),
-        ]
         if devices is None:
             reason = "the unsharded half of the activations alone exceeds a device"
             records.append(without_value("fewest_devices", "unsupported", reason, tokens=tokens))
             continue
         sharded = memory.sharded_bytes(state.total, activations, devices, share=ACTIVATION_SHARE)
-        records += [
-            value("fewest_devices", devices, "", tokens=tokens),
-            value("memory_per_device", sharded, "B", tokens=tokens),
-        ]
+        records += values(
+            {"fewest_devices": devices, "memory_per_device_bytes": sharded}, tokens=tokens
+        )
     return records
 
 
@@ -118,10 +106,8 @@ def mesh_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Recor
     ]
     if hidden is not None:
         times = batch.block_times(network, mesh, block, hidden)
-        records += [
-            value("block_time", seconds * 1e3, "ms", part=part)
-            for part, seconds in asdict(times).items()
-        ]
+        milliseconds = {part: seconds * 1e3 for part, seconds in asdict(times).items()}
+        records += by_label("block_time", "part", milliseconds, "ms")
     return records
 
 
@@ -136,22 +122,18 @@ def lever_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Reco
     def needed(changed: Mesh, **more: float) -> float | None:
         return batch.min_tokens_overlapped(network, changed, block, **more)
 
-    changes: list[tuple[str, float | None, float, float]] = [
-        ("none", needed(mesh), mesh.fsdp, mesh.tp),
-        ("weights gathered in 8 bits", needed(mesh, weight_bytes=FP8_BYTES), mesh.fsdp, mesh.tp),
-        ("twice the tensor parallelism", needed(wider), wider.fsdp, wider.tp),
-        ("two pipeline stages", needed(stages), stages.fsdp, stages.tp),
-        ("the best split", best, fsdp, mesh.devices / fsdp),
-    ]
-    return [
-        record
-        for change, tokens, fsdp_degree, tp_degree in changes
-        for record in (
-            _tokens("lever_tokens", tokens, change=change),
-            value("lever_fsdp", fsdp_degree, "", change=change),
-            value("lever_tp", tp_degree, "", change=change),
-        )
-    ]
+    changes: dict[str, tuple[float | None, float, float]] = {
+        "none": (needed(mesh), mesh.fsdp, mesh.tp),
+        "weights gathered in 8 bits": (needed(mesh, weight_bytes=FP8_BYTES), mesh.fsdp, mesh.tp),
+        "twice the tensor parallelism": (needed(wider), wider.fsdp, wider.tp),
+        "two pipeline stages": (needed(stages), stages.fsdp, stages.tp),
+        "the best split": (best, fsdp, mesh.devices / fsdp),
+    }
+    records = []
+    for change, (tokens, fsdp_degree, tp_degree) in changes.items():
+        records.append(_tokens("lever_tokens", tokens, change=change))
+        records += values({"fsdp": fsdp_degree, "tp": tp_degree}, "lever_", change=change)
+    return records
 
 
 def scheme_records(network: Network, block: FeedForward, tokens: float) -> list[Record]:
@@ -174,7 +156,7 @@ def scheme_records(network: Network, block: FeedForward, tokens: float) -> list[
         devices = batch.max_mesh_devices(network, block, tokens, overlapped=overlapped)
         fsdp = batch.best_fsdp(tokens, devices, block)
         split = {"devices": devices, "fsdp": fsdp, "tp": devices / fsdp}
-        records += [value(f"split_{key}", count, "", axes=name) for key, count in split.items()]
+        records += values(split, "split_", axes=name)
     return records
 
 
@@ -191,11 +173,8 @@ def ring_records(ranks: int) -> list[Record]:
         "ring": (rings.ring_steps(ranks), rings.ring_bytes(1.0, ranks)),
         "whole tensors": (rings.gather_steps(ranks), rings.gather_bytes(1.0, ranks)),
     }
-    return [
-        record
-        for way, (steps, sent) in ways.items()
-        for record in (
-            value("all_reduce_steps", steps, "", ranks=ranks, way=way),
-            value("all_reduce_bytes", sent, "", ranks=ranks, way=way),
-        )
-    ]
+    records = []
+    for way, (steps, sent) in ways.items():
+        records.append(value("all_reduce_steps", steps, "", ranks=ranks, way=way))
+        records.append(value("all_reduce_bytes", sent, "", ranks=ranks, way=way))
+    return records

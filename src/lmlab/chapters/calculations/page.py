@@ -1,7 +1,5 @@
 """Very large models on paper: memory, devices, compute-bound batches, ring all-reduce."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lmlab.report.frame import Results, Rows, combine
@@ -10,22 +8,18 @@ from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 
 TITLE = "Calculations"
+HEADLINES = (
+    *("parameters", "state_devices", "activation_bytes_per_token", "intensity"),
+    *("mesh_devices", "most_tensor_parallel"),
+)
 
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Batches per device; in a pipeline those of one stage."""
     batch = {"quantity": "batch_tokens"}
-    rows = derived(
-        rows, "batch_per_device", batch, lambda found: found.value / found.fsdp / found.tp
-    )
-    parts = {name: {"quantity": f"lever_{name}"} for name in ("tokens", "fsdp", "tp")}
-    return combine(
-        rows,
-        "lever_per_device",
-        parts,
-        lambda p: p.tokens / (p.fsdp * p.tp),
-        on=["source", "change"],
-    )
+    rows = derived(rows, "batch_per_device", batch, lambda f: f.value / f.fsdp / f.tp)
+    parts, on = {n: {"quantity": f"lever_{n}"} for n in ("tokens", "fsdp", "tp")}, ["change"]
+    return combine(rows, "lever_per_device", parts, lambda p: p.tokens / (p.fsdp * p.tp), on=on)
 
 
 TABLES = {
@@ -37,7 +31,6 @@ TABLES = {
     "recipes": Table(
         title="Bytes per parameter that training with AdamW keeps",
         rows=["recipe"],
-        across="part",
         where={"quantity": "bytes_per_parameter"},
         columns={"{part}": quantity("bytes_per_parameter", "integer")},
     ),
@@ -108,19 +101,12 @@ TABLES = {
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     """The settings of the question and the headline numbers."""
-    found = chapter.results.of("calculations")
-    value = chapter.value
-    return {
-        "settings": found[0].settings,
-        "parameters": value(quantity="parameters"),
-        "state": value(quantity="state_memory", part="total"),
-        "state_devices": value(quantity="state_devices"),
-        "activation_bytes_per_token": value(quantity="activation_bytes_per_token"),
-        "intensity": value(quantity="intensity"),
-        "mesh_devices": value(quantity="mesh_devices"),
-        "hidden": value(quantity="batch_tokens", messages="hidden"),
-        "exposed": value(quantity="batch_tokens", messages="exposed"),
-        "most_tensor_parallel": value(quantity="most_tensor_parallel"),
-        "best_split": value(quantity="lever_tokens", change="the best split"),
-        "fewest": value(quantity="fewest_devices", tokens=found[0].settings["tokens"][0]),
+    settings = chapter.results.of("calculations")[0].settings
+    labelled: dict[str, dict[str, Any]] = {
+        "state": {"quantity": "state_memory", "part": "total"},
+        "hidden": {"quantity": "batch_tokens", "messages": "hidden"},
+        "best_split": {"quantity": "lever_tokens", "change": "the best split"},
+        "fewest": {"quantity": "fewest_devices", "tokens": settings["tokens"][0]},
     }
+    asked = {**{name: {"quantity": name} for name in HEADLINES}, **labelled}
+    return {"settings": settings, **{name: chapter.value(**where) for name, where in asked.items()}}

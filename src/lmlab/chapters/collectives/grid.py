@@ -2,11 +2,7 @@
 
 Operations, sizes and dtypes are settings: one job measures them all, because starting the ranks
 takes longer than most exchanges.
-
-Values come from the block `collectives` of the study in config.yaml.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +13,8 @@ from lmlab.study.points import Point
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     """A point for each placement and world size."""
-    settings = {
-        **study.rank_settings(),
-        "time_cap_s": block["time_cap_s"],
-        "seed": study.common["seed"],
-        "operations": block["operations"],
-        "dtypes": block["dtypes"],
-        "sizes_mib": block["sizes_mib"],
-    }
+    own = {key: block[key] for key in ("time_cap_s", "operations", "dtypes", "sizes_mib")}
+    settings = {**study.rank_settings(), **own, "seed": study.common["seed"]}
     return [
         Point("collectives", {"placement": placement, "world_size": world_size}, settings)
         for placement, world_sizes in block["placements"].items()

@@ -2,24 +2,21 @@
 
 One job measures all operations, dtypes and sizes of one placement and world size, because starting
 the ranks takes longer than most of them. Sizes follow nccl-tests: the bytes a rank has after an
-all-gather or before a reduce-scatter, i.e. the parts of all ranks together, rounded down to a
-multiple of the world size. Reductions average, as in training. On gloo a reduce-scatter is an
-all-reduce (see lmlab.parallel.collectives).
+all-gather or before a reduce-scatter, rounded down to a multiple of the world size. Reductions
+average, as in training. On gloo a reduce-scatter is an all-reduce (see lmlab.parallel.collectives).
 
-Every operation is first checked for correct results. Cases then run from small to large. A case
-whose minimum number of repetitions does not fit into the rest of the job's time is skipped, with a
-reason. The first operation in the first dtype runs ahead of the others, so that if time runs out,
-the least important cases are skipped.
+Every operation is first checked. Cases then run from small to large, the first operation in the
+first dtype ahead of the others; one whose minimum number of repetitions does not fit into the rest
+of the job's time is skipped, with a reason.
 
 Records: `time` of the slowest rank per `operation`, `dtype` and `bytes`, or the reason why there is
 none. `data.rank_median_ms`: the median of every rank per case.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,7 +27,7 @@ from lmlab.jobs.rank_clock import RankTimes, time_on_all_ranks
 from lmlab.measure.across_ranks import max_over_ranks
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import precision_named
-from lmlab.measure.records import Label, timed, without_value
+from lmlab.measure.records import timed, without_value
 from lmlab.parallel.collectives import (
     start_all_gather,
     start_broadcast,
@@ -54,50 +51,44 @@ PATTERN_ELEMENTS = 2**20
 _CHECKED_ELEMENTS = 24  # divisible by 1, 2, 3, 4, 6 and 8 ranks
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One operation on one tensor."""
 
     operation: str
     dtype: str
     bytes: int
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        return self.operation, self.dtype
-
-    @property
-    def labels(self) -> dict[str, Label]:
-        return {"operation": self.operation, "dtype": self.dtype, "bytes": self.bytes}
-
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Check every operation, then time the cases in order until the time is up."""
     torch.manual_seed(point.settings["seed"] + dist.get_rank())
     job = Job(device, time_cap_s=point.settings["time_cap_s"])
-    for operation in point.settings["operations"]:
-        for dtype in point.settings["dtypes"]:
-            job.check(operation, dtype)
+    for kind in kinds(point):
+        job.check(*kind)
     cases = ordered_cases(point, dist.get_world_size())
     records, ranks = [], []
     with collector_paused():
         for index, case in enumerate(cases):
             times = job.time(case, cases_left=len(cases) - index)
             if isinstance(times, str):
-                records.append(without_value("time", "unsupported", times, **case.labels))
+                records.append(without_value("time", "unsupported", times, **case._asdict()))
                 continue
-            records.append(timed(times.slowest, "time", **case.labels))
+            records.append(timed(times.slowest, "time", **case._asdict()))
             medians = [round(median, 6) for median in times.rank_median_ms]
-            ranks.append({**case.labels, "ms": medians})
+            ranks.append({**case._asdict(), "ms": medians})
     return Outcome(measurements=records, data={"rank_median_ms": ranks})
+
+
+def kinds(point: Point) -> list[tuple[str, str]]:
+    """Operations and dtypes, the most important first."""
+    return list(product(point.settings["operations"], point.settings["dtypes"]))
 
 
 def ordered_cases(point: Point, world_size: int) -> list[Case]:
     """All cases, the most important ones first."""
-    operations, dtypes = point.settings["operations"], point.settings["dtypes"]
-    kinds = [(operation, dtype) for operation in operations for dtype in dtypes]
-    pairs = [(kind, size) for kind in kinds for size in point.settings["sizes_mib"]]
-    pairs.sort(key=lambda pair: pair[1] / AHEAD if pair[0] == kinds[0] else pair[1])
+    first, *_ = kinds(point)
+    pairs = list(product(kinds(point), point.settings["sizes_mib"]))
+    pairs.sort(key=lambda pair: pair[1] / AHEAD if pair[0] == first else pair[1])
     return [
         Case(*kind, divisible(size * MIB, world_size, precision_named(kind[1]).dtype.itemsize))
         for kind, size in pairs
@@ -106,8 +97,7 @@ def ordered_cases(point: Point, world_size: int) -> list[Case]:
 
 def divisible(size: int, world_size: int, item_bytes: int) -> int:
     """The size rounded down to equal whole parts for all ranks."""
-    unit = world_size * item_bytes
-    return size // unit * unit
+    return size - size % (world_size * item_bytes)
 
 
 class Job:
@@ -141,10 +131,11 @@ class Job:
 
     def time(self, case: Case, *, cases_left: int) -> RankTimes | str:
         """Times of one case, or the reason why there are none."""
-        if case.kind in self._unsupported:
-            return self._unsupported[case.kind]
+        kind = case.operation, case.dtype
+        if kind in self._unsupported:
+            return self._unsupported[kind]
         left_s = self._cap_s - max_over_ranks(time.perf_counter() - self._began_s)
-        each_s = self._s_per_byte.get(case.kind, 0.0) * case.bytes
+        each_s = self._s_per_byte.get(kind, 0.0) * case.bytes
         if reason := why_skipped(left_s, each_s):
             return reason
         times = time_on_all_ranks(
@@ -156,7 +147,7 @@ class Job:
             target_relative_deviation=TARGET_RELATIVE_DEVIATION,
             time_cap_s=min(CASE_CAP_S, left_s / cases_left),
         )
-        self._s_per_byte[case.kind] = times.slowest.median_ms / 1e3 / case.bytes
+        self._s_per_byte[kind] = times.slowest.median_ms / 1e3 / case.bytes
         return times
 
     def _buffers(self, case: Case) -> tuple[Tensor, Tensor]:

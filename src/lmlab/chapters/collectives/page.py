@@ -9,25 +9,25 @@ Time over size is fitted as latency + size / bandwidth, by relative errors (othe
 dominate) and with both parts non-negative.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from lmlab.chapters.rank_page import measured, not_started, with_ranks
+from lmlab.chapters.rank_page import PLACEMENTS, first_value, measured, not_started, with_ranks
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, distinct, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
-from lmlab.report.table import Table, quantity, time
+from lmlab.report.table import Column, Table, quantity, time
 
 TITLE = "Collectives"
 
 MIB = 2**20
+SEVERAL: dict[str, Any] = {"world_size": lambda count: count > 1}
 FIRST = "all_reduce"
 MIN_SIZES = 3
 """A line through two points has no error to show."""
@@ -46,9 +46,13 @@ def derive(rows: Rows, results: Results) -> Rows:
         size=known.map(size_name).astype(object),
         collective=rows["operation"].map(lambda n: str(n).replace("_", "-"), na_action="ignore"),
     )
-    sent = {"quantity": "time", "world_size": lambda count: count > 1}
+    sent = {"quantity": "time", **SEVERAL}
     rows = derived(rows, "algbw", sent, lambda f: f.bytes / f.value / 1e6, unit="GB/s")
-    rows = derived(rows, "busbw", {"quantity": "algbw"}, _bus, unit="GB/s")
+
+    def on_bus(found: Rows) -> Any:
+        return found.value * [*map(bus_factor, found.operation, found.world_size)]
+
+    rows = derived(rows, "busbw", {"quantity": "algbw"}, on_bus, unit="GB/s")
     return _fits(rows)
 
 
@@ -66,15 +70,6 @@ def bus_factor(operation: str, ranks: int) -> float:
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(operation, share)
 
 
-def _bus(found: Rows) -> list[float]:
-    return [
-        value * bus_factor(operation, ranks)
-        for value, operation, ranks in zip(
-            found.value, found.operation, found.world_size, strict=True
-        )
-    ]
-
-
 def fit_line(sizes: Any, ms: Any) -> tuple[float, float, float]:
     """Latency in ms, bytes per ms, and the largest relative error of the line."""
     size, time = np.asarray(sizes, float), np.asarray(ms, float)
@@ -87,19 +82,19 @@ def fit_line(sizes: Any, ms: Any) -> tuple[float, float, float]:
 def _fits(rows: Rows) -> Rows:
     """Latency, bus bandwidth and error of the line per point, operation and dtype."""
     found: list[dict[str, Any]] = []
-    times = select(rows, quantity="time", status="ok", world_size=lambda count: count > 1)
+    times = select(rows, quantity="time", status="ok", **SEVERAL)
     for _, group in times.groupby(["source", "operation", "dtype"], sort=False):
         if len(group) < MIN_SIZES:
             continue
-        first: Any = group.iloc[0].to_dict()
         latency, per_ms, worst = fit_line(group["bytes"], group["value"])
+        first: Any = group.iloc[0].to_dict()
+        first |= dict.fromkeys(["clock", "n", "bytes", "mib", "size", "noisy", "samples"])
         carried = bus_factor(first["operation"], first["world_size"]) * per_ms / 1e6
-        numbers = [("latency", latency, "ms"), ("bandwidth", carried, "GB/s")]
-        numbers += [("fit_error", worst, ""), ("bytes_per_ms", per_ms, "B")]
         found += [
-            {**first, "quantity": name, "value": value, "unit": unit, "clock": None, "n": None}
-            | {"bytes": None, "mib": None, "size": None, "noisy": None, "samples": None}
-            for name, value, unit in numbers
+            {**first, "quantity": "latency", "value": latency, "unit": "ms"},
+            {**first, "quantity": "bandwidth", "value": carried, "unit": "GB/s"},
+            {**first, "quantity": "fit_error", "value": worst, "unit": ""},
+            {**first, "quantity": "bytes_per_ms", "value": per_ms, "unit": "B"},
         ]
     return pd.concat([rows, pd.DataFrame(found, columns=rows.columns, dtype=object)])
 
@@ -107,19 +102,15 @@ def _fits(rows: Rows) -> Rows:
 def fit_figure(results: Results) -> Rows:
     """The fitted line of each group at every size, then what was measured."""
     rows = select(results.rows, operation=FIRST, dtype=_first_dtype(results.rows), status="ok")
-    times = select(rows, quantity="time", world_size=lambda count: count > 1)
-    parts = []
-    for (ranks,) in distinct(times, ["ranks"]):
-        mine = select(times, ranks=ranks)
-        line = {
-            name: select(rows, ranks=ranks, quantity=name)["value"]
-            for name in ("latency", "bytes_per_ms")
-        }
-        if not line["latency"].empty:
-            fitted = line["latency"].iloc[0] + mine["bytes"] / line["bytes_per_ms"].iloc[0]
-            parts.append(mine.assign(value=fitted, kind="fit"))
+    times = select(rows, quantity="time", **SEVERAL)
+    parts = [times.head(0)]
+    for ranks, mine in times.groupby("ranks", sort=False):
+        latency = first_value(rows, ranks=ranks, quantity="latency")
+        per_ms = first_value(rows, ranks=ranks, quantity="bytes_per_ms")
+        if latency is not None:
+            parts.append(mine.assign(value=latency + mine["bytes"] / per_ms, kind="fit"))
         parts.append(mine.assign(kind="measured"))
-    return pd.concat(parts) if parts else times
+    return pd.concat(parts)
 
 
 def _first_dtype(rows: Rows) -> Any:
@@ -133,40 +124,24 @@ def _fp32(rows: Rows) -> Rows:
 
 
 def _between(rows: Rows) -> Rows:
-    return select(_fp32(rows), world_size=lambda count: count > 1)
+    return select(_fp32(rows), **SEVERAL)
 
 
 def _front(rows: Rows) -> Rows:
     """Some sizes, where a study has many."""
-    few = select(_between(rows), mib=FRONT_MIB)
-    return few if len(distinct(few, ["size"])) == len(FRONT_MIB) else _between(rows)
+    all_reduce = select(_between(rows), operation=FIRST)
+    few = select(all_reduce, mib=FRONT_MIB)
+    return few if len(distinct(few, ["size"])) == len(FRONT_MIB) else all_reduce
+
+
+def _by_size(title: str, data: Callable[[Rows], Rows], column: Column) -> Table:
+    return Table(title=title, rows=["size"], data=data, columns={"{ranks}": column})
 
 
 TABLES = {
-    "front": Table(
-        title="All-reduce in milliseconds, slowest rank",
-        rows=["size"],
-        across="ranks",
-        data=_front,
-        where={"operation": FIRST},
-        columns={"{ranks}": time()},
-    ),
-    "times": Table(
-        title="{collective}: milliseconds, slowest rank",
-        facet="collective",
-        rows=["size"],
-        across="ranks",
-        data=_fp32,
-        columns={"{ranks}": time()},
-    ),
-    "bandwidths": Table(
-        title="{collective}: bus bandwidth in GB/s",
-        facet="collective",
-        rows=["size"],
-        across="ranks",
-        data=_between,
-        columns={"{ranks}": quantity("busbw")},
-    ),
+    "front": _by_size("All-reduce in milliseconds, slowest rank", _front, time()),
+    "times": _by_size("{collective}: milliseconds, slowest rank", _fp32, time()),
+    "bandwidths": _by_size("{collective}: bus bandwidth in GB/s", _between, quantity("busbw")),
     "fits": Table(
         title="Latency and bus bandwidth fitted to all sizes; error: the size that the line misses "
         "most",
@@ -184,14 +159,13 @@ TABLES = {
 FIGURES = {
     "fit": Figure(
         title="All-reduce: measured (points) and latency + size / bandwidth (lines)",
-        mark="line",
         color="ranks",
         dash="kind",
         points="measured",
         x=Axis(field="mib", title="MiB", log=2),
         y=value_axis("ms, slowest rank", log=10),
         data=fit_figure,
-    ),
+    )
 }
 
 COMPARISONS = {
@@ -199,8 +173,8 @@ COMPARISONS = {
         variant={"dtype": "bf16"},
         baseline={"dtype": "fp32"},
         on=["operation", "ranks", "mib"],
-        where={"quantity": "time", "world_size": lambda count: count > 1},
-    ),
+        where={"quantity": "time", **SEVERAL},
+    )
 }
 
 
@@ -210,9 +184,9 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     times = select(_between(rows), quantity="time", operation=FIRST, status="ok")
     small = select(times, mib=lambda size: size <= SMALL_MIB)
     alone = select(_fp32(rows), quantity="time", world_size=1, status="ok")
-    groups = [_group(rows, times, ranks) for (ranks,) in distinct(times, ["ranks"])]
-    order = {"own_gpu": 0, "shared_gpu": 1, "cpu": 2}
-    groups.sort(key=lambda group: (order[group["placement"]], group["world_size"]))
+    groups = [_group(rows, mine) for _, mine in times.groupby("ranks", sort=False)]
+    order = list(PLACEMENTS)
+    groups.sort(key=lambda group: (order.index(group["placement"]), group["world_size"]))
     return {
         "groups": groups,
         "dtype": _first_dtype(rows),
@@ -224,19 +198,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     }
 
 
-def _group(rows: Rows, times: Rows, ranks: str) -> dict[str, Any]:
+def _group(rows: Rows, times: Rows) -> dict[str, Any]:
     """One process group: its fit of an all-reduce, and its largest message."""
-    mine = select(times, ranks=ranks)
-    largest = mine.sort_values("mib", key=pd.to_numeric).iloc[-1]
-    fit = select(_between(rows), ranks=ranks, operation=FIRST)
-    values = {
-        name: select(fit, quantity=name)["value"] for name in ("latency", "bandwidth", "fit_error")
-    }
+    largest = times.sort_values("mib", key=pd.to_numeric).iloc[-1]
+    fit = select(_between(rows), ranks=largest["ranks"], operation=FIRST)
     return {
-        "ranks": ranks,
-        "placement": largest["placement"],
-        "world_size": largest["world_size"],
-        "size": largest["size"],
+        **{name: largest[name] for name in ("ranks", "placement", "world_size", "size")},
         "ms": largest["value"],
-        **{name: None if found.empty else found.iloc[0] for name, found in values.items()},
+        **{n: first_value(fit, quantity=n) for n in ("latency", "bandwidth", "fit_error")},
     }

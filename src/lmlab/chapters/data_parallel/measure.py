@@ -1,73 +1,84 @@
 """Data parallel: what averaging gradients costs, variant by variant, and what overlap hides of it.
 
-All variants run in one job on the same ranks. The order is fixed. A size is chosen that the link
-can carry. The gradients of every variant are compared with plain averaging; a variant that is wrong
-gets no time. Then the variants take turns, round by round. Then the phases of a step without
-communication are timed, because backward is all that gradients can hide behind. Finally one step of
-each variant is profiled: last, since a profiler slows down the program.
+All variants run in one job on the same ranks, in a fixed order: a size is chosen that the link can
+carry; the gradients of every variant are compared with plain averaging (a wrong one gets no time);
+the variants take turns; the phases of a step without communication are timed, because backward is
+all that gradients can hide behind; last, one step of each variant is profiled.
 
-Records, besides those of `autosize` and `rank_records`: `phase_time` per phase of a step without
+Variants share weights and optimizer state. Each has its own parameters, because hooks are attached
+to parameters, but on the same storage. What a variant adds, its gradient buffers, is allocated
+before its step and freed after it, outside the clock; PyTorch's DDP does not expose its buckets, so
+it is wrapped anew for each step. So a job needs the memory of one variant, and the peak of a step
+is that of its variant alone. The time by which a variant exceeds `alone`, which does not
+communicate, in the same round is the cost of communication after all overlap.
+
+Records, besides those of `autosize` and `rank_work`: `phase_time` per phase of a step without
 communication; `gradient_error`, `messages`, `message_bytes` and `largest_message` per variant;
-`peak_memory` of a step per variant and rank.
-`data.intervals_ms`: rank 0's timeline per variant.
+`peak_memory` of a step per variant and rank. `data.intervals_ms`: rank 0's timeline per variant.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from inspect import signature
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from lmlab.chapters.data_parallel.variants import (
-    ALONE,
-    TOLERANCE,
-    Variant,
-    gradient_error,
-    mean_gradients,
-    wrappers,
-)
-from lmlab.jobs.autosize import choose
+from lmlab.chapters.rank_steps import no_time, quick_size, timed_step
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_records import overlap_records, round_records, take_turns, work_records
-from lmlab.jobs.rank_work import Candidate, RankWork, candidates, second_step_s
-from lmlab.measure import across_ranks
+from lmlab.jobs.rank_work import (
+    RankWork,
+    candidates,
+    overlap_records,
+    round_records,
+    take_turns,
+    work_records,
+)
+from lmlab.measure.across_ranks import gather, max_error, max_over_ranks
+from lmlab.measure.clock import PhaseClock
+from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.records import Record, timed, value, without_value
-from lmlab.parallel.ddp_flat import FlatDDP
+from lmlab.measure.records import Record, timed, value
+from lmlab.parallel.ddp import BucketedDDP, DataParallel, FlatDDP, NaiveDDP, OverlappedDDP
 from lmlab.study.points import Point
+
+ALONE = "alone"
+TORCH = "torch_ddp"
+
+# The only difference allowed is the order of summation.
+TOLERANCE = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1e-2, "fp16": 1e-2}
+
+Wrap = Callable[[nn.Module], nn.Module]
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Time every variant on these ranks; called on each of them."""
-    sizes = candidates(point, device)
+    sizes = candidates(point)
     with tf32_allowed(sizes[0].workload.precision.tf32):
-        choice = choose(
-            sizes,
-            device,
-            limit_s=point.settings["step_limit_s"],
-            messages=1,
-            try_step=lambda candidate: trial_s(candidate, device),
-        )
+        choice = quick_size(point, sizes, device, trial, messages=1)
         work = RankWork(choice.candidate.workload, device)
         model = work.model()
         variants = make_variants(point, work, model)
         checks = check(variants, work, model)
         correct = {n: variant for n, variant in variants.items() if checks[n]["status"] == "ok"}
-        timed_steps = {name: variant.timed for name, variant in correct.items()}
-        rounds = take_turns(timed_steps, point, device)
+        rounds = take_turns({n: timed_step(v.ready) for n, v in correct.items()}, point, device)
+        peaks = [record for name, v in correct.items() for record in v.memory_records(name)]
         phases = take_turns({ALONE: variants[ALONE].timed_in_phases}, point, device)
-        ready = {name: variant.ready for name, variant in correct.items()}
-        overlap, intervals = overlap_records(ready, device)
+        overlap, intervals = overlap_records({n: v.ready for n, v in correct.items()}, device)
         records = [
             *round_records(rounds),
-            *(c for name, c in checks.items() if name != ALONE),
+            *(record for name, record in checks.items() if name != ALONE),
             *(
                 timed(phases.slowest(ALONE, phase), "phase_time", phase=phase)
                 for phase in phases.samples_ms[ALONE]
             ),
-            *(r for name, variant in variants.items() for r in variant.message_records(name)),
-            *(r for name, variant in correct.items() for r in variant.memory_records(name)),
+            *(record for name, v in variants.items() for record in v.message_records(name)),
+            *peaks,
             *overlap,
             *choice.records("time"),
             *work_records(work, model),
@@ -75,30 +86,159 @@ def measure(point: Point, device: torch.device) -> Outcome:
     return Outcome(measurements=records, data={"intervals_ms": intervals})
 
 
-def trial_s(candidate: Candidate, device: torch.device) -> float:
-    """Seconds of forward, backward and one large message."""
-    work = RankWork(candidate.workload, device)
+def trial(work: RankWork) -> Callable[[], None]:
+    """Forward, backward and one large message."""
     model = FlatDDP(work.model())
 
     def step() -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
+        model.zero_grad()
         work.loss(model).backward()
         model.finish_gradient_synchronization()
 
-    return second_step_s(step, device)
+    return step
 
 
-def make_variants(point: Point, work: RankWork, model: nn.Module) -> dict[str, Variant]:
-    """All variants around one set of weights."""
+def make_variants(point: Point, work: RankWork, model: nn.Module) -> dict[str, "Variant"]:
+    """All variants around one set of weights, in the order of the report."""
+    bucketed = {
+        f"bucketed_{size:g}": partial(BucketedDDP, bucket_size_mb=size)
+        for size in point.settings["bucket_sizes_mb"]
+    }
+    wraps: dict[str, Wrap] = {
+        ALONE: lambda module: module,
+        "naive": NaiveDDP,
+        "flat": FlatDDP,
+        "overlapped": OverlappedDDP,
+        **bucketed,
+        TORCH: partial(torch_ddp, bucket_mb=point.settings["torch_bucket_mb"]),
+    }
     optimizer = work.adamw(model.parameters())
-    asked = wrappers(point.settings["bucket_sizes_mb"], point.settings["torch_bucket_mb"])
-    return {name: Variant(work, model, optimizer, wrap) for name, wrap in asked.items()}
+    return {name: Variant(work, model, optimizer, wrap) for name, wrap in wraps.items()}
+
+
+def torch_ddp(module: nn.Module, bucket_mb: float) -> nn.Module:
+    """PyTorch's own, configured like ours: gradients are views into its buckets, so that they exist
+    once, and buffers are sent once and not in every step."""
+    known = signature(DistributedDataParallel).parameters
+    # torch 2.13 renamed the argument and warns about the old name; 2.11 knows only the old one.
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    settings: dict[str, Any] = {"bucket_cap_mb": bucket_mb, buffers: False}
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **settings)
+
+
+class Variant:
+    """One variant with its own gradients."""
+
+    def __init__(
+        self, work: RankWork, model: nn.Module, optimizer: torch.optim.Optimizer, wrap: Wrap
+    ) -> None:
+        self._work = work
+        self._shared = list(model.parameters())
+        self._optimizer = optimizer
+        self._module = share_weights(model)
+        self._wrap = wrap
+        wrapped = wrap(self._module)
+        self._wrapped: nn.Module | None = wrapped
+        buckets = wrapped.buckets if isinstance(wrapped, DataParallel) else []
+        self._buffers = [bucket.buffer for bucket in buckets]
+        self._peak_bytes: int | None = None
+        self._free()
+
+    @contextmanager
+    def allocated(self) -> Iterator[None]:
+        """The variant's gradient buffers exist only inside the context."""
+        if self._wrapped is None:
+            self._wrapped = self._wrap(self._module)
+            for _ in range(2):  # it orders its buckets after the first
+                self.backward()
+        for buffer in self._buffers:
+            buffer.untyped_storage().resize_(buffer.nbytes)
+            buffer.zero_()  # touch the pages now, not while a clock runs
+        try:
+            yield
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        self._module.zero_grad()
+        if isinstance(self._wrapped, DistributedDataParallel):
+            self._wrapped = None
+        for buffer in self._buffers:
+            buffer.untyped_storage().resize_(0)
+
+    def backward(self) -> Tensor:
+        """Loss, and averaged gradients. The loss is not read: that would wait for the device."""
+        self._module.zero_grad()
+        loss = self._loss()
+        loss.backward()
+        if isinstance(self._wrapped, DataParallel):
+            self._wrapped.finish_gradient_synchronization()
+        return loss.detach()
+
+    def _loss(self) -> Tensor:
+        assert self._wrapped is not None, "only while the variant is allocated"
+        return self._work.loss(self._wrapped)
+
+    def gradients(self) -> list[Tensor | None]:
+        """As the last backward left them, in the module's order."""
+        return [parameter.grad for parameter in self._module.parameters()]
+
+    @contextmanager
+    def ready(self) -> Iterator[Callable[[], None]]:
+        """A training step, with its peak memory."""
+        with self.allocated():
+            reset_peak_memory(self._work.device)
+            yield self._step
+            self._peak_bytes = peak_memory_bytes(self._work.device)
+
+    def _step(self) -> None:
+        self.backward()
+        self._update()
+
+    def _update(self) -> None:
+        for parameter, gradient in zip(self._shared, self.gradients(), strict=True):
+            parameter.grad = gradient
+        self._optimizer.step()
+        for parameter in self._shared:
+            parameter.grad = None
+
+    def timed_in_phases(self, clock: PhaseClock) -> None:
+        """A step synchronized between phases; for the variant that overlaps nothing."""
+        self._module.zero_grad()
+        with clock.phase("forward"):
+            loss = self._loss()
+        with clock.phase("backward"):
+            loss.backward()
+        with clock.phase("optimizer"):
+            self._update()
+
+    def memory_records(self, name: str) -> list[Record]:
+        """Peak of the last step on every rank; all ranks must call this together."""
+        return [
+            value("peak_memory", peak, "B", variant=name, phase="total", rank=rank)
+            for rank, peak in enumerate(gather(self._peak_bytes))
+            if peak is not None
+        ]
+
+    def message_records(self, name: str) -> list[Record]:
+        """Number and size of the messages of a step; PyTorch's DDP does not report them."""
+        if name == TORCH:
+            return []
+        sizes = [buffer.nbytes for buffer in self._buffers]
+        return [
+            value("messages", len(sizes), "", variant=name),
+            value("message_bytes", sum(sizes), "B", variant=name),
+            value("largest_message", max(sizes, default=0), "B", variant=name),
+        ]
+
+
+def share_weights(model: nn.Module) -> nn.Module:
+    """A copy of the model with its own parameters on the same storage."""
+    return deepcopy(model, {id(p): nn.Parameter(p.data) for p in model.parameters()})
 
 
 def check(variants: Mapping[str, Variant], work: RankWork, model: nn.Module) -> dict[str, Record]:
-    """Loss and gradients of every variant against plain averaging: the error on the worst rank, or
-    a failed time."""
+    """Against plain averaging: a variant's error on the worst rank, or a failed time."""
     expected_loss, expected = mean_gradients(work, model)
     allowed = TOLERANCE[work.workload.precision.name]
     found = {}
@@ -106,10 +246,35 @@ def check(variants: Mapping[str, Variant], work: RankWork, model: nn.Module) -> 
         with variant.allocated():
             loss_error = abs(float(variant.backward()) - expected_loss) / abs(expected_loss)
             own_error = 0.0 if name == ALONE else gradient_error(variant.gradients(), expected)
-        error = across_ranks.max_over_ranks(across_ranks.max_error([loss_error, own_error]))
+        error = max_over_ranks(max_error([loss_error, own_error]))
         if error <= allowed:
             found[name] = value("gradient_error", error, "", variant=name)
         else:
             reason = f"gradients are off by {error:.2g} of their norm, {allowed:g} is allowed"
-            found[name] = without_value("time", "failed", reason, variant=name, phase="total")
+            found[name] = no_time(name, "failed", reason)
     return found
+
+
+def mean_gradients(work: RankWork, model: nn.Module) -> tuple[float, list[Tensor]]:
+    """The reference: local gradients, averaged one by one with plain all-reduces."""
+    module = share_weights(model)
+    loss = work.loss(module)
+    loss.backward()
+    gradients = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for parameter in module.parameters()
+    ]
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient.div_(dist.get_world_size())
+    return float(loss.detach()), gradients
+
+
+def gradient_error(found: Sequence[Tensor | None], expected: Sequence[Tensor]) -> float:
+    """Norm of the difference over the norm of the reference, all parameters together."""
+    off = norm = 0.0
+    for gradient, reference in zip(found, expected, strict=True):
+        difference = reference if gradient is None else gradient - reference
+        off += float(difference.double().square().sum())
+        norm += float(reference.double().square().sum())
+    return (off / norm) ** 0.5 if norm else off**0.5

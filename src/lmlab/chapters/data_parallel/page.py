@@ -5,8 +5,6 @@ message and a backward pass of h: after backward S/B + n c. During backward, up 
 that is hidden, but never the last message: max(S/B + n c - h (1 - 1/n), S/(n B) + c).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -14,22 +12,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from lmlab.chapters.rank_memory_page import LABELS as RANK_LABELS
-from lmlab.chapters.rank_memory_page import highest
-from lmlab.chapters.rank_page import (
-    against,
-    lead,
-    measured,
-    not_started,
-    of_lead,
-    overlap_timeline,
-    sizes,
-    timeline,
-    with_ranks,
-)
+from lmlab.chapters import rank_page
+from lmlab.chapters.rank_page import against, first_value, of_lead, variant_table
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.frame import Results, Rows, distinct, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 from lmlab.report.text import percent
@@ -37,27 +24,21 @@ from lmlab.report.text import percent
 TITLE = "Data parallelism"
 
 ALONE, FLAT, TORCH = "alone", "flat", "torch_ddp"
-LABELS = [*RANK_LABELS, "activity", "torch_bucket_mb"]
-POINT = ("source", "variant")
+SENT = ["added", "messages", "message_bytes"]
 
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Names, what communication adds, its share with a verdict, and the fitted bucket model."""
-    rows = with_ranks(rows, results, LABELS)
+    rows = rank_page.with_ranks(rows, results)
     schemes: Any = [name_of(*p) for p in zip(rows.variant, rows.torch_bucket_mb, strict=True)]
     rows = rows.assign(
         scheme=schemes,
         same_bucket=rows.variant == rows.torch_bucket_mb.map(lambda mb: f"bucketed_{mb:g}"),
     )
     flat = against(select(rows, variant=lambda v: v != ALONE), FLAT).rows()
-    parts = [rows, shares(rows), flat.assign(quantity="versus_flat")]
+    parts = [rows, communication(rows), flat.assign(quantity="versus_flat")]
     rows = pd.concat([part for part in parts if not part.empty], ignore_index=True)
-    profiled = {
-        name: {"quantity": "profiled_time", "activity": name}
-        for name in ("overlapped", "communication")
-    }
-    rows = combine(rows, "overlapped", profiled, lambda p: p.overlapped / p.communication, on=POINT)
-    return highest(_with_model(_with_added(rows)))
+    return rank_page.with_most(_with_model(rank_page.with_overlap(rows)))
 
 
 def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
@@ -71,28 +52,30 @@ def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
     return "no communication" if variant == ALONE else variant
 
 
-def shares(rows: Rows) -> Rows:
-    """(step - alone) / step of every variant; "undecided" where rounds do not show that it adds
-    anything."""
-    found = against(rows, ALONE).rows()
+def communication(rows: Rows) -> Rows:
+    """Of every variant the share (step - alone) / step, "undecided" where rounds do not show that
+    it adds anything, and the time `added` to a step: the median over rounds."""
+    compared = against(rows, ALONE)
+    found = compared.rows()
     if found.empty:
         return found
     share = 1 - found["value"]
     text = [
         percent(s) if v == "slower" else v for s, v in zip(share, found["verdict"], strict=True)
     ]
-    low, high = 1 - found["high"], 1 - found["low"]
-    return found.assign(quantity="communication_share", value=share, share=text, low=low, high=high)
-
-
-def _with_added(rows: Rows) -> Rows:
-    """Median over rounds of the time that a variant adds to a step without communication."""
-    found = []
-    for pair in against(rows, ALONE).pairs:
+    shares = found.assign(
+        quantity="communication_share",
+        value=share,
+        share=text,
+        low=1 - found["high"],
+        high=1 - found["low"],
+    )
+    added = []
+    for pair in compared.pairs:
         rounds = zip(pair.variant["samples"], pair.baseline["samples"], strict=False)
-        added = float(np.median([ours - alone for ours, alone in rounds]))
-        found.append({**pair.variant, "quantity": "added", "value": added, "clock": None})
-    return pd.concat([rows, pd.DataFrame(found, columns=rows.columns, dtype=object)])
+        median = float(np.median([ours - alone for ours, alone in rounds]))
+        added.append({**pair.variant, "quantity": "added", "value": median, "clock": None})
+    return pd.concat([shares, table_of(added)])
 
 
 def added_ms(total: float, n: Any, hide_ms: Any, per_byte: float, call_ms: float) -> Any:
@@ -126,34 +109,35 @@ def best_messages(total: float, hide_ms: float, per_byte: float, call_ms: float)
 
 
 def _with_model(rows: Rows) -> Rows:
-    """Per group: bandwidth and time per message, the best number of messages, and what the model
-    says of each of our variants."""
-    found: list[dict[str, Any]] = []
-    for (source,) in distinct(select(rows, quantity="added"), ["source"]):
-        mine = select(rows, source=source, status="ok")
-        values = {
-            name: select(mine, quantity=name).set_index("variant")["value"]
-            for name in ("added", "messages", "message_bytes")
-        }
-        sent = pd.DataFrame(values).dropna().astype(float)
-        backward = select(mine, quantity="phase_time", phase="backward")["value"]
-        if len(sent) < 3 or backward.empty:
+    """Per group: the fitted model, its best number of messages, and its time of each variant."""
+    found = [rows]
+    for _, mine in select(rows, status="ok").groupby("source", sort=False):
+        sent = select(mine, quantity=SENT).pivot(
+            index="variant", columns="quantity", values="value"
+        )
+        sent = sent.reindex(columns=SENT).dropna().astype(float)
+        h = first_value(mine, quantity="phase_time", phase="backward")
+        if h is None or len(sent) < 3:
             continue
-        h, total, n = float(backward.iloc[0]), sent["message_bytes"].max(), sent["messages"]
-        hide = np.array([h if _overlaps(name) else 0.0 for name in sent.index])
-        per_byte, call = fit_model(total, n.to_numpy(), hide, sent["added"].to_numpy())
+        total, n, added = sent["message_bytes"].max(), sent["messages"], sent["added"]
+        hide = np.where(sent.index.map(_overlaps), h, 0.0)
+        per_byte, call = fit_model(total, n.to_numpy(), hide, added.to_numpy())
+        model = pd.Series(added_ms(total, n, hide, per_byte, call), sent.index)
         best = best_messages(total, h, per_byte, call)
-        model = added_ms(total, n.to_numpy(), hide, per_byte, call)
-        error = float(np.sqrt(np.mean((model - sent["added"]) ** 2)) / sent["added"].abs().mean())
-        base: Any = select(mine, quantity="added").iloc[0].to_dict() | {"variant": None}
-        numbers = {"bandwidth": 1e-6 / per_byte, "call_time": call, "best_messages": best}
-        numbers |= {"best_bucket": total / best, "error": error}
-        found += [{**base, "quantity": f"model_{k}", "value": v} for k, v in numbers.items()]
-        ours = select(mine, quantity="added", variant=list(sent.index))
-        said = dict(zip(sent.index, model, strict=True))
-        ours = ours.assign(quantity="modelled", value=ours["variant"].map(said))
-        found += [dict(row) for _, row in ours.iterrows()]
-    return pd.concat([rows, pd.DataFrame(found, columns=rows.columns, dtype=object)])
+        numbers = {
+            "bandwidth": 1e-6 / per_byte,
+            "call_time": call,
+            "best_messages": best,
+            "best_bucket": total / best,
+            "error": float(np.sqrt(np.mean((model - added) ** 2)) / added.abs().mean()),
+        }
+        measured = select(mine, quantity="added", variant=list(sent.index))
+        base: Any = measured.iloc[0].to_dict() | {"variant": None, "scheme": None}
+        found.append(measured.assign(quantity="modelled", value=measured["variant"].map(model)))
+        found.append(
+            table_of([base | {"quantity": f"model_{k}", "value": v} for k, v in numbers.items()])
+        )
+    return pd.concat(found, ignore_index=True)
 
 
 def _overlaps(variant: str) -> bool:
@@ -167,8 +151,7 @@ def step_parts(results: Results) -> Rows:
     if alone.empty:
         return alone
     added = select(rows, quantity="added")
-    silent = alone.iloc[0]["value"]
-    base = pd.concat([alone, added.assign(value=silent)])
+    base = pd.concat([alone, added.assign(value=alone.iloc[0]["value"])])
     # `added` has the fastest and the slowest round of its variant.
     parts = [
         base.assign(part="step without communication", min=None, max=None),
@@ -181,12 +164,11 @@ def _short(scheme: str) -> str:
     return scheme.removeprefix("buckets, ").split(", ")[0].replace(" ", "\n")
 
 
-def overlap_figure(results: Results) -> Rows:
+def panels(rows: Rows) -> dict[str, str]:
     """Two profiled steps: one flat message, and messages during backward."""
-    overlapped = select(of_lead(results.rows), same_bucket=True)["variant"]
-    second = overlapped.iloc[0] if len(overlapped) else "overlapped"
-    names = {FLAT: "without overlap (flat)", second: "with overlap (buckets)"}
-    return timeline(results, [FLAT, second], names)
+    same = select(rows, same_bucket=True)["variant"]
+    overlapped = same.iloc[0] if len(same) else "overlapped"
+    return {FLAT: "without overlap (flat)", overlapped: "with overlap (buckets)"}
 
 
 def published(rows: Rows) -> Rows:
@@ -202,20 +184,14 @@ VARIANT_COLUMNS = {
     "against flat": quantity("versus_flat", "text", field="speedup"),
 }
 TABLES = {
-    "front": Table(
-        title="A training step by variant; communication: (step − step without it) / step",
-        rows=["scheme"],
-        headers={"scheme": "variant"},
+    "front": variant_table(
+        "A training step by variant; communication: (step − step without it) / step",
+        VARIANT_COLUMNS,
         data=of_lead,
-        columns=VARIANT_COLUMNS,
     ),
-    "variants": Table(
-        title="A training step by variant, {ranks}",
-        facet="ranks",
-        rows=["scheme"],
-        headers={"scheme": "variant"},
-        where={"scheme": lambda scheme: isinstance(scheme, str)},
-        columns={
+    "variants": variant_table(
+        "A training step by variant, {ranks}",
+        {
             **VARIANT_COLUMNS,
             "fastest": time(phase="total", field="min"),
             "slowest": time(phase="total", field="max"),
@@ -223,13 +199,9 @@ TABLES = {
             "peak memory (GiB)": quantity("most_peak_memory", "GiB", phase="total"),
         },
     ),
-    "messages": Table(
-        title="Messages of a step, {ranks}; in flight and overlapped: one profiled step of rank 0",
-        facet="ranks",
-        rows=["scheme"],
-        headers={"scheme": "variant"},
-        where={"scheme": lambda scheme: isinstance(scheme, str)},
-        columns={
+    "messages": variant_table(
+        "Messages of a step, {ranks}; in flight and overlapped: one profiled step of rank 0",
+        {
             "messages": quantity("messages_seen", "integer"),
             "largest (MiB)": quantity("largest_message", "MiB"),
             "in flight (ms)": quantity("profiled_time", "ms", activity="communication"),
@@ -239,20 +211,16 @@ TABLES = {
     "phases": Table(
         title="A step without communication, by phase",
         rows=["ranks"],
-        data=measured,
+        data=rank_page.measured,
         columns={
             f"{phase} (ms)": quantity("phase_time", "ms", phase=phase)
             for phase in ("forward", "backward", "optimizer", "total")
         },
     ),
-    "model": Table(
-        title="What communication adds to a step, {ranks}: measured (median over rounds of the "
+    "model": variant_table(
+        "What communication adds to a step, {ranks}: measured (median over rounds of the "
         "difference within a round) and by the model",
-        facet="ranks",
-        rows=["scheme"],
-        headers={"scheme": "variant"},
-        where={"scheme": lambda scheme: isinstance(scheme, str)},
-        columns={
+        {
             "messages": quantity("messages", "integer"),
             "measured (ms)": quantity("added", "ms"),
             "model (ms)": quantity("modelled", "ms"),
@@ -278,46 +246,39 @@ FIGURES = {
         span=("min", "max"),
         data=step_parts,
     ),
-    "overlap": overlap_timeline(overlap_figure),
+    "overlap": rank_page.overlap_timeline(panels),
 }
 
 COMPARISONS = {
-    "overlapped": Compare(
-        variant={"variant": "overlapped"}, baseline={"variant": "naive"}, on=["ranks"]
-    ),
-    "flat": Compare(variant={"variant": FLAT}, baseline={"variant": "naive"}, on=["ranks"]),
-    "torch": Compare(variant={"same_bucket": True}, baseline={"variant": TORCH}, on=["ranks"]),
+    name: Compare(variant=variant, baseline={"variant": baseline}, on=["ranks"])
+    for name, variant, baseline in (
+        ("overlapped", {"variant": "overlapped"}, "naive"),
+        ("flat", {"variant": FLAT}, "naive"),
+        ("torch", {"same_bucket": True}, TORCH),
+    )
 }
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Values that the templates use, for the group shown on the front page."""
-    everything = chapter.own.rows
-    rows = of_lead(everything)
+    shared, rows = rank_page.group_facts(chapter), of_lead(chapter.own.rows)
     times = select(rows, quantity="time", phase="total", status="ok")
     if times.empty:
-        return {"ranks": None, "not_started": not_started(everything)}
-    backward = chapter.value(ranks=lead(rows), quantity="phase_time", phase="backward")
-    flat = select(rows, quantity="added", variant=FLAT)["value"]
-    communication = flat.iloc[0] if len(flat) else None
+        return {**shared, "ranks": None}
+    backward = first_value(rows, quantity="phase_time", phase="backward")
+    flat = first_value(rows, quantity="added", variant=FLAT)
     ours = [v for (v,) in distinct(times, ["variant"]) if _overlaps(v)]
     added = select(rows, quantity="added", variant=ours)["value"]
     buckets = [v for v in ours if v.startswith("bucketed_")]
-    first = times.iloc[0]
     return {
-        "ranks": lead(rows),
-        "own_gpu": first["placement"] == "own_gpu",
-        "not_started": not_started(everything),
-        "sizes": sizes(everything)["time"],
-        "step_limit_s": first["step_limit_s"],
-        "rounds": first["n"],
-        "asked": first["rounds"],
+        **shared,
+        "sizes": shared["sizes"]["time"],
         "drift": max((times["max"] - times["min"]) / times["value"]),
         "shares": select(rows, quantity="communication_share").to_dict("records"),
         "backward": backward,
-        "communication": communication,
-        "hideable": None if communication is None else max(0.0, min(communication, backward)),
-        "saved": None if communication is None or added.empty else communication - min(added),
+        "communication": flat,
+        "hideable": None if flat is None else max(0.0, min(flat, backward)),
+        "saved": None if flat is None or added.empty else flat - min(added),
         "overlapping": against(select(rows, variant=[FLAT, *ours]), FLAT),
         "bucket_pairs": math.comb(len(buckets), 2),
         "bucket_pairs_decided": sum(
@@ -326,7 +287,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
             for pair in against(select(times, variant=buckets[index:]), one).pairs
         ),
         "model": {
-            name: chapter.value(ranks=lead(rows), quantity=f"model_{name}")
+            name: first_value(rows, quantity=f"model_{name}")
             for name in ("bandwidth", "call_time", "best_messages", "best_bucket", "error")
         },
         "skew": _skew(rows),
@@ -334,8 +295,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def _skew(rows: Rows) -> float:
-    """How far apart the first and the last rank finish, as a share of the step: the median round
-    of the worst variant."""
+    """Time between the first and the last rank, as a share of a step: median, worst variant."""
     own = select(rows, quantity="rank_time", phase="total")
     ranks = [np.array(list(mine["samples"])) for _, mine in own.groupby("variant", sort=False)]
     return max(float(np.median(np.ptp(times, axis=0) / times.max(axis=0))) for times in ranks)

@@ -7,9 +7,7 @@ really the first: libraries not loaded, kernels not chosen, memory not mapped. I
 number; elsewhere a point is measured until its median is known well enough.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -17,11 +15,13 @@ from lmlab.study.config import Study
 from lmlab.study.points import Point
 
 AXES = ("sizes", "contexts", "batches", "precisions", "modes")
+PARAMETERS = ("size", "context", "batch", "precision", "mode")
 # A graph is captured of what has a backward pass and no optimizer, whose step count is Python's.
 GRAPH_MODE = "forward_backward"
+Block = Mapping[str, Any]
 
 
-def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
+def points(study: Study, block: Block) -> list[Point]:
     """The grids first, then the cold starts."""
     if block["max_steps"] < block["steps"]:
         raise ValueError(
@@ -31,63 +31,29 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     return [*_grids(study, block), *_cold_starts(study, block)]
 
 
-def _grids(study: Study, block: Mapping[str, Any]) -> list[Point]:
+def _grids(study: Study, block: Block) -> Iterator[Point]:
     grids = [block, *({**block, **more} for more in block["more"])]
-    combinations = (product(*(grid[axis] for axis in AXES)) for grid in grids)
-    unique = dict.fromkeys(values for grid in combinations for values in grid)
-    until = {key: block[key] for key in ("max_steps", "interval")}
-    found = [
-        _point(study, block, *values, warmup=block["warmup"], start="warm", **until)
-        for values in unique
-    ]
-    return [_with_graph_replay(point, block) for point in found]
+    combinations = (product(*(grid[axes] for axes in AXES)) for grid in grids)
+    settings = {key: block[key] for key in ("max_steps", "interval")}
+    checks = [{"mode": GRAPH_MODE, **check} for check in block["graph_checks"]]
+    for values in dict.fromkeys(values for grid in combinations for values in grid):
+        point = dict(zip(PARAMETERS, values, strict=True))
+        settings["graph_replay"] = any(check.items() <= point.items() for check in checks)
+        yield _point(study, block, point, block["warmup"], "warm", settings)
 
 
-def _with_graph_replay(point: Point, block: Mapping[str, Any]) -> Point:
-    """The point, with its check of device time if the study asks for one here."""
-    asked = [{"mode": GRAPH_MODE, **check} for check in block["graph_checks"]]
-    checked = any(check.items() <= point.parameters.items() for check in asked)
-    return Point(point.chapter, point.parameters, {**point.settings, "graph_replay": checked})
-
-
-def _cold_starts(study: Study, block: Mapping[str, Any]) -> list[Point]:
+def _cold_starts(study: Study, block: Block) -> Iterator[Point]:
     cold = block["cold_start"]
-    shared = (cold["context"], cold["batch"], cold["precision"])
-    return [
-        _point(study, block, size, *shared, mode, warmup=warmup, start="cold")
-        for mode, warmups in cold["warmups"].items()
-        for size, warmup in product(cold["sizes"], warmups)
-    ]
+    shared = {key: cold[key] for key in ("context", "batch", "precision")}
+    for mode, warmups in cold["warmups"].items():
+        for size, warmup in product(cold["sizes"], warmups):
+            yield _point(study, block, {"size": size, **shared, "mode": mode}, warmup, "cold", {})
 
 
 def _point(
-    study: Study,
-    block: Mapping[str, Any],
-    size: str,
-    context: int,
-    batch: int,
-    precision: str,
-    mode: str,
-    *,
-    warmup: int,
-    start: str,
-    **settings: Any,
+    study: Study, block: Block, point: dict[str, Any], warmup: int, start: str, settings: Block
 ) -> Point:
-    parameters = {
-        "size": size,
-        "context": context,
-        "batch": batch,
-        "precision": precision,
-        "mode": mode,
-        "attention": study.common["attention"],
-        "warmup": warmup,
-        **study.own_model(),
-        "start": start,
-    }
-    shared = {
-        **study.size_settings(size),
-        "steps": block["steps"],
-        "time_cap_s": study.common["time_cap_s"],
-        "skip_if_too_large": study.common["skip_if_too_large"],
-    }
-    return Point("end_to_end", parameters, {**shared, **settings})
+    own = {"attention": study.common["attention"], "warmup": warmup, **study.own_model()}
+    common = {key: study.common[key] for key in ("time_cap_s", "skip_if_too_large")}
+    shared = {**study.size_settings(point["size"]), "steps": block["steps"], **common}
+    return Point("end_to_end", {**point, **own, "start": start}, {**shared, **settings})

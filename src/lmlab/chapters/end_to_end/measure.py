@@ -1,11 +1,10 @@
 """End to end: how long a model's forward, backward and optimizer take, as a user would feel it.
 
 The order is fixed. The model is built and nothing else is run, so the first warm-up step is the
-first thing the device does with it; then come the timed steps; then peak memory is read, which only
-the timed steps have set; and only then are more steps profiled, because a profiler slows down what
-it watches. Their device time (how long the GPU was busy) tells whether a phase took as long as its
-kernels or as long as the host needed to launch them. A few points check device time against the
-replay of a CUDA graph.
+first thing the device does with it; then come the timed steps; then peak memory is read; and only
+then are more steps profiled, because a profiler slows down what it watches. Their device time (how
+long the GPU was busy) shows whether a phase took as long as its kernels or as long as the host
+needed to launch them. A few points check device time against the replay of a CUDA graph.
 
 Records: `time` per phase by wall and device clock, `warmup_time` per phase (samples in order),
 `flops` per phase and kind (by the cost model, our model only), `peak_memory` (GPU only), `tokens`,
@@ -13,11 +12,10 @@ Records: `time` per phase by wall and device clock, `warmup_time` per phase (sam
 context), and those of `graph_replay` where the point asks for them.
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import torch
@@ -27,10 +25,9 @@ from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
 from lmlab.jobs.workload import OWN_ATTENTION, Phases, Step, Workload, workload_of
 from lmlab.measure.clock import PhaseClock, StepTimes, measure_steps, synchronize
 from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
-from lmlab.measure.device_time import device_times
-from lmlab.measure.graph_replay import graph_replay_records
-from lmlab.measure.precision import tf32_allowed, why_unsupported
-from lmlab.measure.records import Record, timed, value, without_value
+from lmlab.measure.device_time import device_times, graph_replay_records
+from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.records import Record, timed, value, values, without_value
 from lmlab.model import cost, footprint
 from lmlab.study.points import Point
 
@@ -42,8 +39,6 @@ FLOP_CONVENTION: cost.Convention = "full"
 def measure(point: Point, device: torch.device) -> Outcome:
     """Time the steps of one point."""
     workload = workload_of(point)
-    if reason := why_unsupported(workload.precision.name, device):
-        raise Unsupported(reason)
     if point.settings["skip_if_too_large"]:
         refuse_if_too_large(workload, device)
     with tf32_allowed(workload.precision.tf32):
@@ -54,16 +49,23 @@ def measure(point: Point, device: torch.device) -> Outcome:
         reset_peak_memory(device)
         step = Step(workload, model, device)
         times = time_steps(step, point, device)
+        # A CPU has no counter of peak memory; the counter of a GPU is read before profiling.
+        peak = {"peak_memory_bytes": peak_memory_bytes(device)}
         records = [
             *step_records(times),
             *workload_records(workload, model),
-            *memory_records(device),
+            *values(peak),
             value("init_time", init_s * 1e3, "ms"),
-            value("tf32", torch.get_float32_matmul_precision() != "highest", ""),
-            value("threads", torch.get_num_threads(), ""),
+            *environment_records(),
             *profiled_records(step, device, graph_replay=point.settings.get("graph_replay", False)),
         ]
     return Outcome(measurements=records)
+
+
+def environment_records() -> list[Record]:
+    """Switches and threads that a measurement ran with."""
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    return values({"tf32": tf32, "threads": torch.get_num_threads()})
 
 
 def step_records(times: StepTimes) -> list[Record]:
@@ -86,15 +88,9 @@ def time_steps(step: Step, point: Point, device: torch.device) -> StepTimes:
             with clock.phase(name):
                 run()
 
-    return measure_steps(
-        one_step,
-        device=device,
-        warmup=int(point.parameters["warmup"]),
-        steps=point.settings["steps"],
-        max_steps=point.settings.get("max_steps"),
-        interval=point.settings.get("interval", 0.0),
-        time_cap_s=point.settings["time_cap_s"],
-    )
+    asked = {**point.settings, **point.parameters}
+    limits = ("warmup", "steps", "max_steps", "interval", "time_cap_s")
+    return measure_steps(one_step, device=device, **{k: asked[k] for k in limits if k in asked})
 
 
 def prepare(step: Step, phases: Phases) -> None:
@@ -124,7 +120,7 @@ def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
     records = [
         value("tokens", workload.shape.tokens, ""),
         value("parameters", sum(p.numel() for p in weights), ""),
-        value("parameter_bytes", sum(p.numel() * p.element_size() for p in weights), "B"),
+        value("parameter_bytes", sum(p.nbytes for p in weights), "B"),
     ]
     if not workload.is_ours:
         return records
@@ -136,22 +132,13 @@ def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
     ]
 
 
-def memory_records(device: torch.device) -> list[Record]:
-    """Peak memory of the timed steps; a CPU has no such counter."""
-    peak = peak_memory_bytes(device)
-    return [] if peak is None else [value("peak_memory", peak, "B")]
-
-
 def refuse_if_too_large(workload: Workload, device: torch.device) -> None:
     """Raise `Unsupported` for a point that the cost model puts over the free memory."""
     if not workload.is_ours or workload.attention != OWN_ATTENTION:
         return  # the cost model knows nothing of it, so it is tried
-    needed = footprint.memory(
-        workload.shape,
-        workload.precision.name,  # type: ignore[arg-type]
-        workload.mode,
-        device="cuda" if device.type == "cuda" else "cpu",
-    ).peak
+    precision: Any = workload.precision.name
+    where: Any = device.type
+    needed = footprint.memory(workload.shape, precision, workload.mode, device=where).peak
     free = free_memory_bytes(device)
     if needed > free:
         raise Unsupported(f"needs about {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB free")

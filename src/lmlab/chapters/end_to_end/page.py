@@ -1,15 +1,12 @@
 """Step times: by size and context, host against GPU, fp32 against bf16, and what warm-up does."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
-from functools import partial
-from itertools import product
 from typing import Any
 
 import pandas as pd
 
+from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
@@ -30,6 +27,8 @@ MODES = {
     "forward_backward": "forward and backward",
     "train_step": "training step",
 }
+PASSES = ("forward", "backward")
+STEP_PHASES = {**{name: name for name in (*PASSES, "optimizer")}, "total": "step"}
 POINT = ["size", "context", "batch", "precision"]
 CLOCKS = ("wall", "device")
 # Below this share of wall time the GPU waits for the host.
@@ -41,18 +40,27 @@ SETTLED_WITHIN = 0.10
 def derive(rows: Rows, results: Results) -> Rows:
     """Per-layer times, busy share, rates and utilization next to what was measured."""
     rows = _with_main(rows)
-    for clock in CLOCKS:
-        passes = {p: {**STEP, **times(clock, p)} for p in ("forward", "backward")}
-        rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, unit="ms")
-        both = {"quantity": "both", "clock": clock}
-        rows = derived(rows, "per_layer", both, lambda found: found.value / found.num_layers)
-    for phase in ("forward", "backward", "optimizer", "total"):
-        clocks = {clock: times(clock, phase) for clock in reversed(CLOCKS)}
-        rows = combine(rows, "busy_share", clocks, lambda p: (p.device / p.wall).clip(upper=1))
+    passes = {p: {**STEP, "quantity": "time", "phase": p} for p in ("forward", "backward")}
+    clock, phase = ["source", "clock"], ["source", "phase"]
+    rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, unit="ms", on=clock)
+    rows = derived(rows, "per_layer", {"quantity": "both"}, lambda f: f.value / f.num_layers)
+    clocks = {clock: times(clock, list(STEP_PHASES)) for clock in reversed(CLOCKS)}
+    rows = combine(
+        rows, "busy_share", clocks, lambda p: (p.device / p.wall).clip(upper=1), on=phase
+    )
     rows = _with_bottleneck(rows)
     parts = {"total": times("wall", "total"), "tokens": {"quantity": "tokens"}}
     rows = combine(rows, "throughput", parts, lambda p: p.tokens / p.total * 1e3)
-    return _utilization(_graph_checks(rows), results)
+    replay = ("graph_replay_time", "graph_busy_time", "kernels")
+    parts = {**{key: {"quantity": key} for key in replay}, "device": times("device", PASSES)}
+    for name, check in GRAPH_CHECKS.items():
+        rows = combine(rows, name, parts, check, on=phase)
+    return _utilization(rows, results)
+
+
+def times(clock: Any, phase: Any) -> dict[str, Any]:
+    """The condition for one phase's time, or for those of several."""
+    return {"quantity": "time", "clock": clock, "phase": phase}
 
 
 def _with_main(rows: Rows) -> Rows:
@@ -62,15 +70,14 @@ def _with_main(rows: Rows) -> Rows:
 
 
 def _with_bottleneck(rows: Rows) -> Rows:
-    """A column `bottleneck`: host or GPU by the busy share of the point's training step, a dash
-    where that is unknown."""
-    shares = select(rows, quantity="busy_share", phase="total", **STEP)
-    by_point = {tuple(row[key] for key in POINT): row["value"] for _, row in shares.iterrows()}
-    found = [by_point.get(point) for point in rows[POINT].itertuples(index=False, name=None)]
-    names = ["-" if s is None else "host" if s < HOST_BOUND_BELOW else "GPU" for s in found]
+    """A column `bottleneck`: host or GPU by the busy share of a training step, or a dash."""
+    shares = select(rows, quantity="busy_share", phase="total", **STEP).set_index(POINT)["value"]
+    found = pd.MultiIndex.from_frame(rows[POINT]).map(shares.to_dict().get)
+    names = ["-" if pd.isna(s) else "host" if s < HOST_BOUND_BELOW else "GPU" for s in found]
     return rows.assign(bottleneck=names)
 
 
+# Device time against the replay of a CUDA graph; pauses in microseconds.
 GRAPH_CHECKS: dict[str, Callable[[Rows], Any]] = {
     "replay_to_device": lambda p: p.graph_replay_time / p.device,
     "replay_busy_to_device": lambda p: p.graph_busy_time / p.device,
@@ -78,43 +85,16 @@ GRAPH_CHECKS: dict[str, Callable[[Rows], Any]] = {
 }
 
 
-def _graph_checks(rows: Rows) -> Rows:
-    """Device time against the replay of a CUDA graph; pauses in microseconds."""
-    for phase, (name, check) in product(("forward", "backward"), GRAPH_CHECKS.items()):
-        recorded = ("graph_replay_time", "graph_busy_time", "kernels")
-        parts = {key: {"quantity": key, "phase": phase} for key in recorded}
-        rows = combine(rows, name, {**parts, "device": times("device", phase)}, check)
-    return rows
-
-
-def times(clock: str, phase: str) -> dict[str, str]:
-    """The condition for one phase's time."""
-    return {"quantity": "time", "clock": clock, "phase": phase}
-
-
 def _utilization(rows: Rows, results: Results) -> Rows:
-    """Matmul FLOPs of a step over its time by either clock, and as shares of the stated and the
-    measured peak."""
-    flops = (
-        select(rows, quantity="flops", kind="matmul").groupby("source", sort=False)["value"].sum()
-    )
+    """Matmul FLOPs of a step over its time, also as shares of the stated and the measured peak."""
+    matmuls = select(rows, quantity="flops", kind="matmul")
+    flops = matmuls.groupby("source", sort=False)["value"].sum()
+    total = {**times(list(CLOCKS), "total"), "source": list(flops.index)}
     rows = derived(
-        rows,
-        "rate",
-        {**times("wall", "total"), "clock": list(CLOCKS), "source": list(flops.index)},
-        lambda found: found.source.map(flops) / found.value / 1e9,
-        unit="TFLOP/s",
+        rows, "rate", total, lambda f: f.source.map(flops) / f.value / 1e9, unit="TFLOP/s"
     )
-    for name, peak in (("mfu", "stated_matmul_rate"), ("measured_mfu", "matmul_rate")):
-        peaks = select(results.rows, chapter="machine", quantity=peak, status="ok")
-        by_dtype = dict(zip(peaks["dtype"], peaks["value"], strict=True)) if len(peaks) else {}
-        known = {"quantity": "rate", "precision": list(by_dtype)}
-        rows = derived(rows, name, known, partial(_share_of, by_dtype))
-    return rows
-
-
-def _share_of(peaks: dict[str, float], found: Rows) -> Any:
-    return found.value / found.precision.map(peaks)
+    rows = with_share(rows, "mfu", results, "stated_matmul_rate")
+    return with_share(rows, "measured_mfu", results, "matmul_rate")
 
 
 COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "quantity": "time"}
@@ -131,15 +111,10 @@ def first_steps(results: Results) -> Rows:
 
 
 def warm_up(rows: Rows) -> Rows:
-    """Per mode and size: what the first step costs beyond a settled one, and when the process
-    settles."""
+    """By mode and size: what the first step costs beyond a settled one, and when steps settle."""
     cold = select(rows, **COLD)
     found = []
-    for size, mode in distinct(cold, ["size", "mode"]):
-        mine = select(cold, size=size, mode=mode, warmup=0)
-        if mine.empty:
-            continue
-        first = mine.iloc[0].to_dict()
+    for first in select(cold, warmup=0).to_dict("records"):
         steps = list(first["samples"])
         pace = statistics.median(steps[len(steps) // 2 :])
         slow = [i for i, ms in enumerate(steps, 1) if ms > (1 + SETTLED_WITHIN) * pace]
@@ -152,10 +127,10 @@ def warm_up(rows: Rows) -> Rows:
             "cold_mean": statistics.mean(steps) / pace - 1,
         }
         for warmup in (0, 5):
-            sd = select(cold, size=size, mode=mode, warmup=warmup)["sd"]
-            numbers[f"sd_{warmup}"] = None if sd.empty else sd.iloc[0]
+            same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
+            numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
         found += [
-            {**first, "mode": MODES[mode], "quantity": name, "value": value, "clock": None}
+            {**first, "mode": MODES[first["mode"]], "quantity": name, "value": value, "clock": None}
             for name, value in numbers.items()
             if value is not None
         ]
@@ -166,23 +141,28 @@ def warm_up(rows: Rows) -> Rows:
 REPLICATES = {**WARM, "phase": ["forward", "backward"], "mode": ["forward_backward", "train_step"]}
 
 
-def disagreement(rows: Rows) -> dict[str, list[float]]:
+def disagreement(rows: Rows) -> dict[str, dict[str, float]]:
     """By clock: how far replicates of the same phase lie apart, relative to the smaller."""
-    found = select(rows, quantity="time", status="ok", **REPLICATES)
-    pairs: dict[str, list[float]] = {clock: [] for clock in CLOCKS}
-    for (*_, clock), group in found.groupby([*POINT, "phase", "clock"], sort=False)["value"]:
-        if len(group) == 2:
-            pairs[str(clock)].append(max(group) / min(group) - 1)
-    return pairs
+    found = select(rows, quantity="time", status="ok", **REPLICATES).astype({"value": float})
+    groups = found.groupby([*POINT, "phase", "clock"], sort=False)["value"]
+    pairs = groups.agg(["count", "min", "max"]).query("count == 2")
+    return {
+        str(clock): {
+            "count": len(apart),
+            "median": apart.median(),
+            "worst": apart.max(),
+            "within": (apart <= WITHIN).mean(),
+        }
+        for clock, apart in (pairs["max"] / pairs["min"] - 1).groupby("clock", sort=False)
+    }
 
 
-def precision_comparison(precision: str, clock: str, **where: Any) -> Compare:
-    """A precision against fp32, between jobs. How much two processes that do the same work differ
-    depends on the bottleneck: a busy GPU repeats within 1 %, a host that launches kernels does not.
-    """
+def bf16_comparison(clock: str, phase: str) -> Compare:
+    """bf16 against fp32, between jobs. How much two processes that do the same work differ depends
+    on the bottleneck: a busy GPU repeats within 1 %, a host that launches kernels does not."""
     return Compare(
-        variant={"precision": precision, **where},
-        baseline={"precision": "fp32", **where},
+        variant={"precision": "bf16", **STEP, "phase": phase},
+        baseline={"precision": "fp32", **STEP, "phase": phase},
         on=["size", "context", "batch"],
         where={"quantity": "time", "clock": clock},
         replicates=REPLICATES,
@@ -192,9 +172,9 @@ def precision_comparison(precision: str, clock: str, **where: Any) -> Compare:
 
 
 COMPARISONS = {
-    "bf16": precision_comparison("bf16", "wall", **STEP, phase="total"),
-    "bf16_device": precision_comparison("bf16", "device", **STEP, phase="total"),
-    "bf16_optimizer": precision_comparison("bf16", "wall", **STEP, phase="optimizer"),
+    "bf16": bf16_comparison("wall", "total"),
+    "bf16_device": bf16_comparison("device", "total"),
+    "bf16_optimizer": bf16_comparison("wall", "optimizer"),
 }
 
 
@@ -215,21 +195,22 @@ def front_speedups(rows: Rows) -> Rows:
 
 def graph_checked(rows: Rows) -> Rows:
     """The points that were also replayed as a CUDA graph."""
-    return select(rows, source=list(select(rows, quantity="graph_replay_time")["source"]))
+    replayed = list(select(rows, quantity="graph_replay_time")["source"])
+    return naming_batches(select(rows, source=replayed))
 
 
-STEP_PHASES = {
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "total": "step",
-}
+def naming_batches(rows: Rows) -> Rows:
+    """Sizes that name their batch, where there is more than one."""
+    if len(distinct(rows, ["batch"])) < 2:
+        return rows
+    return rows.assign(size=rows["size"] + rows["batch"].map(", batch {}".format))
 
+
+BATCHES = ["size", "batch", "context"]
 TABLES = {
     "front_steps": Table(
         title="Training step in milliseconds by context length",
         rows=["size", "precision"],
-        across="context",
         columns={"{context}": time(phase="total")},
         where=MAIN,
     ),
@@ -247,9 +228,7 @@ TABLES = {
     ),
     "front_bf16": Table(
         title="Speed-up of a bf16 training step over fp32 by context length, {basis}",
-        facet="basis",
         rows=["size"],
-        across="context",
         data=front_speedups,
         columns={"{context}": quantity("speedup", "text", field="speedup")},
     ),
@@ -269,8 +248,7 @@ TABLES = {
     ),
     "steps": Table(
         title="Training step by phase, {precision}",
-        facet="precision",
-        rows=["size", "batch", "context"],
+        rows=BATCHES,
         where=STEP,
         columns={
             f"{name}{', device' * (clock == 'device')} (ms)": time(phase=phase, clock=clock)
@@ -280,8 +258,7 @@ TABLES = {
     ),
     "modes": Table(
         title="Forward pass alone, and forward and backward without an optimizer, {precision}",
-        facet="precision",
-        rows=["size", "batch", "context"],
+        rows=BATCHES,
         where=WARM,
         columns={
             "inference forward (ms)": time(mode="forward", phase="total"),
@@ -296,8 +273,7 @@ TABLES = {
     ),
     "rates": Table(
         title="Throughput and utilization of a training step, {precision}",
-        facet="precision",
-        rows=["size", "batch", "context"],
+        rows=BATCHES,
         where=STEP,
         columns={
             "tokens/s": quantity("throughput", "integer"),
@@ -312,8 +288,7 @@ TABLES = {
     ),
     "layers": Table(
         title="Forward and backward per layer within a training step, {precision}",
-        facet="precision",
-        rows=["size", "batch", "context"],
+        rows=BATCHES,
         where=STEP,
         columns={
             "wall (ms per layer)": quantity("per_layer", "ms", clock="wall"),
@@ -328,7 +303,7 @@ TABLES = {
         "replayed as a CUDA graph",
         rows=["size", "context", "precision", "phase"],
         data=graph_checked,
-        where={"phase": ["forward", "backward"]},
+        where={"phase": PASSES},
         columns={
             "device (ms)": time(clock="device"),
             "graph replay (ms)": quantity("graph_replay_time", "ms"),
@@ -340,9 +315,7 @@ TABLES = {
     ),
     "speedups": Table(
         title="Speed-up of a bf16 training step over fp32, {basis}",
-        facet="basis",
         rows=["size", "batch"],
-        across="context",
         data=speedups,
         columns={"{context}": quantity("speedup", "text", field="speedup")},
     ),
@@ -359,9 +332,7 @@ TABLES = {
     ),
     "warm_up": Table(
         title="Cold processes, {mode}: mean of ten steps after so many warm-up steps",
-        facet="mode",
         rows=["size"],
-        across="warmup",
         where={"start": "cold", "phase": "total"},
         columns={"{warmup} (ms)": quantity("time", "ms", field="mean", clock="wall")},
     ),
@@ -381,22 +352,14 @@ TABLES = {
 FIGURES = {
     "time_by_context": Figure(
         title="Training step by context length",
-        mark="line",
         facet="precision",
         color="size",
         x=Axis(field="context", title="context length", log=2),
         y=value_axis("ms per step", log=10),
-        where={
-            "chapter": "end_to_end",
-            "quantity": "time",
-            "clock": "wall",
-            "phase": "total",
-            **MAIN,
-        },
+        where={**times("wall", "total"), **MAIN},
     ),
     "per_layer": Figure(
         title="Forward and backward per layer in a bf16 training step: wall and device time",
-        mark="line",
         facet="clock",
         color="size",
         facet_title="{} time",
@@ -406,7 +369,6 @@ FIGURES = {
     ),
     "first_steps": Figure(
         title="First steps of a fresh process",
-        mark="line",
         facet="mode",
         color="size",
         x=Axis(field="step", title="step"),
@@ -423,77 +385,47 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     steps = select(main, **times("wall", "total"))
     layers = select(main, quantity="per_layer", precision="bf16", context=_shortest(main))
     busy = select(main, quantity="busy_share", phase="total")
-    warm = warm_up(rows)
-    trained = select(warm, mode=MODES["train_step"])
+    host_bound = select(busy, value=lambda share: share < HOST_BOUND_BELOW)
+    trained = select(warm_up(rows), mode=MODES["train_step"])
+    settled = select(trained, quantity="settles_at")["value"]
     clock = "device" if len(busy) else "wall"
+    by_precision = {
+        p: extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
+    }
     return {
-        "steps": {
-            p: extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
-        },
-        "largest_bf16": _in_bf16(steps),
-        "batch": main["batch"].iloc[0] if len(main) else None,
-        "contexts": [context for (context,) in distinct(steps, ["context"])],
+        "steps": by_precision,
+        "largest_bf16": _in_bf16(steps, by_precision.get("fp32")),
+        "batch": next(iter(main["batch"]), None),
+        "shortest": next(iter(steps["context"]), None),
         "unsteady": len(select(steps, stability=list(UNSTEADY))),
-        "layers_wall": _range(select(layers, clock="wall")),
-        "layers_device": _range(select(layers, clock="device")),
-        "host_bound": _points(busy[busy["value"] < HOST_BOUND_BELOW]),
-        "gpu_bound": _points(busy[busy["value"] >= GPU_BOUND_FROM]),
+        "layers_wall": extremes(select(layers, clock="wall")),
+        "layers_device": extremes(select(layers, clock="device")),
+        "host_bound": len(host_bound),
+        "gpu_bound": len(select(busy, value=lambda share: share >= GPU_BOUND_FROM)),
         "busy_points": len(busy),
-        "host_bound_bf16": len(
-            select(busy, precision="bf16", value=lambda share: share < HOST_BOUND_BELOW)
-        ),
+        "host_bound_bf16": len(select(host_bound, precision="bf16")),
         "bf16_points": len(select(busy, precision="bf16")),
         "mfu": {
             p: extremes(select(main, quantity="mfu", precision=p, clock=clock))
             for p in ("fp32", "bf16")
         },
         "graph": extremes(select(rows, quantity="replay_to_device")),
-        "pauses": _range(select(rows, quantity="pause_per_kernel")),
-        "first_step_extra": _range(select(trained, quantity="first_step_extra")),
-        "settles_at": sorted(set(select(trained, quantity="settles_at")["value"])),
-        "cold_mean": _ends(select(trained, quantity="cold_mean")),
-        "unsettled": len(distinct(trained, ["size"])) - len(select(trained, quantity="settles_at")),
-        "disagreement": {c: _quantiles(found) for c, found in disagreement(rows).items()},
+        "pauses": extremes(select(rows, quantity="pause_per_kernel")),
+        "first_step_extra": extremes(select(trained, quantity="first_step_extra")),
+        "settles_at": max(settled, default=None),
+        "cold_mean": select(trained, quantity="cold_mean").to_dict("records"),
+        "unsettled": len(distinct(trained, ["size"])) - len(settled),
+        "disagreement": disagreement(rows),
         "repeat": agreement(chapter.results, chapter.name),
     }
 
 
-def _in_bf16(steps: Rows) -> dict[str, Any] | None:
+def _in_bf16(steps: Rows, fp32: dict[str, Any] | None) -> Any:
     """The bf16 step at the point of the longest fp32 step."""
-    fp32 = extremes(select(steps, precision="fp32"))
-    if fp32 is None:
-        return None
-    same = {key: fp32["high"][key] for key in ("size", "context")}
-    found: list[Any] = select(steps, precision="bf16", **same).to_dict("records")
-    return found[0] if found else None
+    same = {key: fp32["high"][key] for key in ("size", "context")} if fp32 else {"size": None}
+    return next(iter(select(steps, precision="bf16", **same).to_dict("records")), None)
 
 
 def _shortest(rows: Rows) -> Any:
-    contexts = select(rows, quantity="per_layer")["context"].dropna()
-    return None if contexts.empty else contexts.min()
-
-
-def _ends(rows: Rows) -> dict[str, Any] | None:
-    """The first and the last row, in the order of the study."""
-    if rows.empty:
-        return None
-    return {"first": rows.iloc[0].to_dict(), "last": rows.iloc[-1].to_dict()}
-
-
-def _range(rows: Rows) -> tuple[float, float] | None:
-    return None if rows.empty else (min(rows["value"]), max(rows["value"]))
-
-
-def _points(rows: Rows) -> list[dict[str, Any]]:
-    return [dict(zip(POINT, point, strict=True)) for point in distinct(rows, POINT)]
-
-
-def _quantiles(differences: list[float]) -> dict[str, float] | None:
-    if not differences:
-        return None
-    return {
-        "count": len(differences),
-        "median": statistics.median(differences),
-        "worst": max(differences),
-        "within": statistics.mean(difference <= WITHIN for difference in differences),
-    }
+    """The shortest context of which a time per layer is known."""
+    return min(select(rows, quantity="per_layer")["context"].dropna(), default=None)

@@ -1,9 +1,4 @@
-"""The machine card: what the machine is, and the ceilings it reaches. One point.
-
-Values come from the block `machine` of the study in config.yaml.
-"""
-
-from __future__ import annotations
+"""The machine card: what the machine is, and the ceilings it reaches. One point."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -8,8 +8,6 @@ Records: `matmul_rate` per dtype and `copy_bandwidth` as measured (with the shap
 the card (`sms`, `l2_bytes`, `power_limit_w`, `cpu_model`, ...).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +17,7 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.measure.card import machine_card
 from lmlab.measure.ceilings import measure_ceilings
 from lmlab.measure.peaks import peaks_of
-from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.records import Record, by_label, value, without_value
 from lmlab.study.points import Point
 
 
@@ -37,19 +35,18 @@ def records_of(
     """Ceilings, stated peaks and facts as records."""
     records = [_matmul(dtype, found) for dtype, found in ceilings["matmul_tflops"].items()]
     copy = ceilings["copy_gb_per_s"]
-    records.append(
-        without_value("copy_bandwidth", "failed", copy["reason"])
-        if copy["gb_per_s"] is None
-        else value("copy_bandwidth", copy["gb_per_s"], "GB/s", bytes=copy["bytes"])
-    )
+    if copy["gb_per_s"] is None:
+        records.append(without_value("copy_bandwidth", "failed", copy["reason"]))
+    else:
+        records.append(value("copy_bandwidth", copy["gb_per_s"], "GB/s", bytes=copy["bytes"]))
     if peaks is not None:
-        records += [
-            value("stated_matmul_rate", rate, "TFLOP/s", dtype=dtype)
-            for dtype, rate in peaks["tflops"].items()
-        ]
+        records += by_label("stated_matmul_rate", "dtype", peaks["tflops"], "TFLOP/s")
         records.append(value("stated_bandwidth", peaks["memory_tb_per_s"] * 1e3, "GB/s"))
         records.append(value("stated_source", peaks["source"], ""))
-    return records + [value(name, fact, unit_of(name), fact=name) for name, fact in facts(card)]
+    return records + [
+        value(name, fact, "B" if name.endswith("_bytes") else "", fact=name)
+        for name, fact in facts(card)
+    ]
 
 
 def _matmul(dtype: str, found: Mapping[str, Any]) -> Record:
@@ -65,8 +62,3 @@ def facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from facts(fact, f"{name}_")
         elif fact is not None:
             yield f"{prefix}{name}", fact
-
-
-def unit_of(name: str) -> str:
-    """The unit a fact's name ends in."""
-    return "B" if name.endswith("_bytes") else ""

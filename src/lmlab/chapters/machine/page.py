@@ -1,21 +1,41 @@
-"""The machine card: measured ceilings against stated peaks, and what the machine is."""
+"""The machine card: measured ceilings against stated peaks, and what the machine is.
 
-from __future__ import annotations
+`report/references/bands.yaml` has the ranges in which key figures of a GPU usually lie. A run
+outside is not wrong, but a reader should know before comparing it with anything.
+"""
 
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
-from lmlab.report import bands
 from lmlab.report.frame import Results, Rows, combine, select
+from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
-from lmlab.report.table import Column, Table, quantity
+from lmlab.report.table import Table, quantity
 from lmlab.study.files import REFERENCES
 
 TITLE = "The machine"
 
-
 MEASURED, STATED = ["matmul_rate", "copy_bandwidth"], ["stated_matmul_rate", "stated_bandwidth"]
+SLOWER_IS_LESS = ("TFLOP/s", "GB/s")
+NOT_SLOW = "newer libraries, or work that was left out"
+# Unit of a rate by the work it counts, and its factor for times in milliseconds.
+RATES = {"flops": ("TFLOP/s", 1e-9), "bytes": ("GB/s", 1e-6), "tokens": ("1/s", 1e3)}
+# Facts of the templates by the quantity that holds them.
+FACTS = {
+    "bandwidth": "copy_bandwidth",
+    "stated_bandwidth": "stated_bandwidth",
+    "source": "stated_source",
+    "power_limit_w": "power_limit_w",
+    "cpu": "cpu_model",
+    "cores": "cpu_usable_cores",
+    "sms": "sms",
+}
 
 
 def derive(rows: Rows, results: Results) -> Rows:
@@ -27,10 +47,38 @@ def derive(rows: Rows, results: Results) -> Rows:
         quantity=found["quantity"].isin(MEASURED).map({True: "measured", False: "stated"}),
     )
     parts = {name: {"quantity": name} for name in ("measured", "stated")}
-    named = combine(
-        named, "share", parts, lambda p: p.measured / p.stated, on=["source", "ceiling"]
-    )
+    on = ["source", "ceiling"]
+    named = combine(named, "share", parts, lambda p: p.measured / p.stated, on=on)
     return pd.concat([rows, named], ignore_index=True)
+
+
+def by_dtype(results: Results, ceiling: str) -> dict[str, float]:
+    """A ceiling of the machine for each precision that has one."""
+    found = select(results.rows, chapter="machine", quantity=ceiling, status="ok")
+    return dict(zip(found["dtype"], found["value"], strict=True)) if len(found) else {}
+
+
+def with_share(
+    rows: Rows, quantity: str, results: Results, ceiling: str, rate: str = "rate"
+) -> Rows:
+    """Another chapter's rows with its rate as a share of the ceiling of the same precision."""
+    peaks = by_dtype(results, ceiling)
+    known = {"quantity": rate, "precision": list(peaks)}
+    return derived(rows, quantity, known, lambda found: found.value / found.precision.map(peaks))
+
+
+def with_rates(rows: Rows, rates: Mapping[str, str], on: Sequence[str], **times: Any) -> Rows:
+    """Another chapter's rows with work per time: rates by name, with the quantity of the work."""
+    for name, work in rates.items():
+        parts = {"time": {"quantity": "time", **times}, "work": {"quantity": work}}
+        unit, factor = RATES[work]
+        per_time = partial(_per_time, factor)
+        rows = combine(rows, name, parts, per_time, unit=unit, on=on)
+    return rows
+
+
+def _per_time(factor: float, parts: Rows) -> Any:
+    return factor * parts.work / parts.time
 
 
 TABLES = {
@@ -39,7 +87,7 @@ TABLES = {
         rows=["ceiling"],
         columns={
             "measured": quantity("measured"),
-            "unit": quantity("measured", "text", field="unit"),
+            "unit": quantity("measured", "text", "unit"),
             "stated": quantity("stated"),
             "share": quantity("share", "percent"),
         },
@@ -48,7 +96,7 @@ TABLES = {
         title="The fastest square matmul of each precision",
         rows=["dtype"],
         columns={
-            "side": Column({"quantity": "matmul_rate"}, "integer", "side"),
+            "side": quantity("matmul_rate", "integer", "side"),
             "TFLOP/s": quantity("matmul_rate"),
         },
     ),
@@ -58,10 +106,7 @@ TABLES = {
         where={"fact": lambda fact: isinstance(fact, str)},
         data=lambda rows: rows.assign(
             quantity="fact",
-            value=[
-                f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-                for value in rows["value"]
-            ],
+            value=[f"{fact:,}" if type(fact) is int else fact for fact in rows["value"]],
         ),
         columns={"value": quantity("fact", "text")},
     ),
@@ -70,27 +115,62 @@ TABLES = {
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Ceilings by name, for the templates of this chapter and of others."""
-    rows = chapter.own.rows
     flags = [flag for found in chapter.results.of("machine") for flag in found.flags]
     return {
-        "matmul": by_dtype(rows, "matmul_rate"),
-        "stated": by_dtype(rows, "stated_matmul_rate"),
-        "bandwidth": chapter.value(quantity="copy_bandwidth"),
-        "stated_bandwidth": chapter.value(quantity="stated_bandwidth"),
-        "source": chapter.value(quantity="stated_source"),
-        "power_limit_w": chapter.value(quantity="power_limit_w"),
-        "memory_bytes": chapter.value(quantity="memory_bytes")
-        or chapter.value(quantity="cpu_memory_bytes"),
+        **{name: chapter.value(quantity=found) for name, found in FACTS.items()},
+        "matmul": by_dtype(chapter.results, "matmul_rate"),
+        "stated": by_dtype(chapter.results, "stated_matmul_rate"),
         "gpu_count": chapter.value(quantity="gpu_count") or 0,
-        "cpu": chapter.value(quantity="cpu_model"),
-        "cores": chapter.value(quantity="cpu_usable_cores"),
-        "sms": chapter.value(quantity="sms"),
         "power_capped": "power_capped" in flags,
-        "bands": bands.against(chapter.results, bands.read(REFERENCES / "bands.yaml")),
+        "bands": against_bands(chapter.results, read_bands(REFERENCES / "bands.yaml")),
     }
 
 
-def by_dtype(rows: Rows, name: str) -> dict[str, float]:
-    """A rate for each precision that was measured."""
-    found = select(rows, quantity=name, status="ok")
-    return dict(zip(found["dtype"], found["value"], strict=True))
+@cache
+def read_bands(path: Path) -> Mapping[str, Any]:
+    """The bands of all GPUs."""
+    found: Mapping[str, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+def against_bands(results: Results, bands: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every figure of this machine that has a range: its value, and why it may be outside."""
+    gpu = bands["gpus"].get(results.name, {})
+    found = []
+    for name, figure in bands["figures"].items():
+        rows = select(results.rows, status="ok", **figure["where"])
+        expected = gpu.get(name) or _share_of_stated(results, bands["shares"].get(name))
+        if expected is None or len(rows) != 1:
+            continue
+        (low, high), value = expected, float(rows["value"].iloc[0])
+        slow = value < low if figure["unit"] in SLOWER_IS_LESS else value > high
+        flags = rows["flags"].iloc[0] or ()
+        cause = _cause(results, flags, figure["bound"], gpu) if slow else NOT_SLOW
+        outside = not low <= value <= high
+        found.append(
+            {
+                **{"name": name, "unit": figure["unit"], "value": value, "low": low, "high": high},
+                **{"outside": outside, "cause": cause if outside else ""},
+            }
+        )
+    return found
+
+
+def _share_of_stated(results: Results, share: Mapping[str, Any] | None) -> list[float] | None:
+    stated = results.value(chapter="machine", **share["of"]) if share else None
+    return [limit * stated for limit in share["range"]] if share and stated else None
+
+
+def _cause(results: Results, flags: Collection[str], bound: str, gpu: Mapping[str, Any]) -> str:
+    """The likeliest reason why a figure is slow, from what the run recorded of the GPU."""
+    limit = results.value(chapter="machine", quantity="power_limit_w") or math.inf
+    usual = gpu.get("power_limit_w", 0)
+    possible = {
+        "another process used the GPU": "gpu_shared" in flags,
+        "the GPU was throttled by heat or its power supply": "throttled" in flags,
+        f"a power limit of {limit:g} W instead of {usual:g} W": limit < usual,
+        "the GPU ran into its power limit": "power_capped" in flags,
+        "a slow or busy host": bound == "host",
+    }
+    likely = [cause for cause, true in possible.items() if true]
+    return [*likely, "lower clocks or another process"][0]

@@ -4,11 +4,7 @@ A point of the grid measures all modes, one after the other in one process. `lon
 same grid with one sequence, at contexts that a batch of several does not reach; what does not fit
 either is recorded as out of memory. `block` looks into one block. Checkpointing is a point per size
 and context whose variants are the strategies, because times are comparable only inside one process.
-
-Values come from the block `memory` of the study in config.yaml.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -22,13 +18,10 @@ Block = Mapping[str, Any]
 
 def points(study: Study, block: Block) -> list[Point]:
     """The grid first, then long contexts, one block, and checkpointing."""
-    recorded = {
-        "skip_if_too_large": study.common["skip_if_too_large"],
-        "keep_snapshots": block["keep_snapshots"],
-    }
-    long, inner = (
-        {"precisions": block["precisions"], **block[key]} for key in ("long_context", "block")
-    )
+    skip, keep = study.common["skip_if_too_large"], block["keep_snapshots"]
+    recorded = {"skip_if_too_large": skip, "keep_snapshots": keep}
+    shared = {"precisions": block["precisions"]}
+    long, inner = ({**shared, **block[key]} for key in ("long_context", "block"))
     return [
         *_grid(study, "timeline", block, recorded),
         *_grid(study, "long_context", {**long, "batch": 1}, recorded),
@@ -38,7 +31,6 @@ def points(study: Study, block: Block) -> list[Point]:
 
 
 def _grid(study: Study, topic: str, block: Block, settings: Block) -> Iterator[Point]:
-    """A point per size, context and precision."""
     axes = (block[axis] for axis in ("sizes", "contexts", "precisions"))
     for size, context, precision in product(*axes):
         parameters = {
@@ -58,13 +50,9 @@ def _checkpointing(study: Study, block: Block) -> Iterator[Point]:
     for point in _grid(study, "checkpointing", {**block, "precisions": [block["precision"]]}, {}):
         layers = point.settings["num_layers"]
         names = [name for name in block["strategies"] if layers % _segment(name) == 0]
-        settings = {
-            "strategies": ",".join(names),
-            "rounds": block["rounds"],
-            "steps": block["steps"],
-            "time_cap_s": study.common["time_cap_s"],
-        }
-        yield Point("memory", point.parameters, {**point.settings, **settings})
+        own = {"strategies": ",".join(names), "time_cap_s": study.common["time_cap_s"]}
+        own |= {key: block[key] for key in ("rounds", "steps")}
+        yield Point("memory", point.parameters, {**point.settings, **own})
 
 
 def _segment(strategy: str) -> int:

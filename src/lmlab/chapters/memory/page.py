@@ -1,7 +1,5 @@
 """Where the memory peak is, what it consists of, what bf16 changes, what checkpointing buys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +7,16 @@ import pandas as pd
 
 from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select, table_of
+from lmlab.report.frame import (
+    Results,
+    Rows,
+    combine,
+    distinct,
+    extremes,
+    records,
+    select,
+    table_of,
+)  # fmt: skip
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
@@ -74,7 +81,10 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = combine(rows, "replay_equal", counters, lambda p: p.replayed == p.allocator, on=on)
     for label, topic in (("mode", TIMELINE), ("variant", CHECKPOINTING)):
         both = {n: {"quantity": n, **topic} for n in ("predicted_peak", "peak_memory")}
-        rows = combine(rows, "prediction_error", both, _relative_error, on=("source", label))
+        on = ("source", label)
+        rows = combine(
+            rows, "prediction_error", both, lambda p: p.predicted_peak / p.peak_memory - 1, on=on
+        )
     layers = {n: {"layer": f"peak_{n}", **STEP} for n in ("allocated", "reserved")}
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
@@ -82,10 +92,6 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = pd.concat([rows, _longest(rows)], ignore_index=True)
     rows = pd.concat([rows, _published(rows, results)], ignore_index=True)
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]])
-
-
-def _relative_error(found: Rows) -> Any:
-    return found["predicted_peak"] / found["peak_memory"] - 1
 
 
 def _parts(rows: Rows) -> Rows:
@@ -101,7 +107,7 @@ def _parts(rows: Rows) -> Rows:
         counts["fp32_weights"] = int(select(mine, dtype="fp32")["value"].sum())
         counts["half_weights"] = int(mine["value"].sum()) - counts["fp32_weights"]
         counts["activations"] -= counts["fp32_weights"] + counts["half_weights"]
-        base = {**_records(group)[0], "quantity": "part"}
+        base = {**records(group)[0], "quantity": "part"}
         for key, name in PARTS.items():
             found.append({**base, "category": key, "part": name, "value": counts[key]})
     return table_of(found)
@@ -111,7 +117,7 @@ def _peaks_with_phase(rows: Rows) -> Rows:
     """Peaks of training steps as text: GiB and phase; a step that did not fit keeps its status."""
     phases = select(rows, quantity="peak_phase", **ANY_STEP).set_index("source")["value"].to_dict()
     found = []
-    for row in _records(select(rows, quantity="peak_memory", **ANY_STEP)):
+    for row in records(select(rows, quantity="peak_memory", **ANY_STEP)):
         text = f"{FORMATS['GiB'](row['value'] or 0)} {phases.get(row['source'])}"
         # One word stands in the cell itself; the chapter's own tables give the reason.
         reason = "OOM" if row["status"] == "oom" else row["reason"]
@@ -120,13 +126,12 @@ def _peaks_with_phase(rows: Rows) -> Rows:
 
 
 def _longest(rows: Rows) -> Rows:
-    """Where a training step does not fit: the longest context that does, its peak, and what the
-    next one would need by the cost model."""
+    """Where a step does not fit: the longest context that does, and what the next would need."""
     found: list[dict[str, Any]] = []
     steps = select(rows, quantity="peak_memory", **ANY_STEP)
     needs = select(rows, quantity="predicted_peak", **ANY_STEP).set_index("source")["value"]
     for _, group in steps.groupby(["size", "batch", "precision"], sort=False):
-        fits, fails = (_records(select(group, status=name)) for name in ("ok", "oom"))
+        fits, fails = (records(select(group, status=name)) for name in ("ok", "oom"))
         if not fails:
             continue
         first = min(fails, key=lambda row: row["context"])
@@ -146,7 +151,7 @@ def _published(rows: Rows, results: Results) -> Rows:
     """Published peaks, each with the one measured here where size, context and precision agree.
     A published forward pass is one that keeps its graph."""
     found = []
-    for row in _records(select(results.rows, chapter="published", topic="memory")):
+    for row in records(select(results.rows, chapter="published", topic="memory")):
         mode = {"forward": "forward_graph"}.get(row["mode"], row["mode"])
         point = {**{key: row[key] for key in ("size", "context", "precision")}, "mode": mode}
         here = select(rows, quantity="peak_memory", status="ok", **TIMELINE, **point)
@@ -174,14 +179,15 @@ def strategies(rows: Rows) -> Rows:
         for pair in slowdowns(rows).values()
     ]
     rows = pd.concat([rows, table_of(found)], ignore_index=True)
-    return rows.assign(point=[_name(row) for row in _records(rows)])
+    return rows.assign(point=[_name(row) for row in records(rows)])
 
 
 def front_strategies(rows: Rows) -> Rows:
     """One point for the front page: the segments with the lowest peaks, none, and nested."""
     rows = select(strategies(rows), source=checkpointed_points(rows)[:1])
     every = select(rows, quantity="peak_memory", kind="every", status="ok")
-    lowest = every.sort_values("value", key=pd.to_numeric)["variant"].head(FRONT_SEGMENTS)
+    by_peak = sorted(records(every), key=lambda row: row["value"])
+    lowest = [row["variant"] for row in by_peak[:FRONT_SEGMENTS]]
     return select(rows, variant=["none", "nested", *lowest])
 
 
@@ -215,8 +221,7 @@ def timeline_rows(results: Results) -> Rows:
 
 
 def mode_rows(results: Results) -> Rows:
-    """A forward pass with its graph and a training step of the largest size, at the middle one of
-    its contexts."""
+    """A forward pass with its graph and a training step, of the largest size, middle context."""
     runs = one_precision(select(results.rows, quantity="peak_memory", status="ok", **TIMELINE))
     runs = select(runs, size=list(runs["size"])[-1:], mode=["forward_graph", "train_step"])
     contexts = [context for (context,) in distinct(runs, ["context"])]
@@ -227,7 +232,7 @@ def mode_rows(results: Results) -> Rows:
 def _curves(results: Results, runs: Rows, title: str) -> Rows:
     """Active bytes by category, events spread evenly over each phase so that phases line up."""
     found = []
-    for row in _records(runs):
+    for row in records(runs):
         data = results.results[row["source"]].data[row["mode"]]
         positions = [_phase_position(event, data["phases"]) for event in data["event"]]
         for category, counts in data["bytes"].items():
@@ -252,7 +257,6 @@ def composition_rows(results: Results) -> Rows:
 
 
 def _ends(rows: Rows) -> list[Any]:
-    """The shortest and the longest context."""
     return [rows["context"].min(), rows["context"].max()]
 
 
@@ -267,11 +271,10 @@ def operations(rows: Rows) -> Rows:
     rows = select(rows, quantity="saved_by_operation", **BLOCK)
     rank = rows.groupby("source")["value"].rank(ascending=False, method="first")
     rows = rows[rank <= LARGEST_OPERATIONS]
-    return rows.assign(point=[_name(row) for row in _records(rows)])
+    return rows.assign(point=[_name(row) for row in records(rows)])
 
 
 def _by_mode(name: str, format: str) -> dict[str, Any]:
-    """A column per mode and precision."""
     return {
         f"{title}, {p}": quantity(name, format, mode=mode, precision=p)
         for mode, title in MODES.items()
@@ -285,8 +288,8 @@ STRATEGY_COLUMNS = {
     "relative time": quantity("relative_time", "times"),
 }
 BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}
-ACROSS: Any = {"rows": ["size"], "across": "context", "data": one_precision}
-BY_POINT: Any = {"facet": "point", "rows": ["variant"], "headers": {"variant": "strategy"}}
+ACROSS: Any = {"rows": ["size"], "data": one_precision}
+BY_POINT: Any = {"rows": ["variant"], "headers": {"variant": "strategy"}}
 TABLES = {
     "front_peaks": Table(
         title="Peak of a training step in GiB and the phase that holds it, by context length",
@@ -324,14 +327,12 @@ TABLES = {
     "long_context": Table(
         title="One sequence: peak of a training step in GiB and its phase, by context length",
         rows=["size", "precision"],
-        across="context",
         where=LONG,
         data=lambda rows: rows if len(select(rows, status="ok", **LONG)) else rows.head(0),
         columns={"{context}": quantity("peak_with_phase", "text")},
     ),
     "operations": Table(
         title="Largest operations by what they save for backward, one block of {point}",
-        facet="point",
         rows=["operation", "origin", "count"],
         data=operations,
         columns={
@@ -358,13 +359,11 @@ TABLES = {
     "phases": Table(
         title="Phase that holds the peak of a training step, by context length",
         rows=["size", "precision"],
-        across="context",
         where=STEP,
         columns={"{context}": quantity("peak_phase", "text")},
     ),
     "composition": Table(
         title="What exists at the peak of the largest size (GiB), {precision}",
-        facet="precision",
         rows=["run", "context"],
         where=TIMELINE,
         data=lambda rows: select(rows, size=list(largest(rows)["size"])[:1]),
@@ -372,7 +371,6 @@ TABLES = {
     ),
     "allocations": Table(
         title="Largest allocations of a forward pass that keeps its graph, {precision}",
-        facet="precision",
         rows=["what", "category", "origin", "count"],
         where={**TIMELINE, "mode": "forward_graph", "phase": "forward"},
         data=largest,
@@ -451,7 +449,6 @@ FIGURES = {
     ),
     "peak_by_context": Figure(
         title="Peak memory by context length",
-        mark="line",
         facet="run",
         color="size",
         dash="precision",
@@ -468,7 +465,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     steps = select(rows, quantity="peak_memory", **STEP)
     ratios = select(rows, quantity="bf16_ratio", **STEP)
     errors = select(rows, quantity="prediction_error", **TIMELINE)
-    shown = _records(select(largest(rows), quantity="part", **STEP))
+    shown = records(select(largest(rows), quantity="part", **STEP))
     return {
         "steps": len(steps),
         "largest": _highest(steps),
@@ -502,9 +499,9 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 def _same_phase(rows: Rows) -> int:
     """How many peaks the cost model puts into the phase in which they were measured."""
-    phases = _records(select(rows, quantity="peak_phase"))
+    phases = records(select(rows, quantity="peak_phase"))
     measured = {(row["source"], row["mode"], row["value"]) for row in phases}
-    predicted = _records(select(rows, quantity="predicted_peak", **TIMELINE))
+    predicted = records(select(rows, quantity="predicted_peak", **TIMELINE))
     return sum((row["source"], row["mode"], row["phase"]) in measured for row in predicted)
 
 
@@ -513,10 +510,10 @@ def strategy_facts(rows: Rows) -> dict[str, Any]:
     peaks = select(rows, quantity="peak_memory", status="ok", kind=["every", "nested"])
     every = select(peaks, kind="every")
     best = _highest(every if len(every) else peaks, key=lambda peak: -peak)
-    live = _records(select(rows, quantity="predicted_live", kind="every"))
+    live = records(select(rows, quantity="predicted_live", kind="every"))
     parts = {r["category"]: r["value"] for r in live if best and r["variant"] == best["variant"]}
     return {
-        "point": _records(rows)[0],
+        "point": records(rows)[0],
         "best": best,
         "none": _one(rows, quantity="peak_memory", variant="none"),
         "predicted_none": _one(rows, quantity="predicted_peak", variant="none"),
@@ -534,12 +531,8 @@ def _name(row: Mapping[str, Any]) -> str:
 
 def _highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:
     """The row with the highest value, or the highest by `key`."""
-    return max(_records(rows), key=lambda row: key(row["value"]), default=None)
+    return max(records(rows), key=lambda row: key(row["value"]), default=None)
 
 
 def _one(rows: Rows, **where: Any) -> dict[str, Any] | None:
-    return next(iter(_records(select(rows, **where))), None)
-
-
-def _records(rows: Rows) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]
+    return next(iter(records(select(rows, **where))), None)

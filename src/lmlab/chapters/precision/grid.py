@@ -1,9 +1,4 @@
-"""Precision: four small experiments on what number formats keep and lose.
-
-Values come from the block `precision` of the study in config.yaml.
-"""
-
-from __future__ import annotations
+"""Precision: four small experiments on what number formats keep and lose."""
 
 from collections.abc import Mapping
 from typing import Any

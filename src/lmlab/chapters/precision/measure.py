@@ -19,20 +19,17 @@ A float has a fixed number of significant bits, so the spacing of floats grows w
   underflow have the status `unsupported`, with `reason` naming which.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lmlab.chapters.precision.toy_model import ToyModel, observed_dtypes
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.precision import precision_named, why_unsupported
-from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.records import Record, value, values, without_value
 from lmlab.study.points import Point
 
 TRACE_ROWS = 200
@@ -42,22 +39,21 @@ SCALES = tuple(4.0**power for power in range(-7, 7))
 TOKENS, FEATURES = 64, 768
 ONES = 4096
 EPSILON = 1e-5
+IN_FEATURES, HIDDEN, OUT_FEATURES, BATCH = 20, 10, 5, 8
+"""Of the toy model that autocast runs."""
 OWN = "own format"
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Run the experiment that the point's topic names."""
-    settings, parameters = point.settings, point.parameters
-    topic = parameters["topic"]
+    settings, topic = point.settings, point.parameters["topic"]
     if topic == "formats":
         return formats(settings["term"])
     if topic == "accumulation":
         return accumulation(settings["terms"], settings["term"])
     if topic == "autocast":
-        return autocast(str(parameters["dtype"]), settings["seed"], device)
-    if topic == "layernorm":
-        return Outcome(measurements=layernorm(settings["seed"], device))
-    raise ValueError(f"topic = {topic!r}; allowed: formats, accumulation, autocast, layernorm")
+        return autocast(str(point.parameters["dtype"]), settings["seed"], device)
+    return Outcome(measurements=layernorm(settings["seed"], device))
 
 
 def formats(term: float) -> Outcome:
@@ -66,13 +62,14 @@ def formats(term: float) -> Outcome:
     for name, dtype in FORMATS.items():
         info = torch.finfo(dtype)
         mantissa = round(-math.log2(info.eps))
-        records += [
-            value("exponent_bits", info.bits - 1 - mantissa, "", dtype=name),
-            value("mantissa_bits", mantissa, "", dtype=name),
-            value("largest_power", math.ceil(math.log2(info.max)), "", dtype=name),
-            value("smallest_power", round(math.log2(info.smallest_normal)), "", dtype=name),
-            value("spacing", info.eps, "", dtype=name),
-        ]
+        numbers = {
+            "exponent_bits": info.bits - 1 - mantissa,
+            "mantissa_bits": mantissa,
+            "largest_power": math.ceil(math.log2(info.max)),
+            "smallest_power": round(math.log2(info.smallest_normal)),
+            "spacing": info.eps,
+        }
+        records += values(numbers, dtype=name)
         for added in dict.fromkeys((1.0, term)):
             labels = {"dtype": name, "term": added}
             records.append(_finite_or("stalls_at", stalls_at(dtype, added), "overflow", labels))
@@ -110,10 +107,7 @@ def accumulation(terms: int, term: float) -> Outcome:
     records = [value("term_in_fp16", torch.tensor(term, dtype=fp16).item(), "")]
     for loop, (accumulator, added) in loops.items():
         result = running_sums(accumulator, added, terms)[-1].item()
-        records += [
-            value("sum", result, "", loop=loop),
-            value("error", result - terms * term, "", loop=loop),
-        ]
+        records += values({"sum": result, "error": result - terms * term}, loop=loop)
     sums = running_sums(fp16, torch.tensor(term, dtype=fp16), terms)
     return Outcome(measurements=records, data={"fp16_trace": trace(sums)})
 
@@ -158,13 +152,48 @@ def autocast(dtype: str, seed: int, device: torch.device) -> Outcome:
     if reason := why_unsupported(dtype, device):
         raise Unsupported(reason)
     torch.manual_seed(seed)
-    components = observed_dtypes(ToyModel().to(device), precision.dtype, device)
-    return Outcome(
-        measurements=[
-            value("dtype_of", _dtype_name(found), "", component=name)
-            for name, found in components.items()
-        ]
-    )
+    found = observed_dtypes(ToyModel().to(device), precision.dtype, device)
+    names = {part: str(dtype).removeprefix("torch.") for part, dtype in found.items()}
+    records = [value("dtype_of", name, "", component=part) for part, name in names.items()]
+    return Outcome(measurements=records)
+
+
+class ToyModel(nn.Module):
+    """fc1 -> ReLU -> LayerNorm -> fc2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(IN_FEATURES, HIDDEN, bias=False)
+        self.ln = nn.LayerNorm(HIDDEN)
+        self.fc2 = nn.Linear(HIDDEN, OUT_FEATURES, bias=False)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc2(self.ln(self.relu(self.fc1(x))))
+        return logits
+
+
+def observed_dtypes(
+    model: ToyModel, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.dtype]:
+    """Types seen in one forward and backward pass under autocast, by component: it chooses a type
+    for each operation while it runs, which only hooks on the tensors that pass can see."""
+    seen: dict[str, torch.dtype] = {}
+    watched = {"fc1_output": model.fc1, "layernorm_output": model.ln, "logits": model.fc2}
+    for name, module in watched.items():
+        module.register_forward_hook(
+            lambda _module, _inputs, output, name=name: seen.update({name: output.dtype})
+        )
+    inputs = torch.randn(BATCH, IN_FEATURES, device=device)
+    targets = torch.randint(OUT_FEATURES, (BATCH,), device=device)
+    with torch.autocast(device.type, dtype=dtype):
+        if not torch.is_autocast_enabled(device.type):  # it only warns
+            raise Unsupported(f"autocast on this {device.type} does not support {dtype}")
+        (parameters,) = {parameter.dtype for parameter in model.parameters()}
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    (gradients,) = {p.grad.dtype for p in model.parameters() if p.grad is not None}
+    return {"parameters": parameters, **seen, "loss": loss.dtype, "gradients": gradients}
 
 
 def layernorm(seed: int, device: torch.device) -> list[Record]:
@@ -174,27 +203,24 @@ def layernorm(seed: int, device: torch.device) -> list[Record]:
     records = []
     for (name, dtype), scale in product(FORMATS.items(), SCALES):
         x, labels = unit * scale, {"dtype": name, "scale": scale}
-        for sums, variance_in in (("fp32", variance), (OWN, variance_summed_in_format)):
-            records += variance_records(x, dtype, device, variance_in, {**labels, "sums": sums})
+        rounded = x.to(device, dtype)
+        for sums, computed in (("fp32", variance(rounded)), (OWN, _moments_in_format(rounded)[1])):
+            records += variance_records(variance(x), computed, {**labels, "sums": sums})
         for norm, more in ((layer_norm, {}), (layer_norm_summed_in_format, {"sums": OWN})):
-            error = output_error(norm, x, dtype, device)
+            # LayerNorm's values are about one, so this is close to a relative error.
+            error = (norm(rounded).double().cpu() - layer_norm(x)).abs().max().item()
             records.append(_finite_or("output_error", error, "overflow", {**labels, **more}))
     return records
 
 
 def variance(x: Tensor) -> Tensor:
-    """Mean square around the mean: differences and squares in x's own format, sums as PyTorch
-    takes them, in fp32."""
+    """Mean square around the mean in x's own format; sums as PyTorch takes them, in fp32."""
     centered = x - x.mean(dim=-1, keepdim=True)
     return (centered * centered).mean(dim=-1)
 
 
-def variance_summed_in_format(x: Tensor) -> Tensor:
-    """The same with every partial sum rounded to x's own format."""
-    return _moments_in_format(x)[1]
-
-
 def _moments_in_format(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance with every partial sum rounded to x's own format."""
     mean = _sum_in_format(x) / x.shape[-1]
     centered = x - mean.unsqueeze(-1)
     return mean, _sum_in_format(centered * centered) / x.shape[-1]
@@ -207,16 +233,9 @@ def _sum_in_format(x: Tensor) -> Tensor:
     return total
 
 
-def variance_records(
-    x: Tensor,
-    dtype: torch.dtype,
-    device: torch.device,
-    variance_in: Callable[[Tensor], Tensor],
-    labels: Mapping[str, Any],
-) -> list[Record]:
+def variance_records(true: Tensor, computed: Tensor, labels: Mapping[str, Any]) -> list[Record]:
     """Each token's variance in one format: how far from the truth, or how it ends."""
-    true = variance(x)
-    computed = variance_in(x.to(device, dtype)).double().cpu()
+    computed = computed.double().cpu()
     error = ((computed - true) / true).abs().max().item()
     if bool((computed == 0).any()):
         found = without_value("variance_error", "unsupported", "underflow", **labels)
@@ -240,14 +259,3 @@ def layer_norm_summed_in_format(x: Tensor) -> Tensor:
     """LayerNorm as its formula reads, with mean and variance accumulated in x's own format."""
     mean, variance = (each.unsqueeze(-1) for each in _moments_in_format(x))
     return (x - mean) / torch.sqrt(variance + EPSILON)
-
-
-def output_error(
-    norm: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, device: torch.device
-) -> float:
-    """Largest deviation of a LayerNorm's output from its float64 one; its values are about one."""
-    return (norm(x.to(device, dtype)).double().cpu() - layer_norm(x)).abs().max().item()
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,9 +1,4 @@
-"""Six principles: one point each, whose variants are measured against each other.
-
-Values come from the block `principles` of the study in config.yaml.
-"""
-
-from __future__ import annotations
+"""Six principles: one point each, whose variants are measured against each other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +12,7 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     shared = {key: block[key] for key in ("samples", "variant_cap_s")}
     return [
         Point(
-            "principles",
-            {"topic": topic},
-            {**block[topic], **shared, "seed": study.common["seed"]},
+            "principles", {"topic": topic}, {**block[topic], **shared, "seed": study.common["seed"]}
         )
         for topic in block["topics"]
     ]

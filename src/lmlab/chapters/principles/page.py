@@ -1,15 +1,14 @@
 """Six principles of fast GPU code: one pair of programs each, and the parts of the machine."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
+from lmlab.chapters.machine.page import by_dtype, with_rates
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, select
+from lmlab.report.frame import Results, Rows, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, memory, quantity, time
@@ -54,15 +53,9 @@ def derive(rows: Rows, results: Results) -> Rows:
     """Rates, their shares of the machine's ceilings, and the points of the six panels."""
     rows = rows.reindex(columns=[*rows.columns, *(c for c in LABELS if c not in rows)])
     rows = rows.assign(principle=rows["topic"].map(NAMES))
-    on = ["source", "variant"]
-    times = {"quantity": "time"}
-    for name, part, unit, factor in (
-        ("rate", "flops", "TFLOP/s", 1e-9),
-        ("bandwidth", "bytes", "GB/s", 1e-6),
-    ):
-        parts = {"time": times, "part": {"quantity": part}}
-        rows = combine(rows, name, parts, partial(_per_time, factor), unit=unit, on=on)
-    ceilings = ceilings_of(results)
+    rows = with_rates(rows, {"rate": "flops", "bandwidth": "bytes"}, ["source", "variant"])
+    copy = results.value(chapter="machine", quantity="copy_bandwidth")
+    ceilings = by_dtype(results, "matmul_rate") | ({} if copy is None else {"copy": copy})
     # Programs that compare something else than types use the type that the device is made for.
     on_gpu = results.value(chapter="machine", quantity="device") == "cuda"
     usual = "bf16" if on_gpu else "fp32"
@@ -70,34 +63,20 @@ def derive(rows: Rows, results: Results) -> Rows:
         where = {"quantity": name, "topic": list(topics)}
         rows = derived(rows, "share", where, partial(_shares, ceilings, usual))
     rows = derived(rows, "saved_mib", {"quantity": "saved_bytes"}, lambda f: f["value"] / 2**20)
-    rows = derived(rows, "relative_time", {**times, "topic": "divergence"}, _over_one_branch)
+    rows = derived(
+        rows, "relative_time", {"quantity": "time", "topic": "divergence"}, _over_one_branch
+    )
     if pairs := PAIRS.run(rows):
         rows = pd.concat([rows, pairs.rows()], ignore_index=True)
     return pd.concat([rows, *_panels(rows), _roof(rows, ceilings)], ignore_index=True)
 
 
-def ceilings_of(results: Results) -> dict[str, float]:
-    """Measured rates of the machine card: matmul by type, and copy."""
-    machine = select(results.rows, chapter="machine", status="ok")
-    rates = select(machine, quantity="matmul_rate")
-    found = dict(zip(rates["dtype"], rates["value"], strict=True)) if len(rates) else {}
-    copy = select(machine, quantity="copy_bandwidth")["value"]
-    return {**found, **({"copy": copy.iloc[0]} if len(copy) else {})}
-
-
 def _shares(ceilings: dict[str, float], usual: str, found: Rows) -> Any:
     """Values over the ceiling of each row: the copy, or the matmul of its type."""
-
-    def ceiling(row: Any) -> float:
-        own = {"precision": row["series"], "divergence": "fp32"}.get(row["topic"], usual)
-        name = "copy" if row["quantity"] == "bandwidth" else own
-        return ceilings.get(name, float("nan"))
-
-    return [row["value"] / ceiling(row) for row in found.to_dict("records")]
-
-
-def _per_time(factor: float, parts: Rows) -> Any:
-    return factor * parts.part / parts.time
+    types = found["topic"].map({"divergence": "fp32"}).fillna(usual)
+    types = types.mask(found["topic"] == "precision", found["series"])
+    types = types.mask(found["quantity"] == "bandwidth", "copy")
+    return found["value"] / types.map(ceilings).astype(float)
 
 
 def _over_one_branch(found: Rows) -> Any:
@@ -106,7 +85,6 @@ def _over_one_branch(found: Rows) -> Any:
 
 
 def _panels(rows: Rows) -> list[Rows]:
-    """What each panel shows, under one name."""
     panels = []
     for topic, (title, name) in PANELS.items():
         mine = select(rows, topic=topic, quantity=name, status="ok")
@@ -127,10 +105,8 @@ def _roof(rows: Rows, ceilings: dict[str, float]) -> Rows:
     if tiles.empty or not {"copy", "bf16"} <= ceilings.keys():
         return rows.head(0)
     allowed = (tiles["x"].astype(float) * ceilings["copy"] / 1e3).clip(upper=ceilings["bf16"])
-    title = f"{NAMES['tiling']}\n{PANELS['tiling'][0]}"
-    return tiles.assign(quantity="panel", panel=title, series=ROOF, value=list(allowed)).astype(
-        object
-    )
+    panel = f"{NAMES['tiling']}\n{PANELS['tiling'][0]}"
+    return tiles.assign(quantity="panel", panel=panel, series=ROOF, value=allowed.astype(object))
 
 
 TABLES = {
@@ -148,7 +124,6 @@ TABLES = {
     ),
     "programs": Table(
         title="{principle}: all programs",
-        facet="principle",
         rows=["variant"],
         columns={
             "time (ms)": time(clock=EVENTS),
@@ -177,7 +152,6 @@ TABLES = {
 FIGURES = {
     "panels": Figure(
         title="Six principles",
-        mark="line",
         facet="panel",
         wrap=3,
         share_y=False,

@@ -13,8 +13,6 @@ only, and not under autocast, which mixes types), `tokens`, `parameters`, `autoc
 `threads`, and `profiler_note`, why nsys was not used.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lmlab.chapters.end_to_end.measure import prepare, refuse_if_too_large, time_steps
+from lmlab.chapters.end_to_end.measure import (
+    environment_records,
+    prepare,
+    refuse_if_too_large,
+    time_steps,
+)
 from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, Reduced, mode_range, of_trace
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.run import memory_reason
@@ -30,14 +33,14 @@ from lmlab.jobs.workload import OWN_ATTENTION, Step, Workload, workload_of
 from lmlab.measure.clock import collector_paused, synchronize
 from lmlab.measure.device import is_out_of_memory
 from lmlab.measure.identity import find_machine
-from lmlab.measure.precision import tf32_allowed, why_unsupported
+from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, timed, value, without_value
-from lmlab.measure.trace.annotate import annotated
+from lmlab.measure.time_spent import measuring
 from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE
-from lmlab.measure.trace.ranges import named
+from lmlab.measure.trace.ranges import annotated, named
 from lmlab.measure.trace.recording import capture, profile, under_nsys
 from lmlab.model import cost
-from lmlab.model.attention_cost import attention_parts
+from lmlab.model.cost import attention_parts
 from lmlab.study.points import Point
 
 TRACES = Path("traces")
@@ -50,9 +53,11 @@ Steps = dict[str, Step]
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Time the forward pass, then record one run of each mode."""
-    workload = workload_of(_with_mode(point, "train_step"))
-    if reason := _why_not(workload, point, device):
-        raise Unsupported(reason)
+    workload = workload_of(point, mode="train_step")
+    if point.settings["profiler"] == "nsys" and not under_nsys():
+        raise Unsupported(
+            "profiler = 'nsys', but nsys is not recording this process; use the workflow"
+        )
     if point.settings["skip_if_too_large"]:
         refuse_if_too_large(workload, device)
     with tf32_allowed(workload.precision.tf32):
@@ -61,11 +66,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
             mode: Step(replace(workload, mode=mode), model, device)  # type: ignore[arg-type]
             for mode in PHASES_OF_MODE
         }
-        times = time_steps(steps["forward"], _with_mode(point, "forward"), device)
+        times = time_steps(steps["forward"], point, device)
         too_large = warm_up(steps, device)
         measured = [
             timed(times.phases["forward"], phase="forward"),
             *workload_records(workload, model),
+            *environment_records(),
             *too_large.values(),
         ]
         fitting = {mode: step for mode, step in steps.items() if mode not in too_large}
@@ -73,21 +79,8 @@ def measure(point: Point, device: torch.device) -> Outcome:
     return Outcome(measurements=[*measured, *recorded], data=data)
 
 
-def _with_mode(point: Point, mode: str) -> Point:
-    """The point as the end-to-end chapter asks for it."""
-    parameters = {**point.settings, **point.parameters, "mode": mode}
-    return Point(point.chapter, parameters, point.settings)
-
-
-def _why_not(workload: Workload, point: Point, device: torch.device) -> str | None:
-    if point.settings["profiler"] == "nsys" and not under_nsys():
-        return "profiler = 'nsys', but nsys is not recording this process; use the workflow"
-    return why_unsupported(workload.precision.name, device)
-
-
 def warm_up(steps: Steps, device: torch.device) -> dict[str, Record]:
-    """Run the largest mode that fits, which loads and allocates all that the smaller ones need; by
-    mode, why larger ones run out of memory."""
+    """Run the largest mode that fits; by mode, why larger ones run out of memory."""
     too_large: dict[str, Record] = {}
     for mode, step in reversed(steps.items()):
         try:
@@ -117,6 +110,7 @@ def run_mode(step: Step) -> None:
             run()
 
 
+@measuring()
 def record(
     steps: Steps, model: nn.Module, workload: Workload, point: Point, device: torch.device
 ) -> Reduced:
@@ -145,22 +139,20 @@ def trace_folder(point: Point) -> Path:
 
 def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
     """What ran, under which settings, and what attention's parts cost where that is known."""
-    facts = {
-        "tokens": workload.shape.tokens,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "autocast": workload.precision.autocast,
-        "tf32": torch.get_float32_matmul_precision() != "highest",
-        "threads": torch.get_num_threads(),
-        "profiler_note": os.environ.get(NSYS_UNAVAILABLE) or None,
-    }
-    records = [value(name, fact, "") for name, fact in facts.items() if fact is not None]
-    if workload.is_ours:
-        for mode in PHASES_OF_MODE:
-            phases = cost.flops(workload.shape, mode=mode)  # type: ignore[arg-type]
-            matmuls = sum(phase["matmul"] for phase in phases.values())
-            records.append(value("matmul_flops", matmuls, "FLOP", mode=mode))
-    counted = workload.is_ours and workload.attention == OWN_ATTENTION
-    if not counted or workload.precision.autocast:
+    records = [
+        value("tokens", workload.shape.tokens, ""),
+        value("parameters", sum(p.numel() for p in model.parameters()), ""),
+        value("autocast", workload.precision.autocast, ""),
+    ]
+    if note := os.environ.get(NSYS_UNAVAILABLE):
+        records.append(value("profiler_note", note, ""))
+    if not workload.is_ours:
+        return records
+    for mode in PHASES_OF_MODE:
+        phases = cost.flops(workload.shape, mode=mode)  # type: ignore[arg-type]
+        matmuls = sum(phase["matmul"] for phase in phases.values())
+        records.append(value("matmul_flops", matmuls, "FLOP", mode=mode))
+    if workload.attention != OWN_ATTENTION or workload.precision.autocast:
         return records
     costs = attention_parts(workload.shape, element_bytes=workload.precision.dtype.itemsize)
     for part, work in costs.items():

@@ -1,13 +1,13 @@
 """Kernels: which take the time, what backward and the optimizer change, and softmax vs. matmul."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
+from lmlab.chapters.end_to_end.page import POINT, naming_batches
+from lmlab.chapters.machine.page import with_share
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
 from lmlab.report.frame import derive as derived
@@ -17,7 +17,6 @@ from lmlab.study.results import Result
 
 TITLE = "Kernels"
 
-POINT = ["size", "context", "batch", "precision"]
 RUN = ["source", "mode"]
 MODES = {
     "forward": "forward",
@@ -45,7 +44,7 @@ MEMORY_BOUND_FROM = 0.5
 OTHER_KERNELS = 5
 
 WALL = {"quantity": "time", "phase": "forward", "clock": "wall"}
-# What the name of a matmul kernel tells: library, tile of the output, layout of the operands.
+# What the name of a matmul kernel contains: library, tile of the output, layout of the operands.
 LIBRARY = re.compile(r"xmma|cutlass|nvjet|ampere|hopper|volta|turing|gemv|gemm", re.IGNORECASE)
 TILE = re.compile(r"(?<![\dx])(\d+x\d+)")
 LAYOUT = re.compile(r"_([nt]{2}|[NT]{3})(?:_|$)")
@@ -67,13 +66,9 @@ def derive(rows: Rows, results: Results) -> Rows:
     passes = {name: _of("span_time", mode="train_step", phase=name) for name in PASSES}
     rows = combine(rows, "backward_to_forward", passes, lambda p: p.backward / p.forward)
     rows = _utilization(rows, results)
-    copy_bandwidth = results.value(chapter="machine", quantity="copy_bandwidth")
-    rows = _attention(rows, copy_bandwidth)
+    rows = _attention(rows, results.value(chapter="machine", quantity="copy_bandwidth"))
     names = zip(rows["kernel"], rows["family"], strict=True)
-    rows = rows.assign(shown=[kernel_name(kernel, family) for kernel, family in names])
-    if len(distinct(rows, ["batch"])) > 1:
-        rows = rows.assign(size=rows["size"] + rows["batch"].map(", batch {}".format))
-    return rows
+    return naming_batches(rows.assign(shown=[kernel_name(*each) for each in names]))
 
 
 def _end_to_end(results: Results, **where: str) -> Any:
@@ -87,14 +82,11 @@ def _utilization(rows: Rows, results: Results) -> Rows:
     """A training step's utilization as a product: how near its matmul kernels come to the peak,
     which share of the device time they take, which share of the wall time the device is busy."""
     step = {"mode": "train_step"}
-    peaks = select(results.rows, chapter="machine", quantity="stated_matmul_rate", status="ok")
-    peak = peaks.set_index("dtype")["value"] if len(peaks) else pd.Series(dtype=float)
     matmuls = select(rows, quantity="family_total_time", family=list(MATMULS), **step)
     matmul_ms = matmuls.groupby("source")["value"].sum()
     flops = _of("matmul_flops", **step)
     rows = derived(rows, "matmul_rate", flops, lambda f: f.value / f.source.map(matmul_ms) / 1e9)
-    rate = {**_of("matmul_rate"), "precision": list(peak.index)}
-    rows = derived(rows, "share_of_peak", rate, lambda f: f.value / f.precision.map(peak))
+    rows = with_share(rows, "share_of_peak", results, "stated_matmul_rate", "matmul_rate")
     wall = _end_to_end(results, phase="total", **step)
     total = _of("total_time", phase="total", **step)
     rows = derived(rows, "device_share", total, lambda f: f.value / _at(wall, f))
@@ -121,7 +113,6 @@ def _of(name: str, **labels: Any) -> dict[str, Any]:
 
 
 def _at(values: Any, found: Rows) -> Any:
-    """The value of each row's key."""
     return values.reindex(pd.MultiIndex.from_frame(found[values.index.names])).to_numpy()
 
 
@@ -212,10 +203,9 @@ def layer_timeline(results: Results) -> Rows:
     if not found:
         return pd.DataFrame()
     result = max(found, key=lambda result: result.parameters["context"])
-    data = result.data
-    layer = pd.DataFrame({key: data["layer"][key] for key in ("start_ns", "duration_ns", "part")})
-    families = [data["names"][name]["family"] for name in data["layer"]["name"]]
-    between = (layer["part"] == "softmax") & (pd.Series(families) != "softmax")
+    layer = pd.DataFrame(result.data["layer"])
+    families = layer["name"].map(lambda name: result.data["names"][name]["family"])
+    between = (layer["part"] == "softmax") & (families != "softmax")
     return layer.assign(
         run=_name(result),
         end_ns=layer["start_ns"] + layer["duration_ns"],
@@ -269,7 +259,7 @@ FAMILY_SHARES = {
     for mode, more in (("forward", ()), ("train_step", ("optimizer",)))
     for family in (*OTHER_FAMILIES, *more)
 }
-BY_CONTEXT: Any = {"rows": ["size", "context"], "facet": "precision", "data": recorded}
+BY_CONTEXT: Any = {"rows": ["size", "context"], "data": recorded}
 TABLES = {
     "front_kernels": Table(
         title="Top kernel of a forward pass at the longest context: library, tile, layout",
@@ -297,10 +287,7 @@ TABLES = {
     ),
     "top": Table(
         title="Kernel with the most time, {precision}",
-        columns={
-            **_top_kernel("forward"),
-            **_top_kernel("forward_backward", "{}, with backward"),
-        },
+        columns=_top_kernel("forward") | _top_kernel("forward_backward", "{}, with backward"),
         **BY_CONTEXT,
     ),
     "phases": Table(
@@ -326,7 +313,6 @@ TABLES = {
     ),
     "others": Table(
         title="Largest non-matmul kernels of a forward pass, at the longest context, {precision}",
-        facet="precision",
         rows=["size", "kernel"],
         data=other_kernels,
         columns={
@@ -451,7 +437,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "softmax_time": extremes(select(rows, quantity="softmax_to_matmuls")),
         "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
         "mask": extremes(mask),
-        "mask_points": len(mask),
         "mask_above": int((mask["value"] > 1).sum()),
         "pointwise": extremes(select(rows, quantity="pointwise_share")),
         "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),

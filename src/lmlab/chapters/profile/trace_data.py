@@ -15,13 +15,10 @@ that does work counts as a kernel. Records, with the label `mode` unless noted:
   `part_product_time` (of it in matmuls, which may have to copy their operands first)
 - `profiler_version` (no mode)
 
-`data` has what is larger: per mode the kernel table and the host's longest waits, gaps and calls;
-`attention_parts` with their kernels; `slow_ranges`; `timeline` of the train step (of the largest
-mode that fitted); `layer`, every kernel of one layer of its forward pass. Kernels are indices into
-`names`.
+`data` has what is larger: per mode the kernel table and the host's calls; `attention_parts` with
+their kernels; `timeline`, the phases of the train step (of the largest mode that fitted); `layer`,
+every kernel of one layer of its forward pass. Kernels are indices into `names`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -32,11 +29,17 @@ import pandas as pd
 
 from lmlab.measure.records import Label, Record, value, values
 from lmlab.measure.trace import nsys
-from lmlab.measure.trace.digest import Names, digest, section, slow_ranges
-from lmlab.measure.trace.families import MATMULS
+from lmlab.measure.trace.digest import (
+    Names,
+    digest,
+    kernel_summary,
+    one_layer,
+    section,
+    timeline,
+    within,
+)
 from lmlab.measure.trace.frames import Trace, TraceError
-from lmlab.measure.trace.summary import kernel_summary, within
-from lmlab.measure.trace.timeline import one_layer, timeline
+from lmlab.measure.trace.kernel_names import MATMULS
 from lmlab.study.results import read
 
 PHASES_OF_MODE = {
@@ -61,50 +64,43 @@ def mode_range(mode: str) -> str:
     return f"mode {mode}"
 
 
-def of_export(path: Path) -> Reduced:
-    """A trace that nsys recorded."""
-    return of_trace(nsys.read(path))
-
-
 def complete(measured: Path, export: Path, out: Path) -> str:
-    """Write the result of a point that nsys recorded: what the process measured, and what the
-    report adds, which exists only after the process has ended. A point without numbers (out of
-    memory, say) has no report and is complete as it is. Its headline, or an error of one line."""
+    """Write the result of a point that nsys recorded: what the process measured and the report
+    adds. A point without numbers has no report and is complete as it is. Returns its headline."""
     result = read(measured)
     if result.status == "ok":
-        records, data = of_export(export)
+        records, data = of_trace(nsys.read(export))
         result = replace(
-            result,
-            measurements=(*result.measurements, *records),
-            data={**result.data, **data},
+            result, measurements=(*result.measurements, *records), data={**result.data, **data}
         )
     result.write(out)
     return result.headline()
 
 
 def of_trace(trace: Trace) -> Reduced:
-    """Records and data of a trace; a `TraceError` if one of its runs has no kernels."""
-    return reduced(digests(trace))
-
-
-def digests(trace: Trace) -> dict[str, Any]:
-    """Digest of each run that fitted, attention's parts, and the timelines of the last run."""
+    """Records and data of a trace: numbers as records, everything larger as data. A `TraceError` if
+    one of its runs has no kernels."""
     names = Names()
     recorded = [mode for mode in PHASES_OF_MODE if mode_range(mode) in set(trace.ranges["name"])]
     runs = {mode: section(trace, mode_range(mode)) for mode in recorded or PHASES_OF_MODE}
     for mode, run in runs.items():
         if run.kernels.empty:
             raise TraceError(f"trace: {trace.tool} recorded no kernels in {mode_range(mode)!r}")
+    modes = {mode: digest(run, PHASES_OF_MODE[mode], names) for mode, run in runs.items()}
     last = recorded[-1]
-    return {
-        "tool": trace.tool,
-        "modes": {mode: digest(run, PHASES_OF_MODE[mode], names) for mode, run in runs.items()},
+    data: dict[str, Any] = {
+        "modes": {mode: {key: run[key] for key in PAYLOAD} for mode, run in modes.items()},
         "attention_parts": attention_parts(runs["forward"], names),
-        "slow_ranges": slow_ranges(trace, [mode_range(mode) for mode in runs]),
         "timeline": timeline(runs[last], PHASES_OF_MODE[last]),
         "layer": one_layer(runs[last], "forward", RANGES_IN_ATTENTION, names),
         "names": names.rows(),
     }
+    records = [value("profiler_version", trace.tool, "")]
+    for mode, found in modes.items():
+        records += _mode_records(mode, found, data["names"])
+    for part in data["attention_parts"] or ():
+        records += values(part, "part_", part=part["part"])
+    return records, data
 
 
 def attention_parts(run: Trace, names: Names) -> list[dict[str, Any]] | None:
@@ -135,22 +131,21 @@ def _part(name: str, kernels: pd.DataFrame, names: Names) -> dict[str, Any]:
     }
 
 
-def reduced(found: Mapping[str, Any]) -> Reduced:
-    """Numbers as records, everything larger as data."""
-    records = [value("profiler_version", found["tool"], "")]
-    for mode, run in found["modes"].items():
-        host_ns = sum(phase["host_ns"] for phase in run["phases"])
-        for phase in (*run["phases"], {**run, "phase": TOTAL, "host_ns": host_ns}):
-            records += values(phase, mode=mode, phase=phase["phase"])
-        for family, times in run["families"].items():
-            records += values(times, "family_", mode=mode, family=family)
-        for times, labels in _top_kernels(run, found["names"]):
-            records += values(times, "kernel_", mode=mode, **labels)
-        records += values({**run["host"], "launch_ns": _launch_ns(run)}, mode=mode)
-    for part in found["attention_parts"] or ():
-        records += values(part, "part_", part=part["part"])
-    modes = {mode: {key: run[key] for key in PAYLOAD} for mode, run in found["modes"].items()}
-    return records, {key: found[key] for key in found if key != "tool"} | {"modes": modes}
+def _mode_records(
+    mode: str, run: Mapping[str, Any], names: list[dict[str, str]]
+) -> Iterator[Record]:
+    host_ns = sum(phase["host_ns"] for phase in run["phases"])
+    for phase in (*run["phases"], {**run, "phase": TOTAL, "host_ns": host_ns}):
+        yield from values(phase, mode=mode, phase=phase["phase"])
+    for family, times in run["families"].items():
+        yield from values(times, "family_", mode=mode, family=family)
+    for times, labels in _top_kernels(run, names):
+        yield from values(times, "kernel_", mode=mode, **labels)
+    # The mean time of the host in a kernel launch, by whichever API call.
+    launches = [call for call in run["host"]["calls"] if "Launch" in call["name"]]
+    calls = sum(call["calls"] for call in launches)
+    mean_ns = sum(call["total_ns"] for call in launches) / calls if calls else None
+    yield from values({**run["host"], "launch_ns": mean_ns}, mode=mode)
 
 
 def _top_kernels(
@@ -167,10 +162,3 @@ def _top_kernels(
             yield {"total_ns": total_ns, "instances": instances}, labels
     if run["copies"]["instances"]:
         yield run["copies"], {"kernel": COPIES, "family": "copy"}
-
-
-def _launch_ns(run: Mapping[str, Any]) -> float | None:
-    """Mean time of the host in a kernel launch, by whichever API call."""
-    launches = [call for call in run["host"]["calls"] if "Launch" in call["name"]]
-    calls = sum(call["calls"] for call in launches)
-    return sum(call["total_ns"] for call in launches) / calls if calls else None

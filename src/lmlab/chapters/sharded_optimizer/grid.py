@@ -1,18 +1,7 @@
-"""Sharded optimizer: memory and time with and without sharded state.
+"""Sharded optimizer: memory and time with and without sharded state."""
 
-Values come from the block `sharded_optimizer` of the study in config.yaml.
-"""
+from functools import partial
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from lmlab.study.config import Study
-from lmlab.study.points import Point
 from lmlab.study.rank_points import rank_points
 
-
-def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """One point per placement and world size."""
-    return rank_points("sharded_optimizer", study, block, ("bucket_mb",))
+points = partial(rank_points, "sharded_optimizer", own=("bucket_mb",))

@@ -5,16 +5,13 @@ ZeroRedundancyOptimizer, each built alone. All ranks use the same tokens here, s
 without communication, and the largest size that fits can be measured however slow the link is.
 After the step each variant must have the weights of the plain optimizer, or it gets no time.
 
-**Time** of the same three in alternating rounds, at the largest size whose step is short enough.
-They share one model, one data-parallel wrapper and one AdamW state, so a job needs no more memory
-than the plain optimizer. A barrier separates the optimizer from what
-comes before, so that its time includes no earlier delay.
+**Time** of the same three in turns, at the largest size whose step is short enough. They share one
+model, one data-parallel wrapper and one AdamW state, so a job needs no more memory than the plain
+optimizer. A barrier before the optimizer keeps earlier delays out of its time.
 
-Records, besides those of `autosize`, `memory_stages` and `rank_records`: `owned_bytes` (parameters
+Records, besides those of `autosize`, `memory_stages` and `rank_work`: `owned_bytes` (parameters
 that each rank updates with our optimizer), `loss` of the first step per variant and rank.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,16 +21,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from lmlab.chapters.rank_steps import no_time, quick_size
 from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_records import round_records, take_turns, work_records
-from lmlab.jobs.rank_work import Candidate, RankWork, candidates, release, second_step_s
+from lmlab.jobs.rank_work import (
+    Candidate,
+    RankWork,
+    candidates,
+    release,
+    round_records,
+    take_turns,
+    work_records,
+)
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.records import Record, value, without_value
-from lmlab.parallel.ddp_overlapped import BucketedDDP
+from lmlab.measure.records import Record, value
+from lmlab.parallel.ddp import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
 
@@ -53,15 +58,11 @@ GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, then time, of every optimizer on these ranks; called on each of them."""
-    sizes = candidates(point, device)
+    sizes = candidates(point)
     with tf32_allowed(sizes[0].workload.precision.tf32):
         memory, failed = measure_memory(sizes, device)
-        correct = [name for name in OPTIMIZERS if name not in failed]
-        times = measure_time(point, sizes, device, correct)
-    failures = [
-        without_value("time", "failed", reason, variant=name, phase="total")
-        for name, reason in failed.items()
-    ]
+        times = measure_time(point, sizes, device, [n for n in OPTIMIZERS if n not in failed])
+    failures = [no_time(name, "failed", reason) for name, reason in failed.items()]
     return Outcome(measurements=[*times, *failures, *memory])
 
 
@@ -98,13 +99,9 @@ def first_steps(make: Make, work: RankWork) -> list[dict[str, Any]]:
 def _first_step(make: Make, work: RankWork) -> dict[str, Any]:
     model = work.model()
     optimizer = make(model.parameters())
-    inner = local_optimizer(optimizer)
-    training = Training(
-        model=model,
-        optimizer=optimizer,
-        finish=lambda: None,  # the same tokens give the same gradients
-        state=lambda: inner.state,
-    )
+    # The same tokens give the same gradients, so none are exchanged.
+    state = local_optimizer(optimizer).state
+    training = Training(model=model, optimizer=optimizer, finish=lambda: None, state=lambda: state)
     owner = optimizer.ownership if isinstance(optimizer, ShardedOptimizer) else None
     return {
         **first_step(training, work),
@@ -114,11 +111,9 @@ def _first_step(make: Make, work: RankWork) -> dict[str, Any]:
 
 
 def weights_digest(model: nn.Module) -> list[float]:
-    """Two norms of each parameter: they reveal a missed update without copying weights.
-
-    Not the sum: AdamW's first step moves every weight up or down by the same amount, and where a
-    gradient is almost zero, rounding decides which.
-    """
+    """Two norms of each parameter, which reveal a missed update without copying weights. Not sums:
+    AdamW's first step moves every weight by the same amount, and where a gradient is almost zero,
+    rounding decides which way."""
     with torch.no_grad():
         norms = [torch.linalg.vector_norm(p, order) for p in model.parameters() for order in (1, 2)]
         digest: list[float] = torch.stack(norms).double().tolist()
@@ -142,13 +137,14 @@ def measure_time(
 ) -> list[Record]:
     """Rounds of whole steps with every optimizer in turn, at the largest size that is quick."""
     bucket_mb = point.settings["bucket_mb"]
-    choice = choose(
-        sizes,
-        device,
-        limit_s=point.settings["step_limit_s"],
-        messages=1.5,  # all-reduce sends gradients twice, broadcast parameters once
-        try_step=lambda candidate: trial_s(candidate, device, bucket_mb),
-    )
+
+    def trial(work: RankWork) -> Callable[[], None]:
+        model = BucketedDDP(work.model(), bucket_mb)
+        step = step_with(OPTIMIZERS[OURS](model.module.parameters()), model, work)
+        return lambda: step(PhaseClock(device))
+
+    # All-reduce sends gradients twice, broadcast parameters once.
+    choice = quick_size(point, sizes, device, trial, messages=1.5)
     work = RankWork(choice.candidate.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
@@ -173,10 +169,8 @@ def share_state(
 
 def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer that holds the state of this rank."""
-    inner = getattr(
-        optimizer, "local" if isinstance(optimizer, ShardedOptimizer) else "optim", None
-    )
-    return inner or optimizer
+    inner = "local" if isinstance(optimizer, ShardedOptimizer) else "optim"
+    return getattr(optimizer, inner, None) or optimizer
 
 
 def step_with(
@@ -186,8 +180,7 @@ def step_with(
 
     def step(clock: PhaseClock) -> None:
         with clock.phase(GRADIENTS):
-            for parameter in model.parameters():
-                parameter.grad = None
+            model.zero_grad()
             work.loss(model).backward()
             model.finish_gradient_synchronization()
             synchronize(work.device)
@@ -196,11 +189,3 @@ def step_with(
             optimizer.step()
 
     return step
-
-
-def trial_s(candidate: Candidate, device: torch.device, bucket_mb: float) -> float:
-    """Seconds of a step with our sharded optimizer."""
-    work = RankWork(candidate.workload, device)
-    model = BucketedDDP(work.model(), bucket_mb)
-    step = step_with(OPTIMIZERS[OURS](model.module.parameters()), model, work)
-    return second_step_s(lambda: step(PhaseClock(device)), device)

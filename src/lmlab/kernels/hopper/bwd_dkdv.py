@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from lmlab.kernels.hopper.bwd_common import (
-    alloc_barriers,
     alloc_dkdv_tiles,
+    alloc_stage_barriers,
     dkdv_consumer,
     producer,
     query_blocks,
@@ -25,7 +25,6 @@ def flash_bwd_dkdv_kernel(
     q, k, v, do, lse, delta, dk, dv, scale, batch_heads, heads, l2_heads, queries, keys,
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-    NEEDS_DK: gl.constexpr, NEEDS_DV: gl.constexpr,
 ):  # fmt: skip
     """One program per key tile of BLOCK_N = 64 * CONSUMERS rows; streams BLOCK_M queries."""
     BLOCK_N: gl.constexpr = CONSUMERS * WG_ROWS
@@ -35,19 +34,19 @@ def flash_bwd_dkdv_kernel(
     )
     batch, head = batch.to(gl.int32), head.to(gl.int32)
     coords = (batch, head, head, tile * BLOCK_N)
-    first, unmasked, last = query_blocks(tile, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
-    tiles = alloc_dkdv_tiles(
-        (k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, STAGES, NEEDS_DK
-    )
-    barriers = alloc_barriers(CONSUMERS, STAGES)
+    last = (queries + BLOCK_M - 1) // BLOCK_M
+    shift = keys - queries
+    first, unmasked = query_blocks(tile * BLOCK_N, last, shift, BLOCK_M, BLOCK_N, IS_CAUSAL)
+    tiles = alloc_dkdv_tiles((k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, 1, STAGES)
+    barriers = alloc_stage_barriers(STAGES)
     outputs = (dk, dv)
-    bounds = (first, unmasked, last, keys - queries)
+    bounds = (first, unmasked, last, shift)
     # Constexprs survive only in tuples written in the call itself.
     gl.warp_specialize([
         (dkdv_consumer, (tiles, barriers, barriers, outputs, coords, bounds, scale,
-                         0, BLOCK_D, BLOCK_M, STAGES, 0, IS_CAUSAL, False, NEEDS_DK, NEEDS_DV)),
+                         0, BLOCK_D, BLOCK_M, STAGES, 0, IS_CAUSAL, False)),
         (dkdv_consumer, (tiles, barriers, barriers, outputs, coords, bounds, scale,
-                         1, BLOCK_D, BLOCK_M, STAGES, 0, IS_CAUSAL, False, NEEDS_DK, NEEDS_DV)),
+                         1, BLOCK_D, BLOCK_M, STAGES, 0, IS_CAUSAL, False)),
         (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
-                    CONSUMERS, BLOCK_M, STAGES, True, False, NEEDS_DK)),
+                    CONSUMERS, BLOCK_M, BLOCK_D, 1, STAGES, True, False)),
     ], [4, 1], [240, 24])  # fmt: skip

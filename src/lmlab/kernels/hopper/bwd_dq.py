@@ -10,13 +10,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper.bwd_common import alloc_barriers, alloc_tiles, producer, start_s_and_dp
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_by_tma
-from lmlab.kernels.tile_ops import tile_of_program, vector_offset
+from lmlab.kernels.hopper.bwd_common import (
+    add_product,
+    alloc_stage_barriers,
+    alloc_tiles,
+    pass_over,
+    producer,
+    start_s_and_dp,
+    store_chunks,
+    zero_chunks,
+)
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, key_mask
+from lmlab.kernels.tile_ops import key_range, tile_of_program, vector_offset
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -24,29 +32,23 @@ LOG2E = gl.constexpr(1.4426950408889634)
 @gluon.jit
 def key_loop(
     dq, tiles, barriers, lse_vec, delta_vec, offs_m, first, last, keys, shift, scale_log2,
-    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    WG: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Accumulate dQ of 64 queries over key blocks [first, last)."""
     _, _, k_tiles, _, _, _ = tiles
     _, _, _, empty = barriers
     for block in range(first, last):
         stage = block % STAGES
-        s, dp = start_s_and_dp(tiles, barriers, block, WG, BLOCK_D, BLOCK_N, STAGES, True, S_LAYOUT)
-        s = warpgroup_mma_wait(1, deps=[s])
+        s, dp = start_s_and_dp(tiles, barriers, block, WG, BLOCK_N, CHUNK, CHUNKS, STAGES, S_LAYOUT)
+        s = warpgroup_mma_wait(CHUNKS, deps=[s])
         p = gl.exp2(s * scale_log2 - lse_vec[:, None])
         if MASKED:
-            offs_n = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
-            mask = (offs_n < keys)[None, :]
-            if IS_CAUSAL:
-                mask = mask & (offs_n[None, :] <= offs_m[:, None] + shift)
-            p = gl.where(mask, p, 0.0)
+            p = gl.where(key_mask(offs_m, block, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT), p, 0.0)
         dp = warpgroup_mma_wait(0, deps=[dp])
         ds = p * (dp - delta_vec[:, None])
-        operand = gl.convert_layout(ds.to(k_tiles.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-        k_tile = k_tiles.index(stage).reshape([BLOCK_N, BLOCK_D])
-        dq = warpgroup_mma(operand, k_tile, dq, is_async=True)
-        dq = warpgroup_mma_wait(0, deps=[dq])
+        dq = add_product(dq, ds, k_tiles, stage, BLOCK_N, CHUNK, CHUNKS, O_LAYOUT)
         mbarrier.arrive(empty.index(stage), count=1)
     return dq
 
@@ -54,38 +56,46 @@ def key_loop(
 @gluon.jit
 def consumer(
     tiles, barriers, outputs, coords, bounds, scale,
-    WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    IS_CAUSAL: gl.constexpr,
+    WG: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
+    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """dQ of 64 queries: one warpgroup."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     batch, head, _, start = coords
-    unmasked, last, heads, queries, keys = bounds
+    last, heads, queries, keys = bounds
     dq, lse, delta = outputs
     start = start + WG * WG_ROWS
+    unmasked, end = key_range(start, queries, keys, WG_ROWS, BLOCK_N, IS_CAUSAL)
+    if start >= queries:
+        unmasked = 0
+        end = 0
+    unmasked = unmasked // BLOCK_N
+    seen = (end + BLOCK_N - 1) // BLOCK_N
     offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
     row_base = vector_offset(batch, head, heads, queries)
     # Past the last query lse = inf makes P zero.
     lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf")) * LOG2E
     delta_vec = gl.load(delta + row_base + offs_m, mask=offs_m < queries, other=0.0)
-    dq_acc = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+    dq_acc = zero_chunks(CHUNK, CHUNKS, O_LAYOUT)
     mbarrier.wait(barriers[0], 0)
     dq_acc = key_loop(
         dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, 0, unmasked, keys, keys - queries,
-        scale * LOG2E, WG, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, False, S_LAYOUT, O_LAYOUT,
+        scale * LOG2E, WG, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL, False, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
     dq_acc = key_loop(
-        dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, unmasked, last, keys, keys - queries,
-        scale * LOG2E, WG, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
+        dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, unmasked, seen, keys, keys - queries,
+        scale * LOG2E, WG, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
     )  # fmt: skip
-    store_by_tma(dq_acc * scale, dq, tiles[1].index(WG), batch, head, start, BLOCK_D)
+    for block in range(seen, last):
+        pass_over(barriers, block, STAGES)
+    store_chunks(dq_acc, dq, tiles[1], WG, batch, head, start, scale, CHUNK, CHUNKS)
 
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads"])
 def flash_bwd_dq_kernel(
     q, k, v, do, lse, delta, dq, scale, batch_heads, heads, group_size, l2_heads, queries, keys,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
     IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One program per query tile of BLOCK_M = 64 * CONSUMERS rows; streams BLOCK_N keys."""
@@ -96,25 +106,21 @@ def flash_bwd_dq_kernel(
     )
     batch, head = batch.to(gl.int32), head.to(gl.int32)
     coords = (batch, head, head // group_size, tile * BLOCK_M)
-    unmasked = keys
-    end = keys
-    if IS_CAUSAL:
-        unmasked = gl.minimum(keys, tile * BLOCK_M + 1 + keys - queries)
-        end = gl.minimum(keys, tile * BLOCK_M + BLOCK_M + keys - queries)
+    _, end = key_range(tile * BLOCK_M, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
     last = (end + BLOCK_N - 1) // BLOCK_N
     a_resident, b_resident, a_streamed, b_streamed = alloc_tiles(
-        (q, do), (k, v), CONSUMERS, BLOCK_N, BLOCK_D, STAGES, True
+        (q, do), (k, v), CONSUMERS, BLOCK_N, CHUNK, CHUNKS, STAGES
     )
     # The last two are placeholders for lse and delta, which this kernel does not stream.
     tiles = (a_resident, b_resident, a_streamed, b_streamed, a_streamed, b_streamed)
-    barriers = alloc_barriers(CONSUMERS, STAGES)
+    barriers = alloc_stage_barriers(STAGES)
     outputs = (dq, lse, delta)
-    bounds = (unmasked // BLOCK_N, last, heads, queries, keys)
+    bounds = (last, heads, queries, keys)
     gl.warp_specialize([
         (consumer, (tiles, barriers, outputs, coords, bounds, scale,
-                    0, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL)),
+                    0, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL)),
         (consumer, (tiles, barriers, outputs, coords, bounds, scale,
-                    1, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL)),
+                    1, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL)),
         (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last,
-                    CONSUMERS, BLOCK_N, STAGES, False, False, True)),
+                    CONSUMERS, BLOCK_N, CHUNK, CHUNKS, STAGES, False, False)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -16,9 +16,14 @@ the same time. A program waits only for programs launched before it, so one can 
 progress. With few heads all programs of a head start at once and the last waits for all others;
 there `tile_sizes` selects the two-pass kernels.
 
+The accumulator is private to this kernel, so its layout is the one that makes adding cheapest:
+tiles of 64 x 64, in which the four numbers that a thread holds of every eight columns (two
+neighbours in one row and in the eighth row below) are adjacent. One instruction adds them (red.v4),
+and that of a warp covers 512 contiguous bytes.
+
 Tile: BLOCK_N = 128 keys resident, BLOCK_M = 64 queries streamed. Their accumulators take most of
-the registers: a consumer has 200 per thread, the dQ warpgroup 88, which suffices for head
-dimension 64. At 128 there are none for a third warpgroup (`bwd_fused_d128`).
+the registers: a consumer has 200 per thread, the dQ warpgroup 88. At head dimension 128 there are
+none for a third warpgroup, and two passes are faster than dQ by the same two.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -32,21 +37,76 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lmlab.kernels.hopper.bwd_common import (
-    alloc_barriers,
     alloc_dkdv_tiles,
-    alloc_ds_pipe,
+    alloc_stage_barriers,
     dkdv_consumer,
     producer,
     query_blocks,
 )
-from lmlab.kernels.hopper.dq_accum import accum_pointers, load_v4, red_add_v4, store_v4
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, store_rows
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, alloc_barriers
 from lmlab.kernels.tile_ops import tile_of_program
 
 DS_STAGES = gl.constexpr(3)
 """Iterations by which the consumers, which compute dS, may run ahead of the dQ warpgroup."""
 
+SIDE = gl.constexpr(64)
+"""Rows and columns of a tile."""
+
 warpgroup_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.jit
+def accum_pointers(dq_accum, index, LAYOUT: gl.constexpr):
+    """The address of each element of tile `index`, distributed over a warpgroup as LAYOUT."""
+    rows = gl.arange(0, SIDE, gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, SIDE, gl.SliceLayout(0, LAYOUT))
+    row_offset = rows // 16 * 128 + rows % 8 * 16 + rows // 8 % 2 * 2
+    col_offset = columns // 8 * (SIDE * 8) + columns % 8 // 2 * 4 + columns % 2
+    tile = dq_accum + index.to(gl.int64) * (SIDE * SIDE)
+    return (tile + (row_offset[:, None] + col_offset[None, :])).to(gl.int64)
+
+
+@gluon.jit
+def red_add_v4(pointers, values):
+    """Add to memory; the caller orders programs that add to the same tile."""
+    gl.inline_asm_elementwise(
+        "red.relaxed.gpu.global.add.v4.f32 [$4], {$8, $9, $10, $11};"
+        "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;",
+        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [pointers, values], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def store_v4(pointers, values):
+    """Store to memory."""
+    gl.inline_asm_elementwise(
+        "st.relaxed.gpu.global.v4.f32 [$4], {$8, $9, $10, $11};"
+        "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;",
+        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [pointers, values], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def load_v4(pointers):
+    """Load from the L2: other SMs wrote it, and this SM's L1 may hold a stale line."""
+    return gl.inline_asm_elementwise(
+        "ld.relaxed.gpu.global.v4.f32 {$0, $1, $2, $3}, [$4];",
+        "=f,=f,=f,=f,l,l,l,l", [pointers], dtype=gl.float32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def store_rows(
+    tile, target, strides, batch, head, start, length,
+    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Store 64 rows of a result, clipped to the tensor."""
+    rows = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
+    base = target + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    pointers = base + rows.to(gl.int64)[:, None] * strides[2] + columns[None, :]
+    inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
+    gl.store(pointers, tile.to(target.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
@@ -125,6 +185,14 @@ def dq_warpgroup(
         gl.store(prev_semaphore, 0)
 
 
+@gluon.jit
+def alloc_ds_pipe(dtype: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Shared memory through which both consumers hand dS to the warpgroup of dQ."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, WG_ROWS, BLOCK_M], LAYOUT)
+    return ds_tiles, alloc_barriers(DS_STAGES, 2), alloc_barriers(DS_STAGES, 1)
+
+
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "l2_heads"])
 def flash_bwd_fused_kernel(
     q, k, v, do, lse, delta, dk, dv, dq, dq_accum, semaphores, dq_strides,
@@ -140,25 +208,25 @@ def flash_bwd_fused_kernel(
     )
     batch, head = batch.to(gl.int32), head.to(gl.int32)
     coords = (batch, head, head, tile * BLOCK_N)
-    first, unmasked, last = query_blocks(tile, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
-    tiles = alloc_dkdv_tiles(
-        (k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, STAGES, True
-    )
-    ds_pipe = alloc_ds_pipe(q.dtype, BLOCK_M, DS_STAGES, 1)
-    barriers = alloc_barriers(CONSUMERS, STAGES)
+    last = (queries + BLOCK_M - 1) // BLOCK_M
+    shift = keys - queries
+    first, unmasked = query_blocks(tile * BLOCK_N, last, shift, BLOCK_M, BLOCK_N, IS_CAUSAL)
+    tiles = alloc_dkdv_tiles((k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, 1, STAGES)
+    ds_pipe = alloc_ds_pipe(q.dtype, BLOCK_M)
+    barriers = alloc_stage_barriers(STAGES)
     outputs = (dk, dv)
     dq_output = (dq, dq_strides, queries)
-    bounds = (first, unmasked, last, keys - queries)
+    bounds = (first, unmasked, last, shift)
     dq_coords = (batch, head, batch * heads + head, 0)
     # Constexprs survive only in tuples written in the call itself.
     gl.warp_specialize([
         (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 0, BLOCK_D,
-                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS, True, True)),
+                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS)),
         (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 1, BLOCK_D,
-                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS, True, True)),
+                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS)),
         (dq_warpgroup, (tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, dq_coords,
                         bounds, tile, key_tiles - 1, scale,
                         BLOCK_D, HEAD_DIM, BLOCK_M, BLOCK_N, IS_CAUSAL)),
         (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
-                    CONSUMERS, BLOCK_M, STAGES, True, True, True)),
+                    CONSUMERS, BLOCK_M, BLOCK_D, 1, STAGES, True, True)),
     ], [4, 4, 1], [200, 88, 24])  # fmt: skip

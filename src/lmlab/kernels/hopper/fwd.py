@@ -31,18 +31,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, begin_tma_store
-from lmlab.kernels.tile_ops import tile_of_program, vector_offset
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, alloc_barriers, begin_tma_store, key_mask
+from lmlab.kernels.tile_ops import key_range, tile_of_program, vector_offset
 
 LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
 def work_item(turn, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """This program's query tile in a turn: its batch, head and first row, and its key blocks.
+    """This program's query tile in a turn: its batch, head, first row and number of key blocks.
 
-    Returns the blocks that need no mask and all blocks. Tiles are numbered from the longest to the
-    shortest; every other turn is dealt out in reverse, so that programs get about the same work.
+    Tiles are numbered from the longest to the shortest; every other turn is dealt out in reverse,
+    so that programs get about the same work.
     """
     place, programs, batch_heads, heads, l2_heads, queries, keys = sizes
     BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
@@ -55,15 +55,11 @@ def work_item(turn, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CA
         gl.minimum(number, last), tiles, batch_heads, heads, l2_heads, IS_CAUSAL
     )
     start = tile * BLOCK_M
-    end = keys
-    unmasked = keys
-    if IS_CAUSAL:
-        end = gl.minimum(keys, start + BLOCK_M + keys - queries)
-        unmasked = gl.minimum(keys, start + 1 + keys - queries)
+    _, end = key_range(start, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
     blocks = (end + BLOCK_N - 1) // BLOCK_N
     if number > last:  # nothing is left for this program
         blocks = 0
-    return batch.to(gl.int32), head.to(gl.int32), start, unmasked // BLOCK_N, blocks
+    return batch.to(gl.int32), head.to(gl.int32), start, blocks
 
 
 @gluon.jit
@@ -78,9 +74,7 @@ def q_producer(
     q_tiles, _, _, barriers, _, _ = tensors
     q_full, q_empty, _, _, _, _, _ = barriers
     for turn in range(turns):
-        batch, head, start, _unmasked, blocks = work_item(
-            turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL
-        )
+        batch, head, start, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
         if blocks > 0:
             for wg in gl.static_range(CONSUMERS):
                 # The first wait passes: a fresh barrier counts as one phase ahead.
@@ -101,9 +95,7 @@ def kv_producer(
     _, _, k_full, k_empty, v_full, v_empty, _ = barriers
     step = 0
     for turn in range(turns):
-        batch, head, _start, _unmasked, blocks = work_item(
-            turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL
-        )
+        batch, head, _start, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
         for block in range(blocks):
             stage = step % STAGES
             phase = (step // STAGES & 1) ^ 1
@@ -115,19 +107,6 @@ def kv_producer(
             mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
             tma.async_copy_global_to_shared(v, corner, v_full.index(stage), v_tiles.index(stage))
             step += 1
-
-
-@gluon.jit
-def apply_mask(
-    s, offs_m, block, keys, shift,
-    BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Set scores to -inf for keys past the end or in a query's future."""
-    offs_n = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-    mask = (offs_n < keys)[None, :]
-    if IS_CAUSAL:
-        mask = mask & (offs_n[None, :] <= offs_m[:, None] + shift)
-    return gl.where(mask, s, float("-inf"))
 
 
 @gluon.jit
@@ -182,26 +161,27 @@ def key_loop(
         k_tile = k_tiles.index(stage).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
         mbarrier.wait(v_full.index(prev_stage), (step - 1) // STAGES & 1)
         v_tile = v_tiles.index(prev_stage).reshape([BLOCK_N, BLOCK_D])
+        operand = gl.convert_layout(p.to(v_tiles.dtype), P_LAYOUT)
         wait_turn(order, step, WG, PINGPONG)
         s = warpgroup_mma(q_tile, k_tile, zeros, use_acc=False, is_async=True)
-        acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+        acc = warpgroup_mma(operand, v_tile, acc, is_async=True)
         end_turn(order, WG, CONSUMERS, PINGPONG)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
         if MASKED:
-            s = apply_mask(s, offs_m, block, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT)
-        new_p, row_sum, row_max, rescale = online_softmax(s, row_max, row_sum, scale_log2)
+            mask = key_mask(offs_m, block, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT)
+            s = gl.where(mask, s, float("-inf"))
+        p, row_sum, row_max, rescale = online_softmax(s, row_max, row_sum, scale_log2)
         # The product reads the previous P from registers until here.
-        acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+        acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
         mbarrier.arrive(v_empty.index(prev_stage), count=1)
         acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        p = gl.convert_layout(new_p.to(v_tiles.dtype), P_LAYOUT)
     return acc, p, row_sum, row_max
 
 
 @gluon.jit
 def first_block(
-    q_tile, k_tiles, barriers, offs_m, base, keys, shift, scale_log2,
+    q_tile, k_tiles, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
     WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
@@ -217,14 +197,31 @@ def first_block(
     end_turn(order, WG, CONSUMERS, PINGPONG)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
-    s = apply_mask(s, offs_m, 0, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT)
+    if unmasked == 0:
+        mask = key_mask(offs_m, 0, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT)
+        s = gl.where(mask, s, float("-inf"))
     row_max = gl.full([WG_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
     row_sum = gl.full([WG_ROWS], 0.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
     p, row_sum, row_max, _ = online_softmax(s, row_max, row_sum, scale_log2)
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    p = gl.convert_layout(p.to(k_tiles.dtype), P_LAYOUT)
     acc = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
     return acc, p, row_sum, row_max
+
+
+@gluon.jit
+def pass_over(
+    step, barriers,
+    WG: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr,
+):  # fmt: skip
+    """Release a key block that only other consumers' queries see."""
+    _, _, k_full, k_empty, v_full, v_empty, order = barriers
+    stage = step % STAGES
+    wait_turn(order, step, WG, PINGPONG)
+    end_turn(order, WG, CONSUMERS, PINGPONG)
+    # Not before it is full: that could be one round of the ring too early.
+    mbarrier.wait(k_full.index(stage), step // STAGES & 1)
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.wait(v_full.index(stage), step // STAGES & 1)
+    mbarrier.arrive(v_empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -246,15 +243,18 @@ def consumer(
     shift = keys - queries
     base = 0
     for turn in range(turns):
-        batch, head, start, unmasked, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+        batch, head, start, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
         if blocks > 0:
             start = start + WG * WG_ROWS
+            unmasked, end = key_range(start, queries, keys, WG_ROWS, BLOCK_N, IS_CAUSAL)
+            unmasked = unmasked // BLOCK_N
+            last = base + (end + BLOCK_N - 1) // BLOCK_N - 1
             offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
             slot = WG * SLOTS + turn % SLOTS
             mbarrier.wait(q_full.index(slot), turn // SLOTS & 1)
             q_tile = q_tiles.index(slot).reshape([WG_ROWS, BLOCK_D])
             state = first_block(
-                q_tile, k_tiles, barriers, offs_m, base, keys, shift, scale_log2,
+                q_tile, k_tiles, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
                 WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
             if SLOTS == 2 and turn > 0:
@@ -267,50 +267,29 @@ def consumer(
             )  # fmt: skip
             state = key_loop(
                 state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, gl.maximum(unmasked, 1),
-                blocks, keys, shift, scale_log2,
+                last + 1 - base, keys, shift, scale_log2,
                 WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, True,
                 S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
             acc, p, row_sum, row_max = state
-            base += blocks
-            stage = (base - 1) % STAGES
-            mbarrier.wait(v_full.index(stage), (base - 1) // STAGES & 1)
+            stage = last % STAGES
+            mbarrier.wait(v_full.index(stage), last // STAGES & 1)
             v_tile = v_tiles.index(stage).reshape([BLOCK_N, BLOCK_D])
-            acc = warpgroup_mma(p, v_tile, acc, is_async=True)
-            acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+            operand = gl.convert_layout(p.to(v_tiles.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+            acc = warpgroup_mma(operand, v_tile, acc, is_async=True)
+            acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
             mbarrier.arrive(v_empty.index(stage), count=1)
+            base += blocks
+            for step in range(last + 1, base):
+                pass_over(step, barriers, WG, CONSUMERS, STAGES, PINGPONG)
             row_base = lse + vector_offset(batch, head, heads, queries)
             gl.store(row_base + offs_m, (row_max + gl.log2(row_sum)) * LN2, mask=offs_m < queries)
             acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
-            begin_tma_store(acc, o, q_tiles.index(slot), batch, head, start, BLOCK_D)
+            begin_tma_store(acc, o, q_tiles.index(slot), batch, head, start, 0, BLOCK_D)
             if SLOTS == 1:
                 tma.store_wait(0)
                 mbarrier.arrive(q_empty.index(slot), count=1)
     tma.store_wait(0)
-
-
-@gluon.jit
-def alloc_barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr):
-    """For each Q and each stage of K and V: one filled by TMA, one released; and turns to issue."""
-    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS * SLOTS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS * SLOTS, 1], mbarrier.MBarrierLayout())
-    order = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(CONSUMERS * SLOTS):
-        mbarrier.init(q_full.index(slot), count=1)
-        mbarrier.init(q_empty.index(slot), count=1)
-    for wg in gl.static_range(CONSUMERS):
-        mbarrier.init(order.index(wg), count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
-        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
-    fence_async_shared()
-    return q_full, q_empty, k_full, k_empty, v_full, v_empty, order
 
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads", "turns"])
@@ -324,7 +303,12 @@ def flash_fwd_hopper_kernel(
     q_tiles = gl.allocate_shared_memory(q.dtype, q_shape, q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], v.layout)
-    barriers = alloc_barriers(CONSUMERS, STAGES, SLOTS)
+    # For each Q and each stage of K and V: filled by TMA, and released; and turns to issue.
+    q_full, q_empty = alloc_barriers(CONSUMERS * SLOTS, 1), alloc_barriers(CONSUMERS * SLOTS, 1)
+    k_full, k_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)
+    v_full, v_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, alloc_barriers(CONSUMERS, 1))
+    fence_async_shared()
     tensors = (q_tiles, k_tiles, v_tiles, barriers, o, lse)
     place, programs = gl.program_id(0), gl.num_programs(0)
     sizes = (place, programs, batch_heads, heads, l2_heads, queries, keys)

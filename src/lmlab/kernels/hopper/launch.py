@@ -3,8 +3,6 @@
 They need TMA, 16-bit types, no split-KV and, in the backward, as many key heads as query heads.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import gcd
 from typing import Any
@@ -14,11 +12,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from lmlab.kernels.call import Call
-from lmlab.kernels.configs import Tiles, q_slots
+from lmlab.kernels.configs import Tiles, dq_block_n, q_slots
 from lmlab.kernels.hopper.bwd_dkdv import flash_bwd_dkdv_kernel
+from lmlab.kernels.hopper.bwd_dkdv_wide import flash_bwd_dkdv_wide_kernel
 from lmlab.kernels.hopper.bwd_dq import flash_bwd_dq_kernel
 from lmlab.kernels.hopper.bwd_fused import flash_bwd_fused_kernel
-from lmlab.kernels.hopper.bwd_fused_d128 import flash_bwd_fused_d128_kernel
 from lmlab.kernels.hopper.fwd import flash_fwd_hopper_kernel
 from lmlab.kernels.problem import Plan, Problem, ceil_div, device_info
 from lmlab.kernels.step import Operand, Tiled
@@ -67,7 +65,7 @@ def add_forward(
     # Two consumers at head dimension 64 find their own rhythm.
     takes_turns = block_d > WG_ROWS or tiles.block_m > 2 * WG_ROWS
     sizes |= {"PINGPONG": takes_turns, "SLOTS": q_slots(tiles, block_d)}
-    constants = sizes | _constants(tiles, plan)
+    constants = sizes | _constants(tiles, plan) | {"BLOCK_D": block_d}
     call.add_step(flash_fwd_hopper_kernel, programs, arguments, constants)
 
 
@@ -75,94 +73,80 @@ def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
     """Programs, and heads scheduled together.
 
     Persistent programs share the work evenly if the tiles of the heads scheduled together make an
-    even number of turns.
+    even number of turns. The fewest such heads leave the most of their K and V in the L2.
     """
     num_sms = device_info(problem.device).num_sms
-    if not tiles.persistent or plan.programs <= num_sms:
-        return plan.programs, plan.l2_heads
     query_tiles = ceil_div(problem.queries, tiles.block_m)
-    unit = 2 * num_sms // gcd(2 * num_sms, query_tiles)
-    fitting = [
-        heads
-        for heads in (problem.batch_heads, *range(unit, problem.batch_heads, unit))
-        if heads <= 2 * plan.l2_heads
-    ]
-    if not fitting:
-        return plan.programs, plan.l2_heads
-    # A small rest would take the time of its longest tile.
-    return num_sms, min(fitting, key=lambda heads: (-problem.batch_heads % heads, -heads))
+    heads = min(2 * num_sms // gcd(2 * num_sms, query_tiles), problem.batch_heads)
+    if tiles.persistent and plan.programs > num_sms and heads <= 2 * plan.l2_heads:
+        return num_sms, heads
+    return plan.programs, plan.l2_heads
 
 
 def add_backward(
-    call: Call,
-    problem: Problem,
-    inputs: Operands,
-    grads: Operands,
-    scale: float,
-    tiles: Tiles,
+    call: Call, problem: Problem, inputs: Operands, grads: Operands, scale: float, tiles: Tiles,
     plan: Plan,
-) -> None:
+) -> None:  # fmt: skip
     """One fused launch of q, k, v, grad_o, lse, delta, or one for dK and dV and one for dQ."""
     q, k, v, grad_o, lse, delta = inputs
     grad_q, grad_k, grad_v = grads
     block_d, block_m = plan.constants["BLOCK_D"], tiles.block_m
-    constants = _constants(tiles, plan) | {"CONSUMERS": tiles.block_n // WG_ROWS}
-    programs = ceil_div(problem.keys, tiles.block_n) * problem.batch_heads
+    constants = _constants(tiles, plan)
+    heads, lengths = (problem.batch_heads, problem.heads), (problem.queries, problem.keys)
 
-    def dkdv(rows: int) -> tuple[Tiled, ...]:
+    def dkdv(rows: int, columns: int) -> tuple[Tiled, ...]:
         return (
-            _tile(q, rows, block_d), _tile(k, WG_ROWS, block_d), _tile(v, WG_ROWS, block_d),
-            _tile(grad_o, rows, block_d), _vector(lse, rows), _vector(delta, rows),
-            _tile(grad_k, WG_ROWS, block_d), _tile(grad_v, WG_ROWS, block_d),
+            _tile(q, rows, columns), _tile(k, WG_ROWS, columns), _tile(v, WG_ROWS, columns),
+            _tile(grad_o, rows, columns), _vector(lse, rows), _vector(delta, rows),
+            _tile(grad_k, WG_ROWS, columns), _tile(grad_v, WG_ROWS, columns),
         )  # fmt: skip
 
-    heads, lengths = (problem.batch_heads, problem.heads), (problem.queries, problem.keys)
-    if _can_fuse(tiles, block_d):
-        kernel = flash_bwd_fused_kernel if block_d == WG_ROWS else flash_bwd_fused_d128_kernel
+    programs = ceil_div(problem.keys, tiles.block_n) * problem.batch_heads
+    pair = {"CONSUMERS": tiles.block_n // WG_ROWS}
+    if tiles.fused and block_d == WG_ROWS and block_m == WG_ROWS:
         padded = ceil_div(problem.queries, WG_ROWS) * WG_ROWS
         dq_accum = call.scratch((problem.batch_heads * padded * block_d,), (1,), torch.float32)
         arguments = (
-            *dkdv(block_m), grad_q, dq_accum, call.add_semaphores(programs),
+            *dkdv(block_m, block_d), grad_q, dq_accum, call.add_semaphores(programs),
             row_strides(grad_q), scale, *heads, min(problem.batch_heads, FUSED_HEADS), *lengths,
         )  # fmt: skip
         is_ragged = not problem.is_causal and problem.keys % tiles.block_n != 0
-        constants |= {
-            "BLOCK_M": block_m, "HEAD_DIM": problem.head_dim, "RAGGED_KEYS": is_ragged
-        }  # fmt: skip
-        call.add_step(kernel, programs, arguments, constants)
+        sizes = {"BLOCK_M": block_m, "BLOCK_D": block_d, "HEAD_DIM": problem.head_dim}
+        constants |= pair | sizes | {"RAGGED_KEYS": is_ragged}
+        call.add_step(flash_bwd_fused_kernel, programs, arguments, constants)
         return
-    for needs_dk, needs_dv in ((True, True),) if block_d < 256 else ((True, False), (False, True)):
-        # dV alone needs no V: there is memory for blocks of twice as many queries.
-        rows = block_m if needs_dk else 2 * block_m
-        arguments = (*dkdv(rows), scale, *heads, plan.l2_heads, *lengths)
-        options = {"BLOCK_M": rows, "NEEDS_DK": needs_dk, "NEEDS_DV": needs_dv}
-        if not needs_dk:
-            options["STAGES"] = 2
-        call.add_step(flash_bwd_dkdv_kernel, programs, arguments, constants | options)
-    # The dQ pass uses the tile transposed: BLOCK_N queries are resident, BLOCK_M keys streamed.
+    chunk, chunks = _chunks(problem.head_dim, block_d)
+    if chunks == 1:
+        arguments = (*dkdv(block_m, block_d), scale, *heads, plan.l2_heads, *lengths)
+        sizes = pair | {"BLOCK_M": block_m, "BLOCK_D": block_d}
+        call.add_step(flash_bwd_dkdv_kernel, programs, arguments, constants | sizes)
+    else:
+        programs = ceil_div(problem.keys, WG_ROWS) * problem.batch_heads
+        arguments = (*dkdv(WG_ROWS, chunk), scale, *heads, plan.l2_heads, *lengths)
+        sizes = {"BLOCK_M": WG_ROWS, "CHUNK": chunk, "CHUNKS": chunks}
+        call.add_step(flash_bwd_dkdv_wide_kernel, programs, arguments, constants | sizes)
+    # The dQ pass uses the tile transposed: BLOCK_N queries are resident, keys streamed.
+    block_n = dq_block_n(tiles, problem.head_dim, max(lengths))
     arguments = (
-        _tile(q, WG_ROWS, block_d), _tile(k, block_m, block_d), _tile(v, block_m, block_d),
-        _tile(grad_o, WG_ROWS, block_d), lse, delta, _tile(grad_q, WG_ROWS, block_d), scale,
+        _tile(q, WG_ROWS, chunk), _tile(k, block_n, chunk), _tile(v, block_n, chunk),
+        _tile(grad_o, WG_ROWS, chunk), lse, delta, _tile(grad_q, WG_ROWS, chunk), scale,
         *heads, 1, plan.l2_heads, *lengths,
     )  # fmt: skip
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
-    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants | {"BLOCK_N": block_m})
+    sizes = pair | {"BLOCK_N": block_n, "CHUNK": chunk, "CHUNKS": chunks}
+    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants | sizes)
 
 
-def _can_fuse(tiles: Tiles, block_d: int) -> bool:
-    """Whether the fused kernels can run.
-
-    At head dimension 128 an iteration issues the next one's scores before it frees its own stage,
-    hence two stages.
-    """
-    has_shape = block_d in (WG_ROWS, 2 * WG_ROWS) and tiles.block_m == WG_ROWS
-    return tiles.fused and has_shape and tiles.stages > 1
+def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:
+    """Columns of a chunk of a tile, and number of chunks."""
+    if block_d <= 128:
+        return block_d, 1
+    return (64, 3) if head_dim <= 192 else (128, 2)
 
 
 def _constants(tiles: Tiles, plan: Plan) -> dict[str, Any]:
-    shared = {name: plan.constants[name] for name in ("BLOCK_D", "IS_CAUSAL")}
     # Four warps are one warpgroup; the others are requested inside the kernel.
-    return shared | {"STAGES": tiles.stages, "num_warps": 4}
+    return {"IS_CAUSAL": plan.constants["IS_CAUSAL"], "STAGES": tiles.stages, "num_warps": 4}
 
 
 def _tile(x: Operand, rows: int, columns: int) -> Tiled:

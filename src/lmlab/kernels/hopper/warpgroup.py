@@ -8,28 +8,40 @@ shared memory.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 WG_ROWS = gl.constexpr(64)
 """Rows of the left operand of one warpgroup."""
 
 
 @gluon.jit
-def store_rows(
-    tile, target, strides, batch, head, start, length,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Store 64 rows of a result, clipped to the tensor."""
-    rows = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
-    base = target + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
-    pointers = base + rows.to(gl.int64)[:, None] * strides[2] + columns[None, :]
-    inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
-    gl.store(pointers, tile.to(target.dtype.element_ty), mask=inside)
+def alloc_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers of a ring of buffers; a phase ends with so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(number), count=ARRIVALS)
+    return barriers
 
 
 @gluon.jit
-def begin_tma_store(tile, target, staging, batch, head, start, BLOCK_D: gl.constexpr):
+def key_mask(
+    offs_m, block, keys, shift,
+    BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """True for keys of a block that are in a query's past or, without causal mask, exist.
+
+    The future of the last query begins past the last key, so one comparison does for both.
+    """
+    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+    if IS_CAUSAL:
+        mask = offs_n[None, :] <= (offs_m + shift - block * BLOCK_N)[:, None]
+    else:
+        mask = (offs_n < keys - block * BLOCK_N)[None, :]
+    return mask
+
+
+@gluon.jit
+def begin_tma_store(tile, target, staging, batch, head, start, column, BLOCK_D: gl.constexpr):
     """Begin to store 64 rows of a result by TMA, which clips them to the tensor.
 
     `staging` is shared memory that only this warpgroup still uses. A warpgroup that stores from
@@ -37,11 +49,4 @@ def begin_tma_store(tile, target, staging, batch, head, start, BLOCK_D: gl.const
     """
     staging.reshape([WG_ROWS, BLOCK_D]).store(tile.to(target.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(target, [batch, head, start, 0], staging)
-
-
-@gluon.jit
-def store_by_tma(tile, target, staging, batch, head, start, BLOCK_D: gl.constexpr):
-    """Store 64 rows of a result; `staging` is free again at the end."""
-    begin_tma_store(tile, target, staging, batch, head, start, BLOCK_D)
-    tma.store_wait(0)
+    tma.async_copy_shared_to_global(target, [batch, head, start, column], staging)

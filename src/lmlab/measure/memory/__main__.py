@@ -6,18 +6,15 @@ The same as torch's viewer shows in a browser, as text, and safe for files from 
 that the pickle names is executed.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmlab.measure.memory.history import History
-from lmlab.measure.memory.replay import BEFORE, replay
+from lmlab.measure.memory.history import History, active_bytes, live_at, replay
+from lmlab.measure.memory.observer import source_of
 from lmlab.measure.memory.snapshot import SnapshotError, history_of, load
-from lmlab.measure.memory.sources import source_of
 
 MIB = 2**20
 MAX_LINES = 20
@@ -34,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, SnapshotError) as error:
         print(f"{arguments.snapshot}: {error}", file=sys.stderr)
         return 2
-    replayed = replay(history)
-    peak = replayed.peak_position(BEFORE, replayed.length)
-    live = replayed.live_at(peak)
+    allocations, events = replay(history), len(history.events)
+    peak = int(active_bytes(allocations, events).argmax())
+    live = live_at(allocations, peak)
     bytes_by_line: Counter[str] = Counter()
-    for allocation in live:
-        bytes_by_line[str(source_of(allocation.frames) or "no source")] += allocation.block_bytes
+    for frames, size in zip(live["frames"], live["block_bytes"], strict=True):
+        bytes_by_line[str(source_of(frames) or "no source")] += size
     total = bytes_by_line.total()
-    print(f"{total / MIB:,.1f} MiB at event {peak + 1} of {replayed.length}, {len(live)} blocks")
+    print(f"{total / MIB:,.1f} MiB at event {peak} of {events}, {len(live)} blocks")
     for line, count in bytes_by_line.most_common(MAX_LINES):
         print(f"{count / MIB:12,.1f} MiB  {line}")
     return 0

@@ -1,24 +1,26 @@
-"""What an allocator did: events in order, and what was live at the end.
+"""What an allocator did: events in order, and replayed, every allocation with its lifetime.
 
-A GPU's memory snapshot and a CPU's profiler contain the same information in different form. Both
-become a `History`, and everything after (replay, categories, figures) uses only this.
+A GPU's memory snapshot and a CPU's profiler both become a `History`; everything after uses only
+this. An allocation has two sizes: `size` is what was requested, by which tensors are recognized,
+and `block_bytes` what the allocator gave, which `max_memory_allocated` counts: multiples of 512
+bytes on a GPU, and up to 1 MiB more if the remainder of a segment is not worth splitting (2.5 % for
+weights of 6.5 MiB, three of which fill a segment of 20 MiB).
 
-An allocation has two sizes. `size` is what was requested: events carry it, and tensors are
-recognized by it. The allocator hands out whole blocks: multiples of 512 bytes on a GPU, and up to
-1 MiB more if the remainder of a segment is not worth splitting. `max_memory_allocated` counts
-blocks, so a curve of sizes stays a few percent below it (2.5 % for weights of 6.5 MiB, three of
-which fill a segment of 20 MiB). Blocks that are live at the end report their real size; `blocks`
-computes it for the others.
+Time is the number of events so far: position 0 is before the first event, position n after the nth.
+An allocation that existed before is born at 0; it is known because it is freed without having been
+allocated, or is live at the end without it. One that is never freed dies after the last position.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 Kind = Literal["alloc", "free", "oom"]
-Frames: TypeAlias = Sequence[Mapping[str, Any]]
+Frames = Sequence[Mapping[str, Any]]
 """A call stack, innermost first; each frame has `filename`, `line` and `name`."""
 
 
@@ -26,15 +28,11 @@ Frames: TypeAlias = Sequence[Mapping[str, Any]]
 class Block:
     """A piece of memory that the allocator gave out."""
 
-    address: int
-    """0 for a failed allocation."""
-    size: int
-    """Requested bytes."""
-    block_bytes: int = 0
-    """Bytes that the allocator gave; 0 if only the requested size is known."""
+    address: int  # 0 for a failed allocation
+    size: int  # requested bytes
+    block_bytes: int = 0  # bytes that the allocator gave; 0 if only the requested size is known
     frames: Frames = ()
-    operation: str = ""
-    """The operator that made the allocation, if known."""
+    operation: str = ""  # the operator that made the allocation, if known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,3 +50,51 @@ class History:
     live_at_end: Sequence[Block]
     dropped: bool = False
     """True if the recorder's buffer was full and its oldest events are missing."""
+
+
+def replay(history: History) -> pd.DataFrame:
+    """One row per allocation in order of birth: address, size, block_bytes, frames, operation, and
+    its life, positions born <= p < died."""
+    never = len(history.events) + 1
+    live: dict[int, dict[str, Any]] = {}
+    dead = []
+    for position, event in enumerate(history.events, start=1):
+        if event.kind == "alloc":
+            live[event.address] = _allocation(event, position, never)
+        elif event.kind == "free":
+            older = {**_allocation(event, 0, never), "frames": ()}
+            dead.append({**live.pop(event.address, older), "died": position})
+    for block in history.live_at_end:
+        older = _allocation(block, 0, never)
+        live.setdefault(block.address, older)["block_bytes"] = older["block_bytes"]
+    columns = ["address", "size", "block_bytes", "frames", "operation", "born", "died"]
+    rows = pd.DataFrame([*dead, *live.values()], columns=columns)
+    rows = rows.astype(dict.fromkeys(("size", "block_bytes", "born", "died"), "int64"))
+    return rows.sort_values("born", kind="stable", ignore_index=True)
+
+
+def _allocation(block: Block, born: int, died: int) -> dict[str, Any]:
+    return {
+        "address": block.address,
+        "size": block.size,
+        "block_bytes": block.block_bytes or block.size,
+        "frames": block.frames,
+        "operation": block.operation,
+        "born": born,
+        "died": died,
+    }
+
+
+def live_at(allocations: pd.DataFrame, position: int) -> pd.DataFrame:
+    """The allocations that are live at this position."""
+    return allocations[(allocations["born"] <= position) & (position < allocations["died"])]
+
+
+def active_bytes(
+    allocations: pd.DataFrame, events: int, of: str = "block_bytes"
+) -> npt.NDArray[np.int64]:
+    """Bytes of these allocations at each position, of so many events."""
+    change = np.zeros(events + 2, dtype=np.int64)
+    np.add.at(change, allocations["born"].to_numpy(), allocations[of].to_numpy())
+    np.subtract.at(change, allocations["died"].to_numpy(), allocations[of].to_numpy())
+    return change.cumsum()[:-1]

@@ -1,28 +1,47 @@
-"""What the forward pass allocates, operator by operator, with names and weight copies.
+"""What the forward pass allocates, operator by operator, with names, weight copies and lines.
 
-A history has addresses and sizes; it does not say that an allocation is the softmax's result or
-autocast's 16-bit copy of a weight. Nor do sizes: at 1,024 tokens and a width of 1,024 a
-copied input is as large as a copied weight. So the forward pass is observed at the dispatcher: each
-new storage is noted with its operator, the calling line, its shape and type, and whether it was
-cast from a parameter. Backward is not observed: holding its tensors for a moment longer could
-change what autograd reuses, and with it the peak.
+A history does not say that an allocation is the softmax's result or autocast's 16-bit copy of a
+weight, and at 1,024 tokens and a width of 1,024 a copied input is as large as a copied weight. So
+the forward pass is observed at the dispatcher: each new storage is noted with its operator, the
+calling line, its shape and type, and whether it was cast from a parameter. Backward is not
+observed: holding its tensors longer could change what autograd reuses, and with it the peak.
+
+The line that explains an allocation is the innermost one that belongs neither to torch nor to the
+recorder. Gradients are made on autograd's own thread, where no Python is running: they have none.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lmlab.measure.memory.sources import Source, source_of
-
 SHORT_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# Path parts of files that are not the program's own. The profiler cuts paths at the folder that
+# they were imported from; "<" starts the name of code that comes from no file.
+NOT_THE_PROGRAM = (
+    *("-packages/torch/", "^torch/"),
+    *("/lmlab/measure/", "^lmlab/measure/"),
+    *("/contextlib.py", "^contextlib.py"),
+    "^<",
+)
+
+
+class Source(NamedTuple):
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +53,8 @@ class NewStorage:
     operator: str
     shape: tuple[int, ...]
     type: str
-    copy_of: str | None
-    """The parameter that it was cast from."""
-    source: Source | None
-    """The line of the program that called the operator."""
+    copy_of: str | None  # the parameter that it was cast from
+    source: Source | None  # the line of the program that called the operator
 
     def label(self) -> str:
         """`softmax 4×8×128×128 fp32`, or the weight that it is a copy of."""
@@ -83,6 +100,10 @@ def address_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _tensors(tree: Any) -> Iterable[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
 def _call_stack() -> Iterator[dict[str, Any]]:
     """The stack of this thread, innermost first, in the form of a snapshot's frames."""
     frame = sys._getframe(1)
@@ -92,5 +113,22 @@ def _call_stack() -> Iterator[dict[str, Any]]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _tensors(tree: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+def source_of(frames: Iterable[Mapping[str, Any]]) -> Source | None:
+    """The innermost line of the program itself; None if only torch was running."""
+    for frame in frames:
+        file = _program_file(str(frame["filename"]))
+        if file is not None:
+            return Source(file, int(frame["line"]), str(frame["name"]))
+    return None
+
+
+@cache  # a step has tens of thousands of frames and a few dozen files
+def _program_file(name: str) -> str | None:
+    """A file of the program, relative to its package; None for all others."""
+    if not name or any(part in f"^{name}" for part in NOT_THE_PROGRAM):
+        return None
+    parts = PurePosixPath(name).parts
+    if "lmlab" in parts:
+        # The last one: a checkout may itself be in a folder of that name.
+        return "/".join(parts[len(parts) - 1 - parts[::-1].index("lmlab") :])
+    return "/".join(parts[-2:]).lstrip("/")

@@ -1,37 +1,38 @@
 """Records one step, phase by phase, on a GPU or on a CPU.
 
 Phases are delimited by marks: before each phase, and after the last, one byte is allocated and
-kept, and the event of that allocation is a position in the history. This needs no clock and no
-annotations that some version of torch might not record. At every mark the caller also names the
-addresses it knows (weights, gradients, optimizer state), because an address is meaningful only
-while its memory is live.
+held, and its event is a position in the history. This needs no clock and no annotations. At every
+mark the caller also names the addresses it knows (weights, gradients, optimizer state), because an
+address is meaningful only while its memory is live.
 
 On a GPU the caching allocator records the history itself, with Python's call stack for each
-allocation (two microseconds each), in a buffer of limited length. On a CPU the profiler does.
-Neither is for timing: never record while a clock runs.
-
-Running out of memory ends the recording but is not an error: the history then ends with the
-request that failed.
+allocation, in a buffer of limited length. On a CPU torch's profiler sees every allocation of a
+tensor's storage as an event inside the operator or autograd node that made it. Of blocks older than
+the profile it sees only the free; the caller supplies the tensors that existed before. Its call
+stacks take seconds to start; the observer notes source lines for next to nothing. Never record
+while a clock runs. Running out of memory ends the recording but is not an error: the history then
+ends with the request that failed.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _EventType
 
 from lmlab.measure.device import is_out_of_memory
-from lmlab.measure.memory import cpu_events, snapshot
 from lmlab.measure.memory.history import Block, Event, History
 from lmlab.measure.memory.observer import Observer, address_of
-from lmlab.measure.memory.replay import BEFORE
+from lmlab.measure.memory.snapshot import history_of
+from lmlab.measure.time_spent import measuring
 
 # A train step of 48 layers has about 15,000 events.
 MAX_ENTRIES = 400_000
+AUTOGRAD_NODE = "autograd::engine::evaluate_function: "
+OPERATOR = "aten::"
 
 Run = Callable[[], None]
 
@@ -67,14 +68,13 @@ class Recording:
     known: Sequence[tuple[int, Mapping[int, KnownTensor]]]
     """Positions, and the known tensors by address there."""
     observer: Observer
-    marks: frozenset[int]
-    """Positions of the marks."""
-    out_of_memory: str | None = None
-    """The error message if memory ran out."""
+    marks: frozenset[int]  # positions of the marks
+    out_of_memory: str | None = None  # the error message if memory ran out
     snapshot: Mapping[str, Any] | None = field(default=None, repr=False)
     """torch's own snapshot, for its viewer; None on a CPU."""
 
 
+@measuring()
 def record(
     phases: Sequence[tuple[str, Run]],
     *,
@@ -93,25 +93,20 @@ def record(
         known.append(identify())
 
     source = _CachingAllocator(device) if device.type == "cuda" else _Profiler()
-    source.start()
     try:
-        for name, run in phases:
+        with source:
+            for name, run in phases:
+                mark()
+                with observer if name in observed else nullcontext():
+                    run()
             mark()
-            with observer if name in observed else nullcontext():
-                run()
-        mark()
-        source.freeze()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         out_of_memory = str(error)
         known.append(identify())
-        source.freeze()  # now, while the error's traceback still holds what was live
-    finally:
-        source.stop()
     history = source.history(known[-1])
     positions = [_position_of(each, history.events) for each in marks]
-    last = len(history.events) - 1
     ends = [*positions[1:], *([] if out_of_memory is None else [_failure(history.events)])]
     return Recording(
         history=history,
@@ -119,7 +114,7 @@ def record(
             Span(name=name, start=start, end=end)
             for (name, _), start, end in zip(phases, positions, ends, strict=False)
         ],
-        known=list(zip([*positions, last], known, strict=False)),
+        known=list(zip([*positions, len(history.events)], known, strict=False)),
         observer=observer,
         marks=frozenset(positions),
         out_of_memory=out_of_memory,
@@ -134,20 +129,19 @@ class _CachingAllocator:
         self._index = device.index or 0
         self.snapshot: Mapping[str, Any] | None = None
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         torch.cuda.memory._record_memory_history(
             "all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
         )
 
-    def freeze(self) -> None:
+    def __exit__(self, *exception: object) -> None:
+        # Now, while an error's traceback still holds what was live.
         self.snapshot = torch.cuda.memory._snapshot()
-
-    def stop(self) -> None:
         torch.cuda.memory._record_memory_history(None)
 
     def history(self, known: Mapping[int, KnownTensor]) -> History:
-        assert self.snapshot is not None, "a history is read after freeze()"
-        return snapshot.history_of(self.snapshot, self._index, max_entries=MAX_ENTRIES)
+        assert self.snapshot is not None, "a history is read after the recording"
+        return history_of(self.snapshot, self._index, max_entries=MAX_ENTRIES)
 
 
 class _Profiler:
@@ -159,13 +153,10 @@ class _Profiler:
         activities = [torch.profiler.ProfilerActivity.CPU]
         self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         self._profile.start()
 
-    def freeze(self) -> None:
-        """Its events are kept until they are read."""
-
-    def stop(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._profile.stop()
 
     def history(self, known: Mapping[int, KnownTensor]) -> History:
@@ -174,19 +165,55 @@ class _Profiler:
             Block(address=address, size=tensor.size, block_bytes=tensor.size)
             for address, tensor in known.items()
         ]
-        return cpu_events.history_of(self._profile, blocks)
+        tree = self._profile.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+        nodes = [
+            node
+            for node in _all_nodes(tree)
+            if node.tag == _EventType.Allocation and node.extra_fields.device.type == "cpu"
+        ]
+        nodes.sort(key=lambda node: node.start_time_ns)
+        return History(events=[_event(node) for node in nodes], live_at_end=blocks)
+
+
+def _all_nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children)
+
+
+def _event(node: Any) -> Event:
+    size = node.extra_fields.alloc_size
+    return Event(
+        kind="alloc" if size > 0 else "free",
+        address=node.extra_fields.ptr,
+        size=abs(size),
+        operation=_operation_of(node) if size > 0 else "",
+    )
+
+
+def _operation_of(node: Any) -> str:
+    """The autograd node, or the outermost operator, around an allocation."""
+    operator = ""
+    while (node := node.parent) is not None:
+        if node.name.startswith(AUTOGRAD_NODE):
+            return str(node.name.removeprefix(AUTOGRAD_NODE))
+        if node.name.startswith(OPERATOR):
+            operator = node.name.removeprefix(OPERATOR)
+    return operator
 
 
 def _position_of(mark: Tensor, events: Sequence[Event]) -> int:
-    """The event that allocated a mark: the last at its address, since it is still live."""
+    """After the event that allocated a mark: the last at its address, since it is still live."""
     address = address_of(mark)
-    for position in range(len(events) - 1, BEFORE, -1):
-        if events[position].kind == "alloc" and events[position].address == address:
+    for position, event in reversed([*enumerate(events, start=1)]):
+        if event.kind == "alloc" and event.address == address:
             return position
     raise RecordingError("the history lacks one of its marks: the buffer was too short")
 
 
 def _failure(events: Sequence[Event]) -> int:
     """Where memory ran out; a failure outside the allocator shows only as the end."""
-    failures = [position for position, event in enumerate(events) if event.kind == "oom"]
-    return failures[-1] if failures else len(events) - 1
+    failures = [position for position, event in enumerate(events, start=1) if event.kind == "oom"]
+    return failures[-1] if failures else len(events)

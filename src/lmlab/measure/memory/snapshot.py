@@ -1,25 +1,35 @@
 """torch's CUDA memory snapshot as a history; pickles are read without trusting them.
 
 A snapshot is a dictionary of plain values: `segments` with their current blocks, and
-`device_traces`, one list of events per device, oldest first. Its pickle is what torch's own viewer
-opens. Pickles can call anything when loaded, and people send each other snapshots; one made of
-plain values refers to no class at all, so the reader here refuses every name.
+`device_traces`, one list of events per device, oldest first. Pickles can call anything when loaded,
+and people send each other snapshots; one made of plain values refers to no class at all, so the
+reader here refuses every name.
 
-Events are `alloc`, `free_requested`, `free_completed` and a few about segments. Memory is in use
-until its free is completed; between the two it waits for another stream. An `oom` event has the
-size that could not be allocated. Keys that a version of torch does not write are absent.
+Memory is in use until its `free_completed`; after `free_requested` it waits for another stream. An
+`oom` event has the size that could not be allocated. Keys that a version does not write are absent.
+
+An `alloc` event has the requested size. `max_memory_allocated` counts the block that was given,
+which is larger if splitting off the remainder was not worth it: up to 1 MiB, several percent of the
+peak of a small model. The size of a block that was freed is recorded nowhere, but can be computed.
+Free neighbours are merged immediately, so the free space at an address always extends to the next
+block in use or to the end of its segment, and the trace has the start of every block and the
+creation and release of every segment: going through it backwards from the state at its end gives
+the state at every allocation.
 """
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmlab.measure.memory.blocks import block_sizes, rounded
 from lmlab.measure.memory.history import Block, Event, History, Kind
 
+Entry = Mapping[str, Any]
+
+# The allocator's own constants, the same on every GPU.
+GRANULARITY = 512
+MAX_SMALL = 2**20
 KINDS: dict[str, Kind] = {"alloc": "alloc", "free_completed": "free", "oom": "oom"}
 ACTIVE_STATES = {"active_allocated", "active_awaiting_free", "active_pending_free"}
 
@@ -95,3 +105,50 @@ def _active_blocks(segments: list[dict[str, Any]]) -> Iterator[Block]:
                     block_bytes=block["size"],
                     frames=block.get("frames", ()),
                 )
+
+
+def block_sizes(
+    trace: Sequence[Entry], segments: Mapping[int, int], live: Iterable[int]
+) -> list[int]:
+    """The block size of each `alloc` entry, in order.
+
+    `segments` (address to size) and `live` (addresses in use) are those at the end of the trace.
+    """
+    if any(entry["action"] == "segment_map" for entry in trace):
+        # Expandable segments are split exactly.
+        return [rounded(entry["size"]) for entry in trace if entry["action"] == "alloc"]
+    sizes, starts, used = dict(segments), sorted(segments), sorted(live)
+    found = []
+    for entry in reversed(trace):
+        address = entry.get("addr", 0)
+        at = bisect_left(used, address)
+        is_used = used[at : at + 1] == [address]
+        match entry["action"]:
+            case "segment_alloc":
+                sizes.pop(address, None)
+                starts = sorted(sizes)
+            case "segment_free":
+                sizes[address] = entry["size"]
+                starts = sorted(sizes)
+            case "free_completed" if not is_used:
+                used.insert(at, address)
+            case "alloc":
+                del used[at : at + is_used]
+                start = starts[max(bisect_right(starts, address) - 1, 0)] if starts else 0
+                end = min([start + sizes.get(start, 0), *used[at : at + 1]])
+                found.append(_block_size(rounded(entry["size"]), end - address))
+    return found[::-1]
+
+
+def rounded(size: int) -> int:
+    """The smallest block that holds that many bytes."""
+    return max(-(-size // GRANULARITY), 1) * GRANULARITY
+
+
+def _block_size(wanted: int, free: int) -> int:
+    """All of the free space, or less if the remainder is worth splitting off."""
+    rest = free - wanted
+    if rest < 0:  # outside every known segment
+        return wanted
+    is_split = rest >= GRANULARITY if wanted <= MAX_SMALL else rest > MAX_SMALL
+    return wanted if is_split else free

@@ -1,24 +1,50 @@
-"""A recording reduced to the numbers and lists that a page needs.
+"""A recording reduced to the numbers and lists that a page needs, with what each byte is for.
+
+An allocation's category follows from its identity if possible: at every mark the caller lists the
+addresses of weights, gradients and optimizer state, and an allocation that is live there is that.
+The observer knows the copies of weights that autocast makes. Everything else is decided by the
+phase in which it was made:
+
+    parameters       the weights
+    gradients        what is some weight's .grad after backward
+    optimizer_state  what the optimizer keeps between steps
+    weight_copies    16-bit copies of weights that autocast makes and keeps for the pass
+    activations      made in forward and live when it ends: saved for backward. Without a graph
+                     nothing is saved, and what operators pass to the next are the activations
+    workspace        everything else that a step makes: temporaries of forward, gradients of
+                     activations, the optimizer's temporaries; and what a library keeps between
+                     steps (cuBLAS has a workspace that no tensor owns)
+    other            inputs, buffers of the model, the marks of the recording
 
 Bytes are blocks, as the allocator counts them; the peak of requested bytes is given as well.
 Allocations that repeat the same thing (the w1 of every layer) are one row with a count; otherwise
 the list of largest allocations would be one matrix thirty times.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lmlab.measure.memory.categories import CATEGORIES, Labelled, label
-from lmlab.measure.memory.recorder import Recording, Span
-from lmlab.measure.memory.replay import BEFORE, Replay, replay, running_totals
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
+from lmlab.measure.memory.history import active_bytes, live_at, replay
+from lmlab.measure.memory.observer import NewStorage, source_of
+from lmlab.measure.memory.recorder import KnownTensor, Recording, Span
+from lmlab.measure.records import plain_rows
+
+CATEGORIES = (
+    *("parameters", "optimizer_state", "gradients", "weight_copies"),
+    *("activations", "workspace", "other"),
+)
+"""From permanent to temporary: the order in which figures stack them."""
+Bytes = npt.NDArray[np.int64]
 MAX_VERTICES = 240
 MAX_ROWS = 12
 LAYER_NUMBER = re.compile(r"\.\d+\.")
+SOURCE = ["file", "line", "function"]
 
 
 def summarize(
@@ -28,139 +54,162 @@ def summarize(
     stream_bytes: int,
     score_shape: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Everything that a result keeps of one recorded step."""
-    replayed = replay(recording.history)
-    labelled = label(recording, replayed, keeps_graph=keeps_graph)
+    """Everything that a result stores of one recorded step."""
+    labelled = label(recording, keeps_graph=keeps_graph)
+    events = len(recording.history.events)
     start, end = recording.phases[0].start, recording.phases[-1].end
-    peak = replayed.peak_position(start, end + 1)
-    moment = end if recording.out_of_memory is not None else peak
-    live = [each for each in labelled if each.allocation.is_live_at(moment)]
-    totals = replayed.totals(lambda allocation: allocation.block_bytes)
-    requested = replayed.totals(lambda allocation: allocation.size)
+    totals = active_bytes(labelled, events)
+    peak = start + int(totals[start : end + 1].argmax())
+    live = live_at(labelled, peak if recording.out_of_memory is None else end)
+    by_category = live.groupby("category")["block_bytes"].sum()
+    in_phase = next(span.name for span in recording.phases if span.start <= peak <= span.end)
     return {
         "events": end - start,
         "history_cut": recording.history.dropped,
-        "replayed_peak_bytes": totals[peak - BEFORE],
-        "requested_peak_bytes": requested[peak - BEFORE],
+        "replayed_peak_bytes": int(totals[peak]),
+        "requested_peak_bytes": int(active_bytes(labelled, events, of="size")[peak]),
         "peak_event": peak - start,
-        "peak_phase": _phase_at(peak, recording.phases),
-        "live_categories": _by_category(live),
-        "live_scores": activations_shaped(live, score_shape),
+        "peak_phase": in_phase,  # the mark before a phase belongs to it
+        "live_categories": {name: int(by_category.get(name, 0)) for name in CATEGORIES},
+        "live_scores": _activations_shaped(live, score_shape),
         "live_pieces": len(live),
-        "live_lines": by_line(live),
-        "live_largest": largest(live),
+        "live_lines": _by_line(live),
+        "live_largest": _largest(live),
         "phases": [_phase(span, totals, start) for span in recording.phases],
-        "timeline": _timeline(labelled, replayed, start, end),
-        **found_tensors(labelled, live, stream_bytes),
+        "timeline": _timeline(labelled, totals, start, end),
+        **_tensors_of_size(labelled, live, stream_bytes),
     }
 
 
-def by_line(live: Iterable[Labelled]) -> list[dict[str, Any]]:
+def label(recording: Recording, *, keeps_graph: bool) -> pd.DataFrame:
+    """Every allocation with its category, its phase, what it is, and the file, line and function
+    that made it; in order of birth."""
+    allocations = replay(recording.history)
+    known = _known(recording, allocations)
+    storages = _storages(recording.observer.storages, allocations)
+    labels = []
+    row: Any
+    for row in allocations.itertuples():
+        tensor, storage = known.get(row.Index), storages.get(row.Index)
+        phase = next((p for p in recording.phases if p.start < row.born <= p.end), None)
+        if tensor is not None:
+            category, what = tensor.category, tensor.name
+        else:
+            is_mark = row.born in recording.marks
+            category = "other" if is_mark else _inferred(row, phase, storage, keeps_graph)
+            what = row.operation if storage is None else storage.label()
+        source = source_of(row.frames) or (storage.source if storage else None)
+        phase_name = "before" if phase is None else phase.name
+        what = LAYER_NUMBER.sub(".*.", what)
+        labels.append((category, phase_name, what, *(source or (None, None, None))))
+    columns = ["category", "phase", "what", *SOURCE]
+    return allocations.join(pd.DataFrame(labels, columns=columns, dtype=object))
+
+
+def _inferred(
+    allocation: Any, phase: Span | None, storage: NewStorage | None, keeps_graph: bool
+) -> str:
+    """Category of an allocation at no known address."""
+    if phase is None or phase.name != "forward":
+        return "workspace"
+    if storage is not None and storage.copy_of is not None:
+        return "weight_copies"
+    saved = allocation.died > phase.end if keeps_graph else storage is not None
+    return "activations" if saved else "workspace"
+
+
+def _known(recording: Recording, allocations: pd.DataFrame) -> dict[Any, KnownTensor]:
+    """Number of an allocation to the known tensor at its address while it was live."""
+    return {
+        number: tensors[address]
+        for position, tensors in recording.known
+        for number, address in live_at(allocations, position)["address"].items()
+        if address in tensors
+    }
+
+
+def _storages(storages: Iterable[NewStorage], allocations: pd.DataFrame) -> dict[Any, NewStorage]:
+    """Number of an allocation to its storage: at each address both come in the same order."""
+    waiting: dict[int, list[Any]] = defaultdict(list)
+    row: Any
+    for row in allocations[allocations["born"] > 0].itertuples():
+        waiting[row.address].append(row)
+    found: dict[Any, NewStorage] = {}
+    for storage in storages:
+        rows = waiting[storage.address]
+        match = next((row.Index for row in rows if row.size == storage.size), None)
+        if match is not None:
+            found[match] = storage
+            waiting[storage.address] = [row for row in rows if row.Index > match]
+    return found
+
+
+def _by_line(live: pd.DataFrame) -> list[dict[str, Any]]:
     """Live bytes by source line, largest first; without a line, by phase."""
-    rows = _rows(live, lambda each: (each.source, each.category, not each.source and each.phase))
-    for row in rows:
-        del row["each_bytes"], row["what"]
-    return sorted(rows, key=lambda row: -row["bytes"])[:MAX_ROWS]
+    live = live.assign(otherwise=live["phase"].mask(live["file"].notna()))
+    rows = _grouped(live, [*SOURCE, "category", "otherwise"]).nlargest(MAX_ROWS, "bytes")
+    return plain_rows(rows[["category", "phase", *SOURCE, "bytes", "count"]])
 
 
-def largest(live: Iterable[Labelled]) -> list[dict[str, Any]]:
+def _largest(live: pd.DataFrame) -> list[dict[str, Any]]:
     """The largest single allocations, equal ones as one row."""
-    rows = _rows(
-        live,
-        lambda each: (each.allocation.size, each.category, each.phase, _what(each), each.source),
-    )
-    return sorted(rows, key=lambda row: (-row["each_bytes"], -row["count"]))[:MAX_ROWS]
+    rows = _grouped(live, ["size", "category", "phase", "what", *SOURCE])
+    rows = rows.sort_values(["size", "count"], ascending=False).head(MAX_ROWS)
+    columns = ["each_bytes", "what", "category", "phase", *SOURCE, "bytes", "count"]
+    return plain_rows(rows.rename(columns={"size": "each_bytes"})[columns])
 
 
-def _rows(live: Iterable[Labelled], key: Callable[[Labelled], Hashable]) -> list[dict[str, Any]]:
-    """One row per group: its first allocation, and the bytes and count of all."""
-    groups: dict[Hashable, list[Labelled]] = defaultdict(list)
-    for each in live:
-        groups[key(each)].append(each)
-    return [
-        {
-            "each_bytes": first.allocation.size,
-            "what": _what(first),
-            "category": first.category,
-            "phase": first.phase,
-            "file": first.source and first.source.file,
-            "line": first.source and first.source.line,
-            "function": first.source and first.source.function,
-            "bytes": sum(each.allocation.block_bytes for each in members),
-            "count": len(members),
-        }
-        for members in groups.values()
-        for first in members[:1]
-    ]
+def _grouped(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The first allocation of each group, with the bytes and the count of all."""
+    blocks = live.groupby(keys, dropna=False)["block_bytes"]
+    summed = live.assign(bytes=blocks.transform("sum"), count=blocks.transform("size"))
+    return summed.drop_duplicates(keys)
 
 
-def _what(each: Labelled) -> str:
-    return LAYER_NUMBER.sub(".*.", each.what)
-
-
-def activations_shaped(live: Iterable[Labelled], shape: tuple[int, ...]) -> dict[str, int]:
+def _activations_shaped(live: pd.DataFrame, shape: tuple[int, ...]) -> dict[str, int]:
     """Live bytes of activations of one shape by data type: what attention keeps of its square."""
-    totals: Counter[str] = Counter()
-    dimensions = "×".join(map(str, shape))
-    for each in live:
-        # What the observer writes: operator, shape, type.
-        if each.category == "activations" and each.what.split(" ")[1:2] == [dimensions]:
-            totals[each.what.split(" ")[2]] += each.allocation.block_bytes
-    return dict(totals)
+    activations = live[live["category"] == "activations"]
+    # What the observer writes: operator, shape, type.
+    described = rf"^\S+ {'×'.join(map(str, shape))} (\S+)"
+    types = activations["what"].str.extract(described, expand=False)
+    totals = activations.groupby(types, sort=False)["block_bytes"].sum()
+    return {str(name): int(count) for name, count in totals.items()}
 
 
-def found_tensors(
-    labelled: Sequence[Labelled], live: Sequence[Labelled], size: int
-) -> dict[str, Any]:
+def _tensors_of_size(labelled: pd.DataFrame, live: pd.DataFrame, size: int) -> dict[str, Any]:
     """How often a tensor of exactly this size was allocated, is live at the peak, and where."""
+    made = labelled[(labelled["size"] == size) & (labelled["born"] > 0)]
     lines = Counter(
-        "no line" if each.source is None else str(each.source)
-        for each in labelled
-        if each.allocation.size == size and each.allocation.born != BEFORE
+        "no line" if file is None else f"{file}:{line}"
+        for file, line in zip(made["file"], made["line"], strict=True)
     )
     return {
         "stream_allocations": lines.total(),
-        "stream_live": sum(each.allocation.size == size for each in live),
+        "stream_live": int((live["size"] == size).sum()),
         "stream_lines": dict(lines.most_common(5)),
     }
 
 
-def _by_category(live: Iterable[Labelled]) -> dict[str, int]:
-    totals = dict.fromkeys(CATEGORIES, 0)
-    for each in live:
-        totals[each.category] += each.allocation.block_bytes
-    return totals
-
-
-def _phase(span: Span, totals: Sequence[int], start: int) -> dict[str, Any]:
-    within = totals[span.start - BEFORE : span.end - BEFORE + 1]
+def _phase(span: Span, totals: Bytes, start: int) -> dict[str, Any]:
+    within = totals[span.start : span.end + 1]
     return {
         "name": span.name,
         "first_event": span.start - start,
         "last_event": span.end - start,
-        "peak_bytes": max(within),
-        "end_bytes": within[-1],
+        "peak_bytes": int(within.max()),
+        "end_bytes": int(within[-1]),
     }
 
 
-def _phase_at(position: int, phases: Sequence[Span]) -> str:
-    """The phase of a position; the mark before a phase belongs to it."""
-    return next(span.name for span in phases if span.start <= position <= span.end)
-
-
-def _timeline(
-    labelled: Sequence[Labelled], replayed: Replay, start: int, end: int
-) -> dict[str, Any]:
+def _timeline(labelled: pd.DataFrame, totals: Bytes, start: int, end: int) -> dict[str, Any]:
     """Active bytes by category at the positions that outline the curve."""
-    totals = replayed.totals(lambda allocation: allocation.block_bytes)
-    positions = outline(totals[start - BEFORE : end - BEFORE + 1], MAX_VERTICES)
+    positions = outline(totals[start : end + 1].tolist(), MAX_VERTICES)
     categories = {}
     for category in CATEGORIES:
-        own = [each.allocation for each in labelled if each.category == category]
-        curve = running_totals(own, replayed.length, lambda allocation: allocation.block_bytes)
-        values = [curve[position + start - BEFORE] for position in positions]
-        if any(values):
-            categories[category] = values
+        own = labelled[labelled["category"] == category]
+        curve = active_bytes(own, len(totals) - 1)[start:]
+        if curve[positions].any():
+            categories[category] = curve[positions].tolist()
     return {"event": positions, "bytes": categories}
 
 

@@ -1,8 +1,7 @@
 """What ran on the device, launch by launch: two profilers read into the same data frames.
 
 `nsys` reads an Nsight Systems export and `chrome_trace` the PyTorch profiler's output; both end in
-`frames`, the only thing that `summary`, `gpu_time`, `digest` and `timeline` know. `ranges`,
-`annotate` and `attention_parts` name what is profiled; `recording` runs it under the PyTorch
-profiler, or under an nsys that was started around the process with the options of `nsys_command`.
-Importing this package does not import torch.
+`frames`, which `digest` reduces. `ranges` names what is profiled; `recording` runs it under the
+PyTorch profiler, or under an nsys that was started around the process with the options of
+`nsys_command`. Importing this package does not import torch.
 """

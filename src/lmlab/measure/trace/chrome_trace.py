@@ -3,33 +3,54 @@
 Events carry a category: `kernel`, `gpu_memcpy` and `gpu_memset` ran on the device, `cuda_runtime`
 and `cuda_driver` are API calls, `user_annotation` are ranges (`record_function`), `cpu_op` are
 operators. Everything else is ignored, including `gpu_user_annotation`, which draws the same ranges
-again over the kernels. A kernel and its launch share `args.correlation`.
+again over the kernels. A kernel and its launch share `args.correlation`. On a device event `pid` is
+the GPU and `tid` the stream. Times are microseconds with three decimals: whole nanoseconds.
 
-On a device event `pid` is the GPU and `tid` the stream; the process is that of the API calls, of
-which a trace has one. Times are microseconds with three decimals: whole nanoseconds.
+On a CPU, operators that do work take the place of kernels. Operators call one another (`linear`
+calls `matmul` calls `mm`), so each counts with its self time, without the operators it called.
+Taking only the leaves would be wrong: `mm` and `mean` do their work and also call others. Operators
+that only do bookkeeping would launch nothing on a GPU, so they go to the host side: views,
+allocation, dispatch, composite operators that no family rule matches, and the autograd engine.
 """
-
-from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from lmlab.measure.trace import cpu_ops
-from lmlab.measure.trace.attribution import NO_CORRELATION, assemble, closed_ranges, paths_at
-from lmlab.measure.trace.frames import CPU, Trace, TraceError, host_frame, kernels_frame, names
+from lmlab.measure.trace.frames import (
+    CPU,
+    NO_CORRELATION,
+    Integers,
+    Trace,
+    TraceError,
+    assemble,
+    names,
+    paths_at,
+    trace_of,
+)
+from lmlab.measure.trace.kernel_names import rule_of
 
 Event = dict[str, Any]
 
 _DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 _API_CATEGORIES = ("cuda_runtime", "cuda_driver")
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
 _UNREADABLE = (OSError, EOFError, zlib.error)
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_BOOKKEEPING = re.compile(
+    r"aten::(as_strided|_?(unsafe_)?view(_as)?|_?reshape(_alias|_as)?|t|transpose|permute|movedim"
+    r"|expand(_as)?|select|slice|narrow|split\w*|chunk|unbind|squeeze|unsqueeze|flatten|unflatten"
+    r"|unfold|diagonal|alias|detach|lift_fresh|set|real|m?T|empty\w*|new_empty\w*|resize|resolve_\w+"
+    r"|result_type|promote_types|can_cast|to|_to_copy|contiguous|is_\w+|item|_local_scalar_dense"
+    r"|_has_compatible_shallow_copy_type|_has_same_storage_numel|linear|matmul|softmax|zeros|ones)_?"
+)
 
 
 def read(path: Path, *, on_cpu: bool, tool: str = "torch profiler") -> Trace:
@@ -44,13 +65,14 @@ def read(path: Path, *, on_cpu: bool, tool: str = "torch profiler") -> Trace:
 
 
 def _trace(events: list[Event], on_cpu: bool, tool: str) -> Trace:
-    ranges = _host_side(events, "user_annotation")
+    ranges = _rows(events, "user_annotation")
     ranges["end_ns"] = ranges["start_ns"] + ranges["duration_ns"]
-    calls = _host_side(events, *(["cpu_op"] if on_cpu else _API_CATEGORIES))
     if on_cpu:
-        return _cpu_trace(calls, ranges, tool)
-    process = calls["process"].iloc[0] if len(calls) else 0
-    return assemble(_device_side(events).assign(process=process), calls, ranges, tool)
+        return _cpu_trace(_rows(events, "cpu_op"), ranges, tool)
+    calls = _rows(events, *_API_CATEGORIES)
+    work = _rows(events, *_DEVICE_KINDS)
+    process = calls["process"].iloc[0] if len(calls) else 0  # a trace has one
+    return assemble(work.assign(process=process), calls, ranges, tool)
 
 
 def _load(path: Path) -> list[Event]:
@@ -60,49 +82,73 @@ def _load(path: Path) -> list[Event]:
     return [event for event in document["traceEvents"] if event.get("ph") == "X"]
 
 
-def _host_side(events: list[Event], *categories: str) -> pd.DataFrame:
-    """Calls, operators or ranges of threads."""
+def _rows(events: list[Event], *categories: str) -> pd.DataFrame:
+    """The events of some categories; columns that they do not have are -1."""
     chosen = [event for event in events if event.get("cat") in categories]
-    return _frame(
-        chosen,
-        thread=[int(event["tid"]) for event in chosen],
-        process=[int(event["pid"]) for event in chosen],
-        correlation=_argument(chosen, "correlation"),
+    arguments = [event.get("args", {}) for event in chosen]
+    columns = {
+        "start_ns": [round(event["ts"] * 1000) for event in chosen],
+        "duration_ns": [round(event["dur"] * 1000) for event in chosen],
+        "thread": [int(event["tid"]) for event in chosen],
+        "process": [int(event["pid"]) for event in chosen],
+        **{
+            key: [each.get(key, NO_CORRELATION) for each in arguments]
+            for key in ("correlation", "stream", "device")
+        },
+    }
+    numbers = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    return pd.DataFrame(numbers).assign(
+        name=names(str(event["name"]) for event in chosen),
+        kind=[_DEVICE_KINDS.get(event["cat"], "op") for event in chosen],
     )
 
 
-def _device_side(events: list[Event]) -> pd.DataFrame:
-    """Kernels, copies and memsets; the process is added later."""
-    chosen = [event for event in events if event.get("cat") in _DEVICE_KINDS]
-    columns = {name: _argument(chosen, name) for name in ("stream", "device", "correlation")}
-    return _frame(chosen, **columns).assign(kind=[_DEVICE_KINDS[event["cat"]] for event in chosen])
-
-
-def _frame(events: list[Event], **columns: list[int]) -> pd.DataFrame:
-    """Names, times in nanoseconds, and further columns of integers."""
-    times = {"start_ns": "ts", "duration_ns": "dur"}
-    columns |= {name: [round(event[key] * 1000) for event in events] for name, key in times.items()}
-    numbers = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-    return pd.DataFrame(numbers).assign(name=names(str(event["name"]) for event in events))
-
-
-def _argument(events: list[Event], key: str) -> list[int]:
-    return [event.get("args", {}).get(key, NO_CORRELATION) for event in events]
-
-
 def _cpu_trace(operators: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
-    """Operators that work as kernels, the others as host calls, both with their self time."""
-    start = operators["start_ns"].to_numpy()
-    duration = operators["duration_ns"].to_numpy()
-    callers = cpu_ops.callers(operators["thread"].to_numpy(), start, duration)
-    works = cpu_ops.does_work(operators["name"], callers)
+    start, duration = (operators[key].to_numpy() for key in ("start_ns", "duration_ns"))
+    parents = callers(operators["thread"].to_numpy(), start, duration)
+    works = does_work(operators["name"], parents)
     operators = operators.assign(
-        duration_ns=cpu_ops.self_times(duration, callers),
+        duration_ns=self_times(duration, parents),
         kind="op",
         stream=operators["thread"],
         device=CPU,
         launch_ns=start,
         ranges=paths_at(ranges, operators["process"].to_numpy(), start),
     )
-    kernels, host = kernels_frame(operators[works]), host_frame(operators[~works])
-    return Trace(kernels, host, closed_ranges(ranges, last_ns=0), tool)
+    return trace_of(operators[works], operators[~works], ranges, tool)
+
+
+def callers(thread: Integers, start_ns: Integers, duration_ns: Integers) -> Integers:
+    """Row of the operator that directly called each one; -1 if no operator did."""
+    parents = np.full(len(start_ns), -1, dtype=np.int64)
+    end_ns = start_ns + duration_ns
+    stack: list[int] = []
+    for row in np.lexsort((-duration_ns, start_ns, thread)).tolist():
+        while stack and (thread[stack[-1]] != thread[row] or end_ns[stack[-1]] <= start_ns[row]):
+            stack.pop()
+        if stack:
+            parents[row] = stack[-1]
+        stack.append(row)
+    return parents
+
+
+def self_times(duration_ns: Integers, parents: Integers) -> Integers:
+    """Each operator's duration minus that of the operators it called."""
+    called = parents >= 0
+    in_children = np.zeros(len(duration_ns), dtype=np.int64)
+    np.add.at(in_children, parents[called], duration_ns[called])
+    # Rounding can make children longer than their parent.
+    return np.maximum(duration_ns - in_children, 0)
+
+
+def does_work(operators: pd.Series, parents: Integers) -> npt.NDArray[np.bool_]:
+    """Which operators compute or move data, as a kernel would on a GPU."""
+    call_others = np.isin(np.arange(len(parents)), parents)
+    return np.array([*map(_computes, operators, call_others)], dtype=bool)
+
+
+@cache
+def _computes(name: str, calls_others: bool) -> bool:
+    if "::" not in name or "autograd::" in name or _BOOKKEEPING.fullmatch(name):
+        return False
+    return not calls_others or rule_of(name) is not None

@@ -1,4 +1,4 @@
-"""A trace reduced to the numbers that tables and text need: kilobytes instead of megabytes.
+"""A trace reduced to the numbers that tables, figures and text need: kilobytes, not megabytes.
 
 A capture may hold several runs, each in a separate range (`section`) and with its own digest:
 
@@ -9,70 +9,69 @@ A capture may hold several runs, each in a separate range (`section`) and with i
                digest's list of names, so that a long name is stored in full and only once
     rest       what the rows of the table beyond TABLE_ROWS add up to
     copies     what the copy engines did, which no kernel table has
-    host       where the host waited, how far ahead it ran, which gaps it left on the device
+    host       how long the host waited, how far ahead it ran, which gaps it left on the device
 
-Everything is plain numbers and text, ready for JSON.
+Kernels overlap on several streams, so totals are work and not elapsed time: a device's busy time is
+the union of their intervals. A phase's *span* starts with its first kernel and not with its range
+on the host, because the device may still be busy with the previous phase. A gap in it before a
+kernel that was launched only after the device had run dry is the host's fault (`host_late`); since
+a profiler slows the host and not the kernels, such gaps are an upper bound for how host-bound a
+phase is. On a CPU a gap is time in which Python and dispatch ran and no operator did its work.
 """
 
-from __future__ import annotations
-
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from lmlab.measure.trace.families import family
-from lmlab.measure.trace.frames import Trace
-from lmlab.measure.trace.gpu_time import busy_ns, launch_gaps, span_ns, waits
-from lmlab.measure.trace.gpu_time import slow_ranges as find_slow_ranges
-from lmlab.measure.trace.summary import (
-    family_totals,
-    kernel_summary,
-    records,
-    within,
-    without_copies,
-)
+from lmlab.measure.records import plain_rows
+from lmlab.measure.trace.frames import Integers, Trace
+from lmlab.measure.trace.kernel_names import family
 
 TABLE_ROWS = 80
-MAX_WAITS = 5
-MAX_GAPS = 5
 MAX_CALLS = 8
-MAX_SLOW_RANGES = 8
-
+MAX_KERNELS_OF_LAYER = 200
 _INTEGER_COLUMNS = ("instances", "total_ns", "min_ns", "max_ns")
 _FLOAT_COLUMNS = ("avg_ns", "med_ns", "sd_ns")
+_LAYER = re.compile(r".*\.\d+")
 
 
 class Names:
     """Full kernel names, each stored once with its short form and its family."""
 
     def __init__(self) -> None:
-        self._index: dict[str, int] = {}
-        self._rows: list[dict[str, str]] = []
-
-    def add(self, name: str, short_name: str) -> int:
-        """The name's index in the list."""
-        if name not in self._index:
-            self._index[name] = len(self._rows)
-            self._rows.append({"name": name, "short_name": short_name, "family": family(name)})
-        return self._index[name]
+        self._rows: dict[str, dict[str, str]] = {}
 
     def add_all(self, rows: pd.DataFrame) -> list[int]:
-        """The indices of a frame's names."""
-        pairs = zip(rows["name"].astype(str), rows["short_name"].astype(str), strict=True)
-        return [self.add(*pair) for pair in pairs]
+        """The indices of a frame's names in the list."""
+        for name, short in zip(rows["name"].astype(str), rows["short_name"], strict=True):
+            row = {"name": name, "short_name": str(short), "family": family(name)}
+            self._rows.setdefault(name, row)
+        index = {name: number for number, name in enumerate(self._rows)}
+        return [index[name] for name in rows["name"]]
 
     def rows(self) -> list[dict[str, str]]:
         """All names in order."""
-        return self._rows
+        return list(self._rows.values())
+
+
+def without_copies(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The rows that compute: without copies and memsets."""
+    return kernels[~kernels["kind"].isin(("memcpy", "memset"))]
+
+
+def within(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The kernels or host calls that were launched inside a range of that name."""
+    return rows[np.array([name in path for path in rows["ranges"]], dtype=bool)]
 
 
 def section(trace: Trace, name: str) -> Trace:
     """What was launched, called and opened within the range of that name."""
     own = trace.ranges[trace.ranges["name"] == name]
-    ends = own["start_ns"] + own["duration_ns"]
-    starts = trace.ranges["start_ns"]
-    inside = starts.ge(own["start_ns"].min()) & starts.lt(ends.max())
+    starts, own_ends = trace.ranges["start_ns"], own["start_ns"] + own["duration_ns"]
+    inside = starts.ge(own["start_ns"].min()) & starts.lt(own_ends.max())
     return Trace(
         kernels=within(trace.kernels, name).reset_index(drop=True),
         host=within(trace.host, name).reset_index(drop=True),
@@ -89,8 +88,15 @@ def digest(run: Trace, phases: Sequence[str], names: Names) -> dict[str, Any]:
     times = _times(run.kernels)
     return {
         **times,
-        "phases": [_phase(run, phase) for phase in phases],
-        "families": family_totals(run.kernels).to_dict("index"),
+        "phases": [
+            {
+                "phase": phase,
+                **_times(within(run.kernels, phase)),
+                "host_ns": int(run.ranges["duration_ns"][run.ranges["name"] == phase].sum()),
+            }
+            for phase in phases
+        ],
+        "families": _totals(run.kernels, "family", "instances").to_dict("index"),
         "table": {
             "name": names.add_all(table),
             **{column: table[column].astype("int64").tolist() for column in _INTEGER_COLUMNS},
@@ -109,6 +115,35 @@ def digest(run: Trace, phases: Sequence[str], names: Names) -> dict[str, Any]:
     }
 
 
+def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
+    """One row per kernel name, largest total first; the family is that of the name alone.
+
+    The numbers are those of `nsys stats --report cuda_gpu_kern_sum`, which excludes copies and
+    memsets; the standard deviation is that of a sample, and 0 for one instance.
+    """
+    durations = kernels.astype({"name": object, "short_name": object}).groupby(
+        ["name", "short_name"], sort=False
+    )["duration_ns"]
+    table = durations.agg(
+        total_ns="sum",
+        instances="size",
+        avg_ns="mean",
+        med_ns="median",
+        min_ns="min",
+        max_ns="max",
+        sd_ns="std",
+    ).reset_index()
+    table["sd_ns"] = table["sd_ns"].fillna(0.0)
+    table["family"] = table["name"].map(family)
+    # Ties in order of name, so that the table is the same every time.
+    return table.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)
+
+
+def _totals(rows: pd.DataFrame, by: str, count: str) -> pd.DataFrame:
+    durations = rows.groupby(by, observed=True)["duration_ns"]
+    return pd.DataFrame({"total_ns": durations.sum(), count: durations.size()})
+
+
 def _times(kernels: pd.DataFrame) -> dict[str, int]:
     return {
         "kernels": len(kernels),
@@ -118,56 +153,98 @@ def _times(kernels: pd.DataFrame) -> dict[str, int]:
     }
 
 
-def _phase(run: Trace, phase: str) -> dict[str, Any]:
-    host_ns = run.ranges.loc[run.ranges["name"] == phase, "duration_ns"].sum()
-    return {"phase": phase, **_times(within(run.kernels, phase)), "host_ns": int(host_ns)}
-
-
 def host_side(run: Trace) -> dict[str, Any]:
     """What the host did meanwhile: waits, launches, gaps that it left on the device."""
-    found = waits(run)
+    waits = run.host[run.host["kind"] == "synchronize"]
     gaps = launch_gaps(run.kernels)
     delays = run.kernels["delay_ns"].dropna()
+    calls = _totals(run.host, "name", "calls").nlargest(MAX_CALLS, "total_ns")
     return {
-        "wait_ns": int(found["duration_ns"].sum()),
-        "waits": records(found.head(MAX_WAITS)[["name", "after", "duration_ns"]]),
+        "wait_ns": int(waits["duration_ns"].sum()),
         "launches": int((run.host["kind"] == "launch").sum()),
         "delay_median_ns": int(delays.median()) if len(delays) else None,
         "delay_max_ns": int(delays.max()) if len(delays) else None,
         "gap_ns": int(gaps["gap_ns"].sum()),
         "host_late_gap_ns": int(gaps["gap_ns"][gaps["host_late"]].sum()),
         "gaps": int((gaps["gap_ns"] > 0).sum()),
-        "longest_gaps": _longest_gaps(run.kernels, gaps),
-        "calls": _calls(run.host),
+        "calls": plain_rows(calls.reset_index()),
     }
 
 
-def _longest_gaps(kernels: pd.DataFrame, gaps: pd.DataFrame) -> list[dict[str, Any]]:
-    longest = gaps[gaps["gap_ns"] > 0].nlargest(MAX_GAPS, "gap_ns")
-    rows = longest.join(kernels[["short_name", "ranges"]]).rename(columns={"short_name": "before"})
-    return records(rows.assign(ranges=rows["ranges"].map(list)))
+def busy_ns(kernels: pd.DataFrame) -> int:
+    """Nanoseconds in which anything ran, summed over devices."""
+    return span_ns(kernels) - int(launch_gaps(kernels)["gap_ns"].sum())
 
 
-def _calls(host: pd.DataFrame) -> list[dict[str, Any]]:
-    """The API calls with the largest total time, by name."""
-    durations = host.groupby("name", observed=True)["duration_ns"]
-    totals = pd.DataFrame({"calls": durations.size(), "total_ns": durations.sum()})
-    return records(totals.nlargest(MAX_CALLS, "total_ns").reset_index())
+def span_ns(kernels: pd.DataFrame) -> int:
+    """From the first start to the last end, summed over devices."""
+    return sum(int(_ends(rows).max() - rows["start_ns"].min()) for rows in _by_device(kernels))
 
 
-def slow_ranges(trace: Trace, sections: Sequence[str]) -> list[dict[str, Any]]:
-    """Ranges of the whole capture that took many times their median, and in which run."""
-    table = find_slow_ranges(trace, most=MAX_SLOW_RANGES).rename(columns={"name": "range"})
-    runs = [_section_at(trace, start, sections) for start in table["start_ns"]]
-    table = table.assign(
-        run=pd.Series(runs, dtype=object), median_ns=table["median_ns"].astype("int64")
-    )
-    kept = ["range", "run", "duration_ns", "median_ns", "instances", "kernel", "call"]
-    return records(table[kept])
+def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Per row: gap_ns the device was idle before it, and host_late if it was not yet launched.
+
+    The index is that of `kernels`. Gaps are those between the given rows: pass all kernels of a
+    device, or those of one phase.
+    """
+    gaps = pd.DataFrame({"gap_ns": 0, "host_late": False}, index=kernels.index)
+    for rows in _by_device(kernels):
+        earlier = np.maximum.accumulate(_ends(rows))[:-1]
+        idle = rows["start_ns"].to_numpy()[1:] - earlier
+        late = rows["launch_ns"].iloc[1:].gt(pd.Series(earlier, rows.index[1:])).fillna(False)
+        gaps.loc[rows.index[1:], "gap_ns"] = np.maximum(idle, 0)
+        gaps.loc[rows.index[1:], "host_late"] = (idle > 0) & late.to_numpy(dtype=bool)
+    return gaps
 
 
-def _section_at(trace: Trace, moment_ns: int, sections: Sequence[str]) -> str | None:
-    opened = trace.ranges[trace.ranges["name"].isin(sections)]
-    ends = opened["start_ns"] + opened["duration_ns"]
-    holding = opened[(opened["start_ns"] <= moment_ns) & (moment_ns < ends)]
-    return None if holding.empty else str(holding["name"].iloc[0])
+def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any] | None:
+    """When host and device were in which phase, from the opening of the run's range on the host;
+    None without kernels. A phase on the device runs from its first kernel to its last."""
+    if run.kernels.empty:
+        return None
+    # The run's own range opens before anything in it.
+    origin = int(pd.concat([run.kernels["start_ns"], run.ranges["start_ns"]]).min())
+    host = run.ranges[run.ranges["name"].isin(phases)]
+    host = host.assign(phase=host["name"].astype(str), start_ns=host["start_ns"] - origin)
+    on_device = {phase: within(run.kernels, phase) for phase in phases}
+    return {
+        "host_phases": plain_rows(host[["phase", "start_ns", "duration_ns"]]),
+        "device_phases": [
+            {
+                "phase": phase,
+                "start_ns": int(rows["start_ns"].min()) - origin,
+                "duration_ns": int(_ends(rows).max() - rows["start_ns"].min()),
+            }
+            for phase, rows in on_device.items()
+            if len(rows)
+        ],
+    }
+
+
+def one_layer(run: Trace, phase: str, parts: Sequence[str], names: Names) -> dict[str, Any] | None:
+    """Every kernel of the middle layer in a phase; None if no layer is marked."""
+    kernels = within(run.kernels, phase)
+    in_order = (name for path in kernels["ranges"] for name in path if _LAYER.fullmatch(name))
+    layers = list(dict.fromkeys(in_order))
+    if not layers:
+        return None
+    layer = layers[len(layers) // 2]
+    rows = within(kernels, layer).head(MAX_KERNELS_OF_LAYER)
+    return {
+        "layer": layer,
+        "start_ns": (rows["start_ns"] - rows["start_ns"].min()).tolist(),
+        "duration_ns": rows["duration_ns"].tolist(),
+        "name": names.add_all(rows),
+        "part": [next((name for name in path if name in parts), None) for path in rows["ranges"]],
+    }
+
+
+def _by_device(kernels: pd.DataFrame) -> list[pd.DataFrame]:
+    """The rows of each device in order of start."""
+    ordered = kernels.sort_values("start_ns", kind="stable")
+    return [rows for _, rows in ordered.groupby("device", sort=True)]
+
+
+def _ends(frame: pd.DataFrame) -> Integers:
+    ends: Integers = (frame["start_ns"] + frame["duration_ns"]).to_numpy()
+    return ends

@@ -1,10 +1,10 @@
-"""The three data frames that every profiler's output is converted to: kernels, host calls, ranges.
+"""The three data frames that every profiler's output is converted to.
 
 **kernels**, one row per activity on the device, ordered by start:
 
     name         full demangled name
-    short_name   the same, shortened for tables (`short_names`)
-    family       what it does (`families`)
+    short_name   the same, shortened for tables (`kernel_names.shorten`)
+    family       what it does (`kernel_names.family`)
     kind         kernel, memcpy, memset, op (CPU operator), graph (a CUDA graph not traced by node)
     start_ns     on the profiler's clock, which host and device share
     duration_ns  on a CPU: the operator's self time
@@ -16,19 +16,19 @@
     ranges       names of the ranges open at launch, outermost first, as a tuple
 
 **host**, one row per API call: name, kind (launch, synchronize, op, other), start_ns, duration_ns,
-thread, process, ranges. Calls nest (a runtime call can enter the driver), so durations of different
-kinds must not be added. On a CPU its rows are the operators that move no data (views, allocation,
-dispatch), with their self time.
-
-**ranges**, one row per opened range: name, start_ns, duration_ns, thread, process.
+thread, process, ranges. Calls nest, so durations of different kinds must not be added. On a CPU its
+rows are the operators that do bookkeeping. **ranges**, one row per opened range: name, start_ns,
+duration_ns, thread, process.
 
 A kernel belongs to the ranges that were open in its *process* when it was launched. Execution time
 would be wrong because kernels run after the host has moved on; the launching thread would be wrong
-because autograd launches the backward pass from its own thread, on which no range is open.
+because autograd launches the backward pass from its own thread, on which no range is open. Ranges
+of different threads may overlap without nesting, so a stack is not enough: one sweep over the range
+boundaries finds the open ranges of all launches. Ranges that contain no launch (most operator
+ranges of a large report) are dropped first, so a report with millions of ranges takes seconds.
 """
 
-from __future__ import annotations
-
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,18 +38,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from lmlab.measure.trace import families
-from lmlab.measure.trace.short_names import shorten
+from lmlab.measure.trace import kernel_names
 
 Integers = npt.NDArray[np.int64]
-Path = tuple[str, ...]
+OpenRanges = tuple[str, ...]
 
-CPU = -1
-"""The device of a CPU operator."""
+CPU = -1  # the device of a CPU operator
+NO_CORRELATION = -1
+LAUNCH_KEY = ["process", "correlation"]
+STILL_OPEN = np.iinfo(np.int64).max  # end of a range that was still open when the recording stopped
+MAX_DEPTH = 1000  # ranges open at once; every launch keeps the names of all of them
 
 KINDS = pd.CategoricalDtype(["kernel", "memcpy", "memset", "graph", "op"])
 HOST_KINDS = pd.CategoricalDtype(["launch", "synchronize", "op", "other"])
-
 KERNEL_COLUMNS = (
     *("name", "short_name", "family", "kind", "start_ns", "duration_ns"),
     *("stream", "device", "process", "launch_ns", "delay_ns", "ranges"),
@@ -85,31 +86,41 @@ def objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
     return column
 
 
-def kernels_frame(work: pd.DataFrame) -> pd.DataFrame:
-    """The kernels frame from its recorded columns; the derived ones are added here."""
-    return _ordered(
-        work.assign(
-            short_name=work["name"].map(shorten).astype("category"),
-            family=_families(work),
-            kind=work["kind"].astype(KINDS),
-            launch_ns=work["launch_ns"].astype("Int64"),
-            delay_ns=(work["start_ns"] - work["launch_ns"]).astype("Int64"),
-        ),
-        KERNEL_COLUMNS,
+def assemble(work: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
+    """The trace of what a tool recorded on a GPU and its host.
+
+    work: name, kind, start_ns, duration_ns, stream, device, process, correlation
+    calls: name, start_ns, duration_ns, thread, process, correlation
+    ranges: name, start_ns, end_ns (exclusive), thread, process
+    """
+    calls = calls.assign(
+        kind=calls["name"].map(_api_kind).astype(object),
+        ranges=paths_at(ranges, calls["process"].to_numpy(), calls["start_ns"].to_numpy()),
+    )
+    return trace_of(_with_launches(work, calls), calls, ranges, tool)
+
+
+def trace_of(kernels: pd.DataFrame, host: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
+    """The trace with derived columns; a range that was never closed lasts until its end."""
+    ends = pd.concat([frame["start_ns"] + frame["duration_ns"] for frame in (kernels, host)])
+    last = ranges["start_ns"].clip(lower=ends.max() if len(ends) else 0)
+    range_ends = ranges["end_ns"].mask(ranges["end_ns"] == STILL_OPEN, last)
+    kernels = kernels.assign(
+        short_name=kernels["name"].map(kernel_names.shorten).astype("category"),
+        family=_families(kernels),
+        kind=kernels["kind"].astype(KINDS),
+        launch_ns=kernels["launch_ns"].astype("Int64"),
+        delay_ns=(kernels["start_ns"] - kernels["launch_ns"]).astype("Int64"),
+    )
+    return Trace(
+        _ordered(kernels, KERNEL_COLUMNS),
+        _ordered(host.assign(kind=host["kind"].astype(HOST_KINDS)), HOST_COLUMNS),
+        _ordered(ranges.assign(duration_ns=range_ends - ranges["start_ns"]), RANGE_COLUMNS),
+        tool,
     )
 
 
-def host_frame(calls: pd.DataFrame) -> pd.DataFrame:
-    """The host frame from its columns."""
-    return _ordered(calls.assign(kind=calls["kind"].astype(HOST_KINDS)), HOST_COLUMNS)
-
-
-def ranges_frame(ranges: pd.DataFrame) -> pd.DataFrame:
-    """The ranges frame from its columns."""
-    return _ordered(ranges, RANGE_COLUMNS)
-
-
-def api_kind(name: str) -> str:
+def _api_kind(name: str) -> str:
     """Whether an API call waits for the device, gives it work, or neither."""
     if "Synchronize" in name:
         return "synchronize"
@@ -118,10 +129,10 @@ def api_kind(name: str) -> str:
 
 def _families(work: pd.DataFrame) -> pd.Series:
     """Family by name, except inside the optimizer's range."""
-    by_name = work["name"].map(families.family).astype(object)
-    in_optimizer = work["ranges"].map(cache(families.is_optimizer)).astype(bool)
-    chosen = by_name.mask(in_optimizer, by_name.map(families.family_in_optimizer))
-    return chosen.astype(pd.CategoricalDtype(list(families.FAMILIES)))
+    by_name = work["name"].map(kernel_names.family).astype(object)
+    in_optimizer = work["ranges"].map(cache(kernel_names.is_optimizer)).astype(bool)
+    chosen = by_name.mask(in_optimizer, by_name.map(kernel_names.family_in_optimizer))
+    return chosen.astype(pd.CategoricalDtype(list(kernel_names.FAMILIES)))
 
 
 def _ordered(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -130,3 +141,54 @@ def _ordered(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     ordered = frame.sort_values("start_ns", kind="stable", ignore_index=True)[list(columns)]
     ordered["name"] = ordered["name"].cat.remove_unused_categories()
     return ordered
+
+
+def _with_launches(work: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """Adds launch_ns and ranges from the launching call, where it was recorded.
+
+    If a runtime call and the driver call inside it share an id, the outer one is the launch; it
+    started first.
+    """
+    launches = calls.loc[
+        calls["correlation"] != NO_CORRELATION, [*LAUNCH_KEY, "start_ns", "ranges"]
+    ]
+    launches = launches.sort_values("start_ns", kind="stable").drop_duplicates(LAUNCH_KEY)
+    launches = launches.rename(columns={"start_ns": "launch_ns"}).astype({"launch_ns": "Int64"})
+    found = work.merge(launches, how="left", on=LAUNCH_KEY)
+    known = found["launch_ns"].notna()
+    paths = [path if has else () for path, has in zip(found["ranges"], known, strict=True)]
+    return found.assign(ranges=objects(paths))
+
+
+def paths_at(ranges: pd.DataFrame, process: Integers, time_ns: Integers) -> npt.NDArray[np.object_]:
+    """The ranges open in `process` at `time_ns`, outermost first, for each row of both."""
+    known: dict[OpenRanges, OpenRanges] = {}  # rows with equal paths share one tuple
+    paths = objects([()] * len(time_ns))
+    for owner in np.unique(process):
+        rows = np.flatnonzero(process == owner)
+        times, inverse = np.unique(time_ns[rows], return_inverse=True)
+        paths[rows] = _sweep(ranges[ranges["process"] == owner], times, known)[inverse]
+    return paths
+
+
+def _sweep(
+    ranges: pd.DataFrame, times: Integers, known: dict[OpenRanges, OpenRanges]
+) -> npt.NDArray[np.object_]:
+    """The paths of one process at ascending times."""
+    holds_some = np.searchsorted(times, ranges["start_ns"]) < np.searchsorted(
+        times, ranges["end_ns"]
+    )
+    rows = ranges.loc[holds_some, ["start_ns", "end_ns", "name"]].itertuples(index=False)
+    # Of two ranges that open together, the longer one is the outer one.
+    waiting = deque(sorted(rows, key=lambda row: (row[0], -row[1])))
+    open_now: list[Any] = []
+    paths = []
+    for time in times.tolist():
+        while waiting and waiting[0][0] <= time:
+            open_now.append(waiting.popleft())
+        open_now = [row for row in open_now if row[1] > time]
+        if len(open_now) > MAX_DEPTH:
+            raise TraceError(f"more than {MAX_DEPTH} ranges are open at once")
+        path: OpenRanges = tuple(name for _, _, name in open_now)
+        paths.append(known.setdefault(path, path))
+    return objects(paths)

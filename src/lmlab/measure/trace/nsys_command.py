@@ -10,8 +10,6 @@ If nsys is missing, too old or does not run, that is an `NsysUnavailable` with a
 Importing this module does not import torch: the workflow uses it while it is parsed.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -39,10 +37,8 @@ class Nsys:
     """A usable nsys."""
 
     path: str
-    version: str
-    """As it prints it: 2025.3.1.90."""
-    release: tuple[int, int]
-    """Year and number of the release: (2025, 3)."""
+    version: str  # as it prints it: 2025.3.1.90
+    release: tuple[int, int]  # year and number of the release: (2025, 3)
 
     def profile_options(self, more: Iterable[str] = (), *, marked: bool = True) -> list[str]:
         """Options of `nsys profile` that record what a program marks, or all of it."""
@@ -71,31 +67,24 @@ def find_nsys() -> Nsys:
     path = shutil.which("nsys")
     if path is None:
         raise NsysUnavailable("nsys is not on the PATH")
-    output = _version_output(path)
-    found = _VERSION.search(output)
-    if found is None:
-        raise NsysUnavailable(f"{path} --version prints no version: {_first_line(output)}")
-    release = int(found[2]), int(found[3])
-    if release < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise NsysUnavailable(f"{path} is version {found[1]}, older than {oldest}")
-    return Nsys(path, found[1], release)
-
-
-def _version_output(path: str) -> str:
+    command = [path, "--version"]
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise NsysUnavailable(f"{path} --version does not return") from None
     except OSError as error:
         raise NsysUnavailable(f"{path} cannot be run: {error.strerror}") from None
+    output = (done.stderr or done.stdout if done.returncode else done.stdout).strip()
+    first_line = output.partition("\n")[0] or "no output"
     if done.returncode:
-        output = _first_line(done.stderr or done.stdout)
-        raise NsysUnavailable(f"{path} --version exits with {done.returncode}: {output}")
-    return done.stdout
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no output")
+        raise NsysUnavailable(f"{path} --version exits with {done.returncode}: {first_line}")
+    found = _VERSION.search(output)
+    if found is None:
+        raise NsysUnavailable(f"{path} --version prints no version: {first_line}")
+    release = int(found[2]), int(found[3])
+    if release < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise NsysUnavailable(f"{path} is version {found[1]}, older than {oldest}")
+    return Nsys(path, found[1], release)

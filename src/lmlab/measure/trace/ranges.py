@@ -1,31 +1,48 @@
-"""The one place where ranges are opened, for both profilers at once.
+"""Ranges: named stretches of a program that both profilers record, and hooks that add them.
 
-    with ranges.named("forward"):
+    with annotated(model, attention_in_parts=True), named("forward"):
         loss = model(tokens)
 
 Under Nsight Systems a range is an NVTX range of the *process* (`range_start`, not `range_push`):
 autograd launches the backward pass from its own thread, and tools that attribute by thread would
 give a pushed range none of those kernels. For PyTorch's profiler it is a `record_function`.
 
-Outside `recording()` a range is one shared no-op object, so marks can stay in code that is timed.
-No range is opened while `torch.compile` traces either, and that is checked first: a compiled
-function then does not depend on whether a recording is active and is not recompiled when one
-starts.
+Outside `recording()` a range is a shared no-op, so marks can stay in code that is timed. None is
+opened while `torch.compile` traces either, and that is checked first: a compiled function then does
+not depend on whether a recording is active and is not recompiled when one starts.
+
+`annotated` adds ranges to any model from outside: around each member of its module lists, named
+like the module (`layers.3`), and around attention functions that modules hold. Hooks cost
+microseconds, so annotate for profiling and never for timing. Compiled modules are skipped: Dynamo
+guards on what a module holds and would recompile.
+
+An attention that computes its formula operation by operation can be divided at its two products
+into `scores`, `softmax` (everything between them: scale, mask, the softmax itself) and `output`. A
+`TorchFunctionMode` sees every call into torch; the three ranges are contiguous, so that views and
+Python between two operations belong to a part too. A fused or compiled attention has no parts.
 """
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+ATTENTION = "attention"
+"""The range around an attention function, and the attribute under which a module holds one."""
+_PRODUCTS = frozenset(
+    {
+        *(torch.matmul, torch.bmm, torch.baddbmm, torch.einsum),
+        *(Tensor.matmul, Tensor.__matmul__, Tensor.bmm, Tensor.baddbmm),
+    }
+)
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
@@ -36,23 +53,15 @@ class _State:
     nvtx = False
 
 
-class _Range(AbstractContextManager[None]):
-    """A range that is open for the block."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._record = record_function(name)
-        self._handle: int | None = None
-
-    def __enter__(self) -> None:
-        if _State.nvtx:
-            self._handle = torch.cuda.nvtx.range_start(self._name)
-        self._record.__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._record.__exit__(*exception)
-        if self._handle is not None:
-            torch.cuda.nvtx.range_end(self._handle)
+@contextmanager
+def recording() -> Iterator[None]:
+    """Let `named` open ranges inside this block."""
+    before = (_State.recording, _State.nvtx)
+    _State.recording, _State.nvtx = True, torch.cuda.is_available()
+    try:
+        yield
+    finally:
+        _State.recording, _State.nvtx = before
 
 
 def is_recording() -> bool:
@@ -62,7 +71,18 @@ def is_recording() -> bool:
 
 def named(name: str) -> AbstractContextManager[None]:
     """A range of that name around a block, if ranges are being recorded."""
-    return _Range(name) if is_recording() else _NO_RANGE
+    return _range(name) if is_recording() else _NO_RANGE
+
+
+@contextmanager
+def _range(name: str) -> Iterator[None]:
+    handle = torch.cuda.nvtx.range_start(name) if _State.nvtx else None
+    try:
+        with record_function(name):
+            yield
+    finally:
+        if handle is not None:
+            torch.cuda.nvtx.range_end(handle)
 
 
 def in_range(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -77,11 +97,93 @@ def in_range(name: str, function: Callable[Parameters, Result]) -> Callable[Para
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """Let `named` open ranges inside this block."""
-    before = (_State.recording, _State.nvtx)
-    _State.recording, _State.nvtx = True, torch.cuda.is_available()
-    try:
+def annotated(model: nn.Module, *, attention_in_parts: bool = False) -> Iterator[None]:
+    """Mark the layers and the attention of `model` for the block, then restore it."""
+    with ExitStack() as undo:
+        _mark("", model, attention_in_parts, undo)
         yield
-    finally:
-        _State.recording, _State.nvtx = before
+
+
+def _mark(name: str, module: nn.Module, parts: bool, undo: ExitStack) -> None:
+    """Mark a module and everything below it that is not compiled."""
+    if _is_compiled(module):
+        return
+    function = vars(module).get(ATTENTION)  # a submodule gets hooks instead
+    if callable(function):
+        wrapped = with_part_ranges(function) if parts else function
+        setattr(module, ATTENTION, in_range(ATTENTION, wrapped))
+        undo.callback(setattr, module, ATTENTION, function)
+    for child_name, child in module.named_children():
+        path = f"{name}.{child_name}".lstrip(".")
+        if isinstance(module, nn.ModuleList) and not _is_compiled(child):
+            _mark_layer(path, child, undo)
+        _mark(path, child, parts, undo)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether it is the result of `torch.compile(module)` or `module.compile()`."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _mark_layer(name: str, layer: nn.Module, undo: ExitStack) -> None:
+    """A range around each forward pass of the layer, closed even if it raises."""
+    opened = ExitStack()
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            opened.enter_context(named(name))
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            opened.close()
+
+    # First in, last out: the range encloses the layer's other hooks.
+    undo.callback(layer.register_forward_pre_hook(before, prepend=True).remove)
+    undo.callback(layer.register_forward_hook(after, always_call=True).remove)
+
+
+def with_part_ranges(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The attention function with a range around each of its parts, while ranges are recorded."""
+
+    @functools.wraps(function)
+    def observed(*args: Any, **kwargs: Any) -> Tensor:
+        if not is_recording():
+            return function(*args, **kwargs)
+        with _PartRanges():
+            return function(*args, **kwargs)
+
+    return observed
+
+
+class _PartRanges(TorchFunctionMode):
+    """Opens and closes the ranges at the products; a third product belongs to no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._products = 0
+        self._part = ExitStack()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func not in _PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        self._products += 1
+        self._switch_to({1: "scores", 2: "output"}.get(self._products))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._switch_to("softmax" if self._products == 1 else None)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._switch_to(None)
+        super().__exit__(*exception)
+
+    def _switch_to(self, part: str | None) -> None:
+        self._part.close()
+        if part is not None:
+            self._part.enter_context(named(part))

@@ -1,17 +1,13 @@
 """Runs a function once under a profiler: PyTorch's own, or Nsight Systems around the process.
 
-PyTorch's profiler runs inside the process. Its first session on a GPU takes seconds and loses
-kernels while CUPTI starts, so an empty session comes first. nsys was started around the whole
-program and waits for the CUDA profiler API; its report has only what ran between start and stop,
-and exists after the program has ended. Either way the function is called once: warming up is up
-to the caller, and so is keeping it short, since one train step of a large model already has a
-hundred thousand events.
+The first session of PyTorch's profiler on a GPU takes seconds and loses kernels while CUPTI starts,
+so an empty session comes first. nsys was started around the whole program and waits for the CUDA
+profiler API; its report exists after the program has ended. Warming up is up to the caller, and so
+is keeping it short: one train step of a large model already has a hundred thousand events.
 
 A profiled run is never a timing. The profiler lengthens every operator on the host by microseconds,
 which stretches the gaps between kernels; the kernels themselves keep their time.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Callable
@@ -38,22 +34,18 @@ def profile(
     with TemporaryDirectory() as folder:
         file = keep_as or Path(folder) / "trace.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        _profile_to(file, function, device)
+        activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+            with session(activities=activities, acc_events=True):
+                synchronize(device)
+        synchronize(device)
+        with ranges.recording(), session(activities=activities, acc_events=True) as profiler:
+            function()
+            synchronize(device)
+        profiler.export_chrome_trace(str(file))
         tool = f"torch profiler {torch.__version__}"
         return chrome_trace.read(file, on_cpu=device.type == "cpu", tool=tool)
-
-
-def _profile_to(file: Path, function: Callable[[], object], device: torch.device) -> None:
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-        with session(activities=activities, acc_events=True):
-            synchronize(device)
-    synchronize(device)
-    with ranges.recording(), session(activities=activities, acc_events=True) as profiler:
-        function()
-        synchronize(device)
-    profiler.export_chrome_trace(str(file))
 
 
 def under_nsys() -> bool:

@@ -1,34 +1,56 @@
-"""The helper and its supervisors: libraries imported, nothing run, no GPU touched.
+"""The helper, its supervisors and their jobs: three generations of forks.
 
-The helper forks a supervisor for each client and ends by itself when idle. A supervisor adopts
-whatever its job orphans, so that all processes of the job are its descendants. When the job ends,
-or the client closes its connection (the kernel does that for a killed client), it kills them all.
-Then it sends the exit status; a client that gets the job's pid and no status knows that the job was
-lost. If the supervisor is killed, the kernel kills the job, and the helper adopts and kills the
-rest. If the helper is killed, its supervisors and jobs go on.
+The helper must stay forkable. It runs no torch operation: OpenMP's threads do not survive a fork,
+and the child's first parallel operation would wait for them forever. It never calls CUDA, not even
+to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails. torch and triton
+only define things when imported. So does torch._dynamo, which every torch optimizer imports and
+which takes as long as torch itself. The compiler (inductor) costs every compiled point more than a
+second, so it is preloaded where there is a GPU. Some versions of it ask CUDA for its devices during
+import; the question is then answered without the driver. A fork that is thrown away tries all of
+this first: cuInit opens the driver's device files and keeps them open, which can be seen.
+
+A supervisor adopts whatever its job orphans, so that all processes of the job are its descendants.
+When the job ends, or the client closes its connection (the kernel does that for a killed client),
+it kills them all and sends the exit status. If the supervisor is killed, the kernel kills the job,
+and the helper adopts and kills the rest. If the helper is killed, supervisors and jobs go on.
+
+A job calls `main(argv)` of a module as a fresh interpreter would, with what a new process would
+inherit from the client and with the source files of lmlab as they are now. Random number generators
+are not reset; a measurement seeds its own. It ends as the interpreter does up to the last step:
+tearing that down would copy every page shared with the helper, which takes 0.3 s.
 """
 
+import atexit
 import contextlib
+import gc
+import importlib
+import importlib.util
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
-from lmlab.measure.warm_start.client import PATIENCE_S, Job
-from lmlab.measure.warm_start.job import run_in_fork
-from lmlab.measure.warm_start.preload import preload
+from lmlab.measure.warm_start import PATIENCE_S, Job
 from lmlab.measure.warm_start.processes import (
     adopt_orphans,
     die_with_parent,
     kill_family,
     live_processes,
 )
+
+LIBRARIES = ("torch", "triton", "torch._dynamo")
+COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
+DRIVER = Path("/dev/nvidiactl")
+_FLUSH_FAILED = 120  # the interpreter's own exit status when the last flush fails
 
 
 def main(descriptor: str, path: str = "", idle_s: str = "") -> None:
@@ -49,6 +71,50 @@ def main(descriptor: str, path: str = "", idle_s: str = "") -> None:
         Path(path).unlink(missing_ok=True)
 
 
+def preload() -> None:
+    """Import what jobs need; children share the memory."""
+    for name in LIBRARIES:
+        # triton is not built for every platform.
+        if name != "triton" or importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    if DRIVER.exists() and _compiler_can_be_preloaded():
+        _import_compiler()
+    if _gpu_is_open():
+        raise RuntimeError("importing the libraries opened the GPU; no fork could use it")
+    gc.collect()
+    gc.freeze()  # otherwise the collector writes to every object and unshares its page
+
+
+def _compiler_can_be_preloaded() -> bool:
+    """Try it in a fork, which may touch the GPU; an exception means no."""
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1] == 0
+    works = False
+    try:
+        _import_compiler()
+        works = not _gpu_is_open() and importlib.import_module("torch").cuda.is_available()
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(not works)
+
+
+def _import_compiler() -> None:
+    """Import the compiler, which finds a GPU without asking the driver."""
+    cuda = importlib.import_module("torch").cuda
+    original, cuda.is_available = cuda.is_available, lambda: True
+    try:
+        for name in COMPILER:
+            importlib.import_module(name)
+    finally:
+        cuda.is_available = original
+
+
+def _gpu_is_open() -> bool:
+    opened = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return any(file.startswith("/dev/nvidia") for file in opened)
+
+
 def serve(listener: socket.socket, idle_s: float) -> None:
     """Fork a supervisor for each client, until none has come and none is left for so long."""
     signal.signal(signal.SIGCHLD, lambda *_: _clean_up())
@@ -61,12 +127,8 @@ def serve(listener: socket.socket, idle_s: float) -> None:
                 return
             continue
         with client, contextlib.suppress(OSError):  # no process to be had: the client notices
-            _fork(_supervise_apart, listener, client)
-
-
-def _supervise_apart(listener: socket.socket, client: socket.socket) -> None:
-    listener.close()  # or clients of a helper that was killed would wait for an answer
-    supervise(client)
+            # Or clients of a helper that was killed would wait for an answer.
+            _fork(supervise, client, closed=listener)
 
 
 def _clean_up() -> None:
@@ -80,17 +142,17 @@ def _clean_up() -> None:
 
 
 def _children() -> dict[int, int]:
-    """Session ids of this process's children."""
     alive, me = live_processes(), os.getpid()
     return {pid: session for pid, (parent, session) in alive.items() if parent == me}
 
 
-def _fork(do: Callable[..., None], *arguments: object) -> int:
-    """The pid of a child that does this and nothing else; it fails if this returns."""
+def _fork(do: Callable[..., None], *arguments: object, closed: socket.socket) -> int:
+    """The pid of a child that does this without a socket of ours; it fails if this returns."""
     if pid := os.fork():
         return pid
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        closed.close()
         do(*arguments)
     except BaseException:
         traceback.print_exc()
@@ -115,7 +177,7 @@ def supervise(client: socket.socket) -> None:
 def _run(job: Job, streams: Sequence[int], client: socket.socket) -> None:
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = _fork(_become, job, streams, client, os.getpid())
+    pid = _fork(_become, job, streams, os.getpid(), closed=client)
     for stream in streams:  # whoever reads them waits until every copy is closed
         os.close(stream)
     try:
@@ -135,12 +197,61 @@ def _kill_without_client(client: socket.socket) -> None:
     kill_family(os.getpid())
 
 
-def _become(job: Job, streams: Sequence[int], client: socket.socket, supervisor: int) -> None:
-    """A session of its own, the client's streams, and the job."""
+def _become(job: Job, streams: Sequence[int], supervisor: int) -> NoReturn:
+    """Turn this fork, in which signals are blocked, into the job."""
     os.setsid()
     die_with_parent(supervisor)
-    client.close()
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)
-    run_in_fork(job)
+    stdout: Any = sys.stdout  # now the client's file, which may be a terminal
+    stdout.reconfigure(line_buffering=stdout.isatty() and not stdout.write_through)
+    os.chdir(job.directory)
+    os.umask(job.umask)
+    os.environ.clear()
+    os.environ.update(job.environment)
+    time.tzset()
+    tempfile.tempdir = None  # cached from the helper's environment
+    for name in [name for name in sys.modules if name.split(".")[0] == "lmlab"]:
+        del sys.modules[name]
+    if not job.environment.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, job.directory)  # as `python -m` does
+    importlib.invalidate_caches()
+    _exit(_status(job))
+
+
+def _status(job: Job) -> int:
+    """Exit status of the job as the interpreter would report it; negative for a signal."""
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        sys.argv = [job.module, *job.arguments]
+        module = importlib.import_module(job.module)
+        # Under its own name: what it pickles can be found again, and a process that multiprocessing
+        # spawns imports the job and not the code around it.
+        sys.modules["__main__"] = module
+        sys.argv[0] = str(module.__file__)
+        sys.exit(module.main(job.arguments))
+    except KeyboardInterrupt:  # without a traceback; the client reports it
+        return -signal.SIGINT
+    except SystemExit as request:
+        if request.code is None or isinstance(request.code, int):
+            return (request.code or 0) & 0xFF
+        print(request.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    return 1
+
+
+def _exit(status: int) -> NoReturn:
+    """End as the interpreter does, up to tearing it down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    getattr(threading, "_shutdown")()  # noqa: B009 - what the interpreter does first
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # a full disk, or a stream that the job has closed
+        status = status or _FLUSH_FAILED
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(status)

@@ -1,12 +1,10 @@
 """Process trees: signalling, finding and killing everything that a job has started.
 
-A job is the leader of a session, and what it starts carries the job's pid as session id even after
-the processes in between have exited. A process that opens a new session is still found as a
-descendant, because an orphan is adopted by the nearest subreaper among its ancestors, which is the
-job's supervisor. Only SIGKILL is used: a process may hang in a driver call and ignore the rest.
-
-When the process that would clean up is itself killed, the kernel takes over: PR_SET_PDEATHSIG sends
-a signal to a child as soon as its parent dies.
+A job is the leader of a session, and what it starts carries the job's pid as session id. A process
+that opens a new session is still found as a descendant, because an orphan is adopted by the nearest
+subreaper among its ancestors, which is the job's supervisor. Only SIGKILL is used: a process may
+hang in a driver call and ignore the rest. When the process that would clean up is itself killed,
+the kernel takes over: PR_SET_PDEATHSIG sends a signal to a child as soon as its parent dies.
 """
 
 import contextlib
@@ -35,15 +33,15 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
     leaders: list[int] = []
     timers: list[threading.Timer] = []
 
+    def forward() -> None:
+        while held and leaders:
+            _signal_group(leaders[0], held.pop(0))
+            timers.append(threading.Timer(GRACE_S, kill_family, leaders))
+            timers[-1].start()
+
     def relay(number: int, _frame: object) -> None:
         held.append(number)
         forward()
-
-    def forward() -> None:
-        while held and leaders:
-            signal_group(leaders[0], held.pop(0))
-            timers.append(threading.Timer(GRACE_S, kill_family, leaders))
-            timers[-1].start()
 
     def aim(leader: int) -> None:
         leaders.append(leader)
@@ -61,6 +59,15 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
             timer.cancel()
         for unsent in held:  # there was no job
             signal.raise_signal(unsent)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    """Signal a job's process group, or its leader if that has not created the group yet."""
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.killpg(leader, number)
+        except ProcessLookupError:
+            os.kill(leader, number)
 
 
 def die_with_parent(parent: int) -> None:
@@ -110,12 +117,3 @@ def _family(root: int) -> set[int]:
     while new := {pid for pid, (parent, _) in processes.items() if parent in members} - members:
         members |= new
     return members
-
-
-def signal_group(leader: int, number: int) -> None:
-    """Signal a job's process group, or its leader if that has not created the group yet."""
-    with contextlib.suppress(ProcessLookupError):
-        try:
-            os.killpg(leader, number)
-        except ProcessLookupError:
-            os.kill(leader, number)

@@ -1,12 +1,11 @@
 """Where a helper listens: a private directory, and a name that only equivalent processes share.
 
 A forked job is a copy of the helper. What a process receives at its start and cannot change later
-must therefore be the same in client and helper: the interpreter and the build of torch; environment
-variables that libraries read when loaded (OpenMP fixes its thread count then); CPUs, limits,
-control group and namespaces, because under Slurm or in a container another job's helper would run
-the work outside of the allocation. All of this is hashed into the socket's name, together with the
-code of this package, so that an edited helper is another helper. CUDA_VISIBLE_DEVICES is left out:
-CUDA reads it when first used, in the job.
+must therefore be the same in client and helper: interpreter and build of torch; environment
+variables that libraries read when loaded; CPUs, limits, control group and namespaces, because under
+Slurm or in a container another job's helper would run the work outside of the allocation. All of
+this is hashed into the socket's name, together with the code of this package. CUDA_VISIBLE_DEVICES
+is left out: CUDA reads it when first used, in the job.
 
 A helper runs whatever it is sent, so the directory must be owned by this user and closed to others.
 """
@@ -16,6 +15,7 @@ import importlib.util
 import json
 import os
 import resource
+import signal
 import socket
 import stat
 import struct
@@ -108,4 +108,6 @@ def _inherited() -> list[object]:
         os.getpriority(os.PRIO_PROCESS, 0),
         sorted({os.getegid(), *os.getgroups()}),
         [resource.getrlimit(getattr(resource, name)) for name in limits],
+        # Ignored under nohup or in a shell's background.
+        [int(n) for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
     ]

@@ -2,9 +2,7 @@
 
 Each variant runs once and is checked against a reference; a wrong one gets no time. Its memory and
 the time that the host needs to launch it follow. Then, pass by pass, the variants take turns until
-their times have settled (`lmlab.measure.kernel_rounds`).
-
-`tiled` loops over its tiles in Python, with thousands of launches per pass at long sequences. One
+their times have settled (`lmlab.measure.kernel_clock`). `tiled` loops over its tiles in Python: one
 pass over a short sequence predicts the time of a long one (by the ratio of lengths squared), and a
 variant that would exceed its cap is not started.
 
@@ -12,8 +10,6 @@ Records: `time` per variant and phase, `first_call_time` (compilation included),
 `memory` per stage and `host_time` per phase (GPU only), `estimated_time` of a variant that loops in
 Python, `flops` per phase, `threads`.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
@@ -23,12 +19,11 @@ import torch
 from lmlab.attention import registry
 from lmlab.chapters.attention.measure import rounds
 from lmlab.chapters.attention.measure.compiling import call_ms, compiler_for
-from lmlab.chapters.attention.measure.memory import note_host_time, note_memory
 from lmlab.chapters.attention.measure.problem import Attend, Problem, Shape, shape_of
 from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.clock import collector_paused
-from lmlab.measure.precision import tf32_allowed, why_unsupported
+from lmlab.measure.precision import tf32_allowed
 from lmlab.study.points import Point
 
 LOOPS_IN_PYTHON = frozenset({"tiled"})
@@ -40,8 +35,6 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Measure one shape."""
     settings = point.settings
     shape = shape_of({**settings, **point.parameters})
-    if reason := why_unsupported(shape.precision, device):
-        raise Unsupported(reason)
     variants = Variants(settings["variants"], device)
 
     def load(name: str) -> Attend:
@@ -63,14 +56,13 @@ def measure(point: Point, device: torch.device) -> Outcome:
         collector_paused(),
     ):
         problem = Problem(shape, device, settings["seed"])
-        attends = rounds.try_all(variants, problem, load, device)
+        attends = rounds.try_all(variants, problem, load)
         for name in variants.running:
             with variants.attempt(name):
-                note_memory(variants, name, attends[name], problem, device)
-                note_host_time(variants, name, attends[name], problem, device)
-        rounds.time_passes(
-            variants, attends, problem.passes(), device, rounds.sampling_budget(settings)
-        )
+                rounds.note_memory(variants, name, attends[name], problem)
+                rounds.note_host_time(variants, name, attends[name], problem)
+        budget = rounds.sampling_budget(settings)
+        rounds.time_passes(variants, attends, problem.passes(), budget)
     return variants.outcome(*rounds.flop_records(problem), rounds.thread_record())
 
 

@@ -1,18 +1,13 @@
 """torch.compile, set up so that what is timed is what was asked for.
 
-- The compiler is reset first: everything is compiled for the shape at hand, and no recompile limit
-  is reached, after which Dynamo would silently run eager code.
-- A second compilation of the same function is an error: times before and after it would be times of
-  different code.
-- Where backward is timed alone its graph is retained, so backward must not overwrite saved tensors,
-  as it otherwise may.
+The compiler is reset first: no recompile limit is reached, after which Dynamo would silently run
+eager code. A second compilation of the same function is an error: times before and after it would
+be times of different code. Where backward is timed alone its graph is retained, so backward must
+not overwrite saved tensors, as it otherwise may.
 
-`cold` gives the compiler empty caches, so that a compile time does not measure a hit in
-the cache of an earlier run. Otherwise caches are shared, and Triton's own stays where our
-kernels look for theirs.
+`cold` gives the compiler empty caches, so that a compile time does not measure a hit in the cache
+of an earlier run. Otherwise caches are shared, and Triton's own stays where our kernels look.
 """
-
-from __future__ import annotations
 
 import os
 import tempfile
@@ -25,6 +20,7 @@ from unittest.mock import patch
 import torch
 
 from lmlab.measure.clock import synchronize
+from lmlab.measure.time_spent import measuring
 
 # Variants that compile themselves, once per shape.
 COMPILES = frozenset({"compiled", "flex", "flash_compiled_backward"})
@@ -34,11 +30,8 @@ COMPILES = frozenset({"compiled", "flex", "flash_compiled_backward"})
 def compiler(
     *, cold: bool = False, in_parallel: bool = False, retain_graphs: bool = False
 ) -> Iterator[None]:
-    """Set up the compiler, and restore every setting afterwards.
-
-    `in_parallel` compiles kernels in one process per core; starting them takes seconds, which pays
-    off only for a large model.
-    """
+    """Set up the compiler, and restore every setting afterwards. `in_parallel` compiles kernels in
+    one process per core; starting them takes seconds, which pays off only for a large model."""
     import torch._dynamo.config
     import torch._functorch.config
     import torch._inductor.config
@@ -66,6 +59,7 @@ def compiler_for(
     return compiler(cold=cold, retain_graphs=retain_graphs)
 
 
+@measuring()
 def call_ms(call: Callable[[], object], device: torch.device) -> float:
     """Wall time of one call."""
     synchronize(device)
@@ -76,10 +70,8 @@ def call_ms(call: Callable[[], object], device: torch.device) -> float:
 
 
 def attention_replaced() -> int:
-    """How often the compiler has replaced the formula by PyTorch's fused attention.
-
-    It matches a few spellings of softmax(Q K^T) V; a "compiled" time would then be that of SDPA.
-    """
+    """How often the compiler has replaced the formula by PyTorch's fused attention: it matches some
+    spellings of softmax(Q K^T) V, and a "compiled" time would then be that of SDPA."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"]["fuse_attention"])

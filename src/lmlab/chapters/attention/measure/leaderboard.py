@@ -1,19 +1,16 @@
 """The one shape that others publish: `o = attention(q, k, v); o.sum().backward()`, compiled.
 
-Batch 1, sixteen heads, 16,384 tokens, bf16, causal. Attention goes through torch.compile, as it
-would inside a compiled model; variants that compile themselves are taken as they are. The gradient
-of a sum is an expanded tensor of ones (stride zero), which a kernel must handle. Gradients are set
-to None before each pass, so none is accumulated.
+Batch 1, sixteen heads, 16,384 tokens, bf16, causal, through torch.compile as inside a compiled
+model; variants that compile themselves are taken as they are. The gradient of a sum is an expanded
+tensor of ones (stride zero), which a kernel must handle. No gradient is accumulated.
 
-Sampling stops once the time has settled, usually after ten samples. The leaderboard's own protocol
-is sustained load, Triton's `do_bench(rep=10_000, warmup=1_000)`, under which a GPU gets hotter and
-clocks lower. Some variants are measured that way too, one after the other, after all else.
+Sampling stops once the time has settled. The leaderboard's own protocol is sustained load, Triton's
+`do_bench(rep=10_000, warmup=1_000)`, under which a GPU gets hotter and clocks lower. Some variants
+are measured that way too, one after the other, after all else.
 
 Records: `time` per variant and phase, `sustained_time` per variant that the point names (evenly
 thinned samples of the whole run), `first_call_time`, `error` per tensor, `flops` per phase.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,6 +28,7 @@ from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import timed
 from lmlab.measure.statistics import Measurement
+from lmlab.measure.time_spent import measuring
 from lmlab.study.points import Point
 
 UNTRACEABLE = frozenset({"flash_attn_4"})
@@ -48,21 +46,21 @@ def measure(point: Point, device: torch.device) -> Outcome:
     variants = Variants(settings["variants"], device)
     with tf32_allowed(shape.tf32), compiler(retain_graphs=True), collector_paused():
         problem = Problem(shape, device, settings["seed"])
-        problem.grad_o = gradient_of_sum(problem)
-        attends = rounds.try_all(
-            variants, problem, partial(compiled, is_causal=shape.is_causal), device
-        )
+        # What autograd passes to attention when its output is summed.
+        problem.grad_o = torch.ones((), device=device, dtype=shape.dtype).expand_as(problem.q)
+        load = partial(compiled, is_causal=shape.is_causal)
+        attends = rounds.try_all(variants, problem, load)
         passes: rounds.Passes = {**problem.passes(), "both": partial(forward_backward, problem)}
-        rounds.time_passes(variants, attends, passes, device, rounds.sampling_budget(settings))
-        for name in settings["sustained_variants"]:
-            if name in variants.running:
-                with variants.attempt(name):
-                    times = sustained(forward_backward(problem, attends[name]), settings)
-                    labels = {"variant": name, "phase": "both"}
-                    variants.records.append(timed(times, "sustained_time", **labels))
+        rounds.time_passes(variants, attends, passes, rounds.sampling_budget(settings))
+        for name in [each for each in settings["sustained_variants"] if each in variants.running]:
+            with variants.attempt(name):
+                times = sustained(forward_backward(problem, attends[name]), settings)
+                record = timed(times, "sustained_time", variant=name, phase="both")
+                variants.records.append(record)
     return variants.outcome(*rounds.flop_records(problem))
 
 
+@measuring()
 def sustained(call: Callable[[], object], settings: Mapping[str, Any]) -> Measurement:
     """A call timed by Triton's `do_bench` for as long as the leaderboard does."""
     from triton.testing import do_bench
@@ -74,11 +72,6 @@ def sustained(call: Callable[[], object], settings: Mapping[str, Any]) -> Measur
     return Measurement(
         samples_ms=tuple(samples[::stride]), clock="events", cache="cold", stopped=protocol
     )
-
-
-def gradient_of_sum(problem: Problem) -> torch.Tensor:
-    """The gradient that autograd passes to attention when its output is summed."""
-    return torch.ones((), device=problem.q.device, dtype=problem.q.dtype).expand_as(problem.q)
 
 
 def compiled(name: str, *, is_causal: bool) -> Attend:

@@ -5,20 +5,17 @@ step contains the compilation, with cold caches, and is recorded apart. The forw
 training, which saves what backward needs (inference would be another graph and another
 compilation). The optimizer is not compiled.
 
-Records: see `shared_model`; `attention_replaced` (how often the compiler substituted fused
-attention).
+Records: see `model`; `attention_replaced` (how often the compiler substituted fused attention).
 """
-
-from __future__ import annotations
 
 import torch
 
 from lmlab.chapters.attention.measure.compiling import attention_replaced, compiler
-from lmlab.chapters.attention.measure.shared_model import SharedStep, Switch, compare
+from lmlab.chapters.attention.measure.model import SharedStep, Switch, compare
 from lmlab.chapters.attention.measure.variants import Variants
-from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.workload import workload_of
-from lmlab.measure.precision import tf32_allowed, why_unsupported
+from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import value
 from lmlab.study.points import Point
 
@@ -28,8 +25,6 @@ EAGER, COMPILED = "eager", "compiled"
 def measure(point: Point, device: torch.device) -> Outcome:
     """Compare the eager and the compiled model."""
     workload = workload_of(point)
-    if reason := why_unsupported(workload.precision.name, device):
-        raise Unsupported(reason)
     variants = Variants((EAGER, COMPILED), device)
     with tf32_allowed(workload.precision.tf32), compiler(cold=True, in_parallel=True):
         model = workload.build(device)
@@ -37,7 +32,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
         step = SharedStep(workload, Switch(model, {EAGER: model, COMPILED: compiled}), device)
         needs = {COMPILED: "compiled"}
         outcome = compare(step, variants, point.settings, needs=needs, compiles=True)
+        if COMPILED not in variants.running:
+            return outcome
         replaced = value("attention_replaced", attention_replaced(), "", variant=COMPILED)
-    if COMPILED not in variants.running:
-        return outcome
     return Outcome(measurements=[*outcome.measurements, replaced])

@@ -11,20 +11,17 @@ tensor, `memory` per stage (forward_peak, before_backward, peak; GPU only, input
 often the compiler substituted fused attention), `flops` per phase, `threads`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from lmlab.attention import registry
+from lmlab.chapters.attention.measure import rounds
 from lmlab.chapters.attention.measure.compiling import COMPILES, attention_replaced, compiler_for
-from lmlab.chapters.attention.measure.memory import note_memory
 from lmlab.chapters.attention.measure.problem import Attend, Problem, shape_of
-from lmlab.chapters.attention.measure.rounds import alternate, flop_records, thread_record, try_all
 from lmlab.chapters.attention.measure.variants import Variants
+from lmlab.chapters.saved_tensors import saved_storages
 from lmlab.jobs.outcome import TOTAL, Outcome
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.precision import tf32_allowed
@@ -37,45 +34,28 @@ def measure(point: Point, device: torch.device) -> Outcome:
     settings = point.settings
     shape = shape_of({**settings, **point.parameters})
     variants = Variants(settings["variants"], device)
+
+    def load(name: str) -> Attend:
+        return partial(registry.load(name), is_causal=shape.is_causal)
+
     with tf32_allowed(shape.tf32), compiler_for(settings["variants"], cold=True):
         problem = Problem(shape, device, settings["seed"])
-        attends = try_all(
-            variants,
-            problem,
-            lambda name: partial(registry.load(name), is_causal=shape.is_causal),
-            device,
-        )
+        attends = rounds.try_all(variants, problem, load)
         for name in variants.running:
             with variants.attempt(name):
-                note_memory(variants, name, attends[name], problem, device)
+                rounds.note_memory(variants, name, attends[name], problem)
                 if name in COMPILES:
                     variants.note(name, "attention_replaced", attention_replaced(), "")
                 else:  # hooks on saved tensors would trigger another compilation
-                    variants.note(name, "saved_memory", saved_bytes(attends[name], problem), "B")
+                    saved = saved_storages(partial(attends[name], *problem.inputs), problem.inputs)
+                    variants.note(name, "saved_memory", sum(saved.values()), "B")
         if running := {name: attends[name] for name in variants.running}:
-            times = alternate(partial(one_round, running, problem), settings, device)
+            times = rounds.alternate(partial(one_round, running, problem), settings, device)
             variants.records.append(timed(times.pop(TOTAL), "round_time", phase=TOTAL))
             for key, measurement in times.items():
                 name, phase = key.rsplit(".", 1)
                 variants.time(name, measurement, phase=phase)
-    return variants.outcome(*flop_records(problem), thread_record())
-
-
-def saved_bytes(attend: Attend, problem: Problem) -> int:
-    """Bytes that autograd saves for backward beyond the inputs."""
-    inputs = {x.untyped_storage().data_ptr() for x in problem.inputs}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in inputs:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = attend(*problem.inputs)
-    del output
-    return sum(saved.values())
+    return variants.outcome(*rounds.flop_records(problem), rounds.thread_record())
 
 
 def one_round(attends: Mapping[str, Attend], problem: Problem, clock: PhaseClock) -> None:

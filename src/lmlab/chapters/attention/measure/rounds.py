@@ -3,10 +3,14 @@
 Correctness comes before speed: a variant whose output or gradients are wrong is stopped before it
 is timed. The first call of a variant that compiles contains the compilation and is recorded apart.
 Kernels are timed by CUDA events (`time_passes`), steps by wall clock (`alternate`).
+
+Memory is that of this problem alone: its tensors and what a variant allocates on top. Host time
+ends when the call returns, while the GPU still works: where it exceeds the GPU's time, launching
+sets the pace. It is taken after the device is idle, so that a full queue does not count.
 """
 
-from __future__ import annotations
-
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,15 +19,20 @@ import torch
 from torch import Tensor
 
 from lmlab.chapters.attention.measure.compiling import call_ms
-from lmlab.chapters.attention.measure.problem import Attend, Problem
-from lmlab.chapters.attention.measure.reference import check, errors, reference
+from lmlab.chapters.attention.measure.problem import Attend, Problem, check, errors
 from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupported
-from lmlab.measure.clock import PhaseClock, measure_steps
-from lmlab.measure.kernel_rounds import Call, Prepare, SamplingBudget, measure_in_rounds
+from lmlab.measure.clock import PhaseClock, measure_steps, synchronize
+from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
+from lmlab.measure.kernel_clock import Call, Prepare, measure_in_rounds
 from lmlab.measure.records import Label, Record, value
 from lmlab.measure.statistics import Measurement
+from lmlab.measure.stop_rule import SamplingBudget
+from lmlab.measure.time_spent import measuring
 
 Passes = Mapping[str, Callable[[Attend], Call]]
+
+MOST_CALLS, LONGEST_S = 10, 0.05
+"""Of a variant whose host time is taken."""
 
 
 def sampling_budget(settings: Mapping[str, Any]) -> SamplingBudget:
@@ -35,27 +44,21 @@ def sampling_budget(settings: Mapping[str, Any]) -> SamplingBudget:
 
 
 def try_all(
-    variants: Variants, problem: Problem, load: Callable[[str], Attend], device: torch.device
+    variants: Variants, problem: Problem, load: Callable[[str], Attend]
 ) -> dict[str, Attend]:
     """Run every variant once and check its numbers; returns those that are right."""
-    shape = problem.shape
-    expected = reference(*problem.inputs, problem.grad_o, is_causal=shape.is_causal)
+    shape, expected = problem.shape, problem.reference()
     attends: dict[str, Attend] = {}
     for name in variants.running:
         with variants.attempt(name):
-            refuse_unsupported(name, device, shape.dtype, shape.head_dim)
+            refuse_unsupported(name, variants.device, shape.dtype, shape.head_dim)
             attends[name] = load(name)
-            _try_out(variants, name, attends[name], problem, expected, device)
+            _try_out(variants, name, attends[name], problem, expected)
     return {name: attends[name] for name in variants.running}
 
 
 def _try_out(
-    variants: Variants,
-    name: str,
-    attend: Attend,
-    problem: Problem,
-    expected: Sequence[Tensor],
-    device: torch.device,
+    variants: Variants, name: str, attend: Attend, problem: Problem, expected: Sequence[Tensor]
 ) -> None:
     found: list[Tensor] = []
 
@@ -63,7 +66,7 @@ def _try_out(
         output = attend(*problem.inputs)
         found.extend((output, *problem.gradients(output)))
 
-    variants.note(name, "first_call_time", call_ms(first_call, device), "ms")
+    variants.note(name, "first_call_time", call_ms(first_call, variants.device), "ms")
     check_errors(variants, name, errors(found, expected), problem.shape.dtype)
 
 
@@ -76,28 +79,58 @@ def check_errors(
     check(found, dtype)
 
 
+def note_memory(variants: Variants, name: str, attend: Attend, problem: Problem) -> None:
+    """Record `memory` of a variant: the peak of forward, what forward leaves, and the peak of both;
+    nothing on a CPU, which has no such statistics."""
+    device = variants.device
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize(device)
+    own = sum(x.nbytes for x in (*problem.inputs, problem.grad_o))
+    others = int(torch.cuda.memory_allocated(device)) - own
+    reset_peak_memory(device)
+    output = attend(*problem.inputs)
+    stages = {"forward_peak": peak_memory_bytes(device) or 0}
+    stages["before_backward"] = int(torch.cuda.memory_allocated(device))
+    problem.gradients(output)
+    stages["peak"] = peak_memory_bytes(device) or 0
+    for stage, held in stages.items():
+        variants.note(name, "memory", held - others, "B", stage=stage)
+
+
+@measuring()
+def note_host_time(variants: Variants, name: str, attend: Attend, problem: Problem) -> None:
+    """Record `host_time` of a variant by pass; nothing on a CPU, where the host does the work."""
+    device = variants.device
+    if device.type != "cuda":
+        return
+    for phase, prepare in problem.passes().items():
+        call = prepare(attend)
+        call()
+        times: list[float] = []
+        while len(times) < MOST_CALLS and sum(times) < LONGEST_S:
+            synchronize(device)
+            before = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - before)
+        synchronize(device)
+        variants.note(name, "host_time", 1e3 * statistics.median(times), "ms", phase=phase)
+
+
 def time_passes(
-    variants: Variants,
-    attends: Mapping[str, Attend],
-    passes: Passes,
-    device: torch.device,
-    budget: SamplingBudget,
+    variants: Variants, attends: Mapping[str, Attend], passes: Passes, budget: SamplingBudget
 ) -> None:
     """Time pass after pass; in each, the variants that still run take turns."""
     for phase, prepare in passes.items():
         calls = {name: partial(prepare, attends[name]) for name in variants.running}
-        sample_in_turns(variants, calls, device, budget, phase=phase)
+        sample_in_turns(variants, calls, budget, phase=phase)
 
 
 def sample_in_turns(
-    variants: Variants,
-    calls: Mapping[str, Prepare],
-    device: torch.device,
-    budget: SamplingBudget,
-    **labels: Label,
+    variants: Variants, calls: Mapping[str, Prepare], budget: SamplingBudget, **labels: Label
 ) -> None:
     """Time one call of each variant by CUDA events; one that raises is stopped."""
-    times, broken = measure_in_rounds(calls, device=device, budget=budget)
+    times, broken = measure_in_rounds(calls, device=variants.device, budget=budget)
     for name, measurement in times.items():
         variants.time(name, measurement, **labels)
     for name, error in broken.items():
@@ -108,13 +141,8 @@ def alternate(
     step: Callable[[PhaseClock], None], settings: Mapping[str, Any], device: torch.device
 ) -> dict[str, Measurement]:
     """Repeat a step that runs every variant once; times by the name of the phase."""
-    return measure_steps(
-        step,
-        device=device,
-        warmup=settings["warmup"],
-        steps=settings["steps"],
-        time_cap_s=settings["time_cap_s"],
-    ).phases
+    limits = {key: settings[key] for key in ("warmup", "steps", "time_cap_s")}
+    return measure_steps(step, device=device, **limits).phases
 
 
 def flop_records(problem: Problem, **labels: Label) -> list[Record]:

@@ -7,8 +7,6 @@ and where the time to launch a kernel can exceed its own.
 Records: as `benchmark`.
 """
 
-from __future__ import annotations
-
 from lmlab.chapters.attention.measure.benchmark import measure
 
 __all__ = ["measure"]

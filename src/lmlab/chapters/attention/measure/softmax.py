@@ -9,20 +9,17 @@ cold L2: in a model, scores that fit in the cache are read faster than here.
 Records: `time` per part, `flops` per phase.
 """
 
-from __future__ import annotations
-
 import torch
 
 from lmlab.attention.naive import future_mask
 from lmlab.attention.unfused import softmax
-from lmlab.chapters.attention.measure.problem import Problem, shape_of
-from lmlab.chapters.attention.measure.reference import TOLERANCE
+from lmlab.chapters.attention.measure.problem import TOLERANCE, Problem, shape_of
 from lmlab.chapters.attention.measure.rounds import flop_records, sample_in_turns, sampling_budget
 from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
-from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.jobs.outcome import Outcome
 from lmlab.measure.clock import collector_paused
-from lmlab.measure.kernel_rounds import Call
-from lmlab.measure.precision import tf32_allowed, why_unsupported
+from lmlab.measure.kernel_clock import Call
+from lmlab.measure.precision import tf32_allowed
 from lmlab.study.points import Point
 
 
@@ -30,14 +27,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Time every operation at one shape."""
     asked = {**point.settings, **point.parameters}
     shape = shape_of(asked)
-    if reason := why_unsupported(shape.precision, device):
-        raise Unsupported(reason)
     with tf32_allowed(shape.tf32), torch.no_grad(), collector_paused():
         problem = Problem(shape, device, asked["seed"])
         calls = operations(problem)
         variants = Variants({name: {"part": name} for name in calls}, device)
         prepared = {name: (lambda call=call: call) for name, call in calls.items()}
-        sample_in_turns(variants, prepared, device, sampling_budget(asked))
+        sample_in_turns(variants, prepared, sampling_budget(asked))
     return variants.outcome(*flop_records(problem))
 
 

@@ -1,21 +1,17 @@
 """Our kernels with different tile sizes: time, shared memory, registers and spills.
 
 A tile of scores has `block_m` rows of queries (M) and `block_n` rows of keys (N). Forward, a
-program holds a tile of block_m queries and loops over tiles of block_n keys. Backward, for dK and
-dV, it holds block_n keys and loops over tiles of block_m queries (the loop for dQ swaps the two
-numbers). Larger tiles read less memory for each product, until registers spill or shared memory
-runs out. Every tile size is a variant: checked, timed in turns with the others, or recorded with
-the reason why Triton or the GPU rejects it. `chosen` is the row of `kernels/tile_sizes.py`. A
-kernel is compiled for its tiles and head dimension, not for a length, so one job measures all
-sequences.
+program holds block_m queries and loops over tiles of keys. Backward, for dK and dV, it holds
+block_n keys and loops over tiles of queries (for dQ the other way around). Larger tiles read less
+memory for each product, until registers spill or shared memory runs out. Every tile size is a
+variant; `chosen` is the row of `kernels/tile_sizes.py`. A kernel is compiled for its tiles and head
+dimension, not for a length, so one job measures all sequences.
 
 Records, all with the labels sequence, variant (BLOCK_MxBLOCK_N or chosen), block_m, block_n,
 num_warps, num_stages and specialized (warps that load or compute): `time`, `error` per tensor,
 `shared_memory`, `registers` and `spills` as compiled, `estimated_shared_memory` (by tile size).
 Further `flops` per sequence and phase, and `shared_memory_limit`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -24,14 +20,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lmlab.chapters.attention.measure.problem import Problem, shape_of
-from lmlab.chapters.attention.measure.reference import NAMES, errors, reference
-from lmlab.chapters.attention.measure.rounds import (
-    check_errors,
-    flop_records,
-    sample_in_turns,
-    sampling_budget,
-)
+from lmlab.chapters.attention.measure import rounds
+from lmlab.chapters.attention.measure.problem import NAMES, Problem, errors, shape_of
 from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels import launch
@@ -44,7 +34,6 @@ from lmlab.measure.records import Label, value
 from lmlab.study.points import Point
 
 CHOSEN = "chosen"
-OURS = "flash"
 WARPS = {16: 4, 32: 4, 64: 4, 128: 8, 256: 8}
 """By the rows of the tile that a program holds."""
 
@@ -52,15 +41,13 @@ WARPS = {16: 4, 32: 4, 64: 4, 128: 8, 256: 8}
 def measure(point: Point, device: torch.device) -> Outcome:
     """Compare the tile sizes of one direction and head dimension, sequence by sequence."""
     asked = {**point.settings, **point.parameters}
-    if asked["attention"] != OURS:
-        raise Unsupported(f"attention = {asked['attention']!r} has no tiles; allowed: {OURS}")
     dtype = precision_named(asked["precision"]).dtype
     refuse_unsupported(asked["attention"], device, dtype, asked["head_dim"])
-    records = [value("shared_memory_limit", device_info(device).shared_limit, "B")]
     compared = [compare({**asked, "sequence": each}, device) for each in asked["sequences"]]
     if not any(variants.running for variants in compared):
         return compared[0].outcome()
-    return Outcome(measurements=[*records, *(r for each in compared for r in each.records)])
+    limit = value("shared_memory_limit", device_info(device).shared_limit, "B")
+    return Outcome(measurements=[limit, *(r for each in compared for r in each.records)])
 
 
 def compare(asked: Mapping[str, Any], device: torch.device) -> Variants:
@@ -76,15 +63,15 @@ def compare(asked: Mapping[str, Any], device: torch.device) -> Variants:
         tiles[CHOSEN] = kernel.chosen()
         length = {"sequence": shape.sequence}
         variants = Variants({name: {**labels(t), **length} for name, t in tiles.items()}, device)
-        variants.records += flop_records(problem, **length)
+        variants.records += rounds.flop_records(problem, **length)
         for name, each in tiles.items():
             with variants.attempt(name):
                 for quantity, number in kernel.resources(each):
                     unit = "B" if "memory" in quantity else ""
                     variants.note(name, quantity, number, unit)
-                check_errors(variants, name, kernel.errors(each), shape.dtype)
+                rounds.check_errors(variants, name, kernel.errors(each), shape.dtype)
         calls = {name: partial(kernel.prepare, tiles[name]) for name in variants.running}
-        sample_in_turns(variants, calls, device, sampling_budget(asked))
+        rounds.sample_in_turns(variants, calls, rounds.sampling_budget(asked))
     return variants
 
 
@@ -111,20 +98,16 @@ class Kernel:
     def __init__(self, problem: Problem, direction: Direction, device: torch.device) -> None:
         causal, scale = problem.shape.is_causal, problem.shape.head_dim**-0.5
         options: dict[str, Any] = {"is_causal": causal, "scale": scale}
-        expected = reference(*problem.inputs, problem.grad_o, is_causal=causal)
         q, k, v = (x.detach() for x in problem.inputs)
         o, lse = launch.forward(q, k, v, **options)
-        self._problem = KernelProblem.of(q, k, causal)
-        self._direction, self._device = direction, device_info(device)
-        self._call: Callable[..., tuple[Tensor, ...]]
-        if direction == "forward":
-            inputs: tuple[Tensor, ...] = q, k, v
-            self._call = partial(launch.forward, *inputs, **options)
-            self._names, self._expected = NAMES[:1], expected[:1]
-        else:
-            inputs = q, k, v, problem.grad_o, o, lse
+        self._case = KernelProblem.of(q, k, causal).case(direction)
+        self._device, outputs = device_info(device), slice(0, 1)
+        inputs: tuple[Tensor, ...] = q, k, v
+        self._call: Callable[..., tuple[Tensor, ...]] = partial(launch.forward, *inputs, **options)
+        if direction == "backward":
+            inputs, outputs = (q, k, v, problem.grad_o, o, lse), slice(1, None)
             self._call = partial(launch.backward, problem.grad_o, q, k, v, o, lse, **options)
-            self._names, self._expected = NAMES[1:], expected[1:]
+        self._names, self._expected = NAMES[outputs], problem.reference()[outputs]
         self._compiled = partial(launch.compiled_kernel, inputs, causal, scale)
 
     def prepare(self, tiles: Tiles) -> Callable[[], object]:
@@ -138,8 +121,7 @@ class Kernel:
 
     def resources(self, tiles: Tiles) -> Iterator[tuple[str, int | None]]:
         """The estimate first, then what the compiled kernel takes; raises if it does not fit."""
-        estimate = shared_bytes(self._problem.case(self._direction), tiles)
-        yield "estimated_shared_memory", estimate
+        yield "estimated_shared_memory", shared_bytes(self._case, tiles)
         try:
             self._call(tiles=tiles)
         except launch.TilesTooLarge as error:
@@ -151,4 +133,4 @@ class Kernel:
 
     def chosen(self) -> Tiles:
         """The tiles that `kernels/tile_sizes.py` selects."""
-        return choose(self._problem.case(self._direction), self._device)[0]
+        return choose(self._case, self._device)[0]

@@ -5,8 +5,6 @@ this machine does not have, must not cost the others their numbers: it gets a re
 and a reason, and the others are still measured. The point is ok as long as one variant is.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import traceback
@@ -40,7 +38,7 @@ class Variants:
     def __init__(self, names: Iterable[str] | Mapping[str, Labels], device: torch.device) -> None:
         labels = names if isinstance(names, Mapping) else {name: {} for name in names}
         self._labels = {name: {"variant": name, **more} for name, more in labels.items()}
-        self._device = device
+        self.device = device
         self._failures: dict[str, tuple[Status, str]] = {}
         self.records: list[Record] = []
 
@@ -67,42 +65,31 @@ class Variants:
     def stop(self, name: str, error: Exception) -> None:
         """Take a variant out, with the reason in one line."""
         status, reason = self._verdict(error)
-        line = str(without_numbers(status, reason).reason)
-        self._failures[name] = status, line
-        self.records.append(without_value("time", status, line, **self._labels[name]))
+        self._failures[name] = status, str(without_numbers(status, reason).reason)
+        self.records.append(without_value("time", *self._failures[name], **self._labels[name]))
 
     def _verdict(self, error: Exception) -> tuple[Status, str]:
         if isinstance(error, Unsupported):
             return "unsupported", str(error)
         for cause in _chain(error):  # the compiler wraps errors
             if is_out_of_memory(cause) or KERNEL_OUT_OF_MEMORY in str(cause):
-                return "oom", memory_reason(cause, self._device)
+                return "oom", memory_reason(cause, self.device)
         if isinstance(error, WrongNumbers):
             return "failed", str(error)
         traceback.print_exception(error)
         return "failed", f"{type(error).__name__}: {error}"
 
-    def free_memory(self) -> None:
-        """Release what a failed variant has left, so that the next one finds all of the memory."""
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def outcome(self, *shared: Record) -> Outcome:
         """The records of the point and of its variants; if all failed, the status of the first."""
         if self.running:
             return Outcome(measurements=[*shared, *self.records])
-        status = next(iter(self._failures.values()))[0]
         reasons = (f"{name}: {reason}" for name, (_, reason) in self._failures.items())
-        return without_numbers(status, "; ".join(reasons))
+        return without_numbers(next(iter(self._failures.values()))[0], "; ".join(reasons))
 
 
 class _Attempt(AbstractContextManager[None]):
-    """A block whose error stops one variant.
-
-    A class, because the frames of an error hold the tensors that filled the memory: in a generator
-    they would outlive the cleanup.
-    """
+    """A block whose error stops one variant. A class, as the frames of an error hold the tensors
+    that filled the memory: in a generator they would outlive the cleanup."""
 
     def __init__(self, variants: Variants, name: str) -> None:
         self._variants, self._name = variants, name
@@ -119,15 +106,26 @@ class _Attempt(AbstractContextManager[None]):
         del frames
         for cause in _chain(error):
             cause.with_traceback(None)
-        self._variants.free_memory()
+        free_memory(self._variants.device)
         return True
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def free_memory(device: torch.device) -> None:
+    """Release what nothing uses any more, so that the next variant finds all of the memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes in tensors now; a CPU does not count them."""
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
 
 
 def refuse_unsupported(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:

@@ -6,13 +6,12 @@ tokens of one batch: plain, compiled, in chunks of tokens that are computed agai
 our kernel.
 
 Records with the labels part (adamw, loss) and variant: `time`, `bytes` (AdamW: 28 per parameter),
-`flops` (loss: three matmuls), `peak_memory` above the inputs (loss), `error` against the library.
+`flops` (loss: three matmuls), `peak_memory` above the inputs (loss), `launches`, `error` against
+the library.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,14 +20,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlab.chapters.attention.measure.compiling import compiler
-from lmlab.chapters.attention.measure.rounds import sample_in_turns, sampling_budget
-from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
-from lmlab.chapters.fastest_step.measure.trainer import allocated_bytes
-from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.chapters.fastest_step.measure.rungs import refuse_without_bf16, shape_of
+from lmlab.chapters.principles.measure.programs import INTERPRETED, Program, compare
+from lmlab.jobs.outcome import Outcome
 from lmlab.kernels.adamw import FusedAdamW
 from lmlab.kernels.fused_loss import fused_linear_cross_entropy
-from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.precision import why_unsupported
 from lmlab.measure.records import Record, value
 from lmlab.model.adamw import AdamW
 from lmlab.model.shape import ModelShape
@@ -39,18 +35,14 @@ MOST_BLOCKS = 4
 """Of a large model: each optimizer has its own copy of parameters, gradients and moments."""
 BYTES_PER_PARAMETER = 28
 """fp32 weight, gradient and two moments read, three of them written."""
-WITHIN = {"adamw": 1e-5, "loss": 3e-2}
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Both parts, one after the other."""
-    if device.type != "cuda":
-        raise Unsupported("our kernels are written in Triton, which a CPU only interprets")
-    if reason := why_unsupported("bf16", device):
-        raise Unsupported(reason)
+    refuse_without_bf16(device, INTERPRETED)
     asked = {**point.settings, **point.parameters}
-    shape = ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__})
+    shape = shape_of(asked)
     torch.manual_seed(asked["seed"])
     return Outcome(measurements=[*adamw(shape, asked, device), *loss(shape, asked, device)])
 
@@ -62,47 +54,42 @@ def adamw(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> lis
         [(width, width)] * 4 + [(hidden, width)] * 2 + [(width, hidden)] + [(width,)] * 2
     )
     shapes = block * min(shape.num_layers, MOST_BLOCKS) + [(shape.vocab_size, width)]
-    kinds = {
-        "ours": FusedAdamW,
-        "library": partial(torch.optim.AdamW, fused=True),
-        "loop": AdamW,
+    library = partial(torch.optim.AdamW, fused=True)
+    kinds: dict[str, Any] = {"ours": FusedAdamW, "library": library, "loop": AdamW}
+
+    @cache
+    def optimizer(name: str) -> tuple[list[nn.Parameter], Callable[[], object]]:
+        torch.manual_seed(asked["seed"])
+        own = [nn.Parameter(torch.randn(each, device=device)) for each in shapes]
+        for each in own:
+            each.grad = torch.randn_like(each)
+        return own, kinds[name](own).step
+
+    def step(name: str) -> list[nn.Parameter]:
+        own, run = optimizer(name)
+        run()
+        return own
+
+    expected = [each.detach().clone() for each in step("library")]
+    optimizer.cache_clear()
+    error = partial(largest_difference, expected)
+    programs = {
+        name: Program(call=partial(step, name), error=error, within=1e-5, part="adamw")
+        for name in kinds
     }
-    variants = Variants({name: {"part": "adamw"} for name in kinds}, device)
-    steps: dict[str, Callable[[], object]] = {}
-    parameters: dict[str, list[nn.Parameter]] = {}
-    for name, kind in kinds.items():
-        with variants.attempt(name):
-            torch.manual_seed(asked["seed"])
-            own = [nn.Parameter(torch.randn(each, device=device)) for each in shapes]
-            for each in own:
-                each.grad = torch.randn_like(each)
-            optimizer: Any = kind(own)  # type: ignore[operator]
-            steps[name], parameters[name] = optimizer.step, own
-            optimizer.step()
-    for name in variants.running:
-        with variants.attempt(name):
-            pairs = zip(parameters[name], parameters["library"], strict=True)
-            error = max((a - b).abs().max().item() for a, b in pairs)
-            check(variants, name, "adamw", error)
-    count = sum(each.numel() for each in parameters["library"])
-    sample_in_turns(
-        variants,
-        {name: partial(lambda call: call, steps[name]) for name in variants.running},
-        device,
-        sampling_budget(asked),
-    )
+    variants = compare(programs, asked, device)
+    count = sum(each.numel() for each in expected)
     moved = value("bytes", BYTES_PER_PARAMETER * count, "B", part="adamw")
     return [moved, value("parameters", count, "", part="adamw"), *variants.records]
 
 
+def largest_difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """Of any number."""
+    return max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
+
+
 def loss(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> list[Record]:
     """LM head and cross-entropy, forward and backward, in bf16."""
-    kinds: dict[str, Loss] = {
-        "plain": plain,
-        "compiled": torch.compile(plain, dynamic=False),
-        "chunked": chunked,
-        "ours": fused_linear_cross_entropy,
-    }
     hidden = torch.randn(shape.tokens, shape.d_model, device=device, dtype=torch.bfloat16)
     weight = torch.randn(shape.vocab_size, shape.d_model, device=device, dtype=torch.bfloat16)
     weight /= shape.d_model**0.5
@@ -113,27 +100,25 @@ def loss(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> list
         found = kind(*inputs, targets)
         return (found.detach(), *torch.autograd.grad(found, inputs))
 
-    variants = Variants({name: {"part": "loss"} for name in kinds}, device)
     with compiler():
-        expected = call(plain)
-        for name, kind in kinds.items():
-            with variants.attempt(name):
-                call(kind)
-                before = allocated_bytes(device)
-                reset_peak_memory(device)
-                found = call(kind)
-                peak = (peak_memory_bytes(device) or 0) - before
-                variants.note(name, "peak_memory", peak, "B")
-                pairs = zip(found, expected, strict=True)
-                error = max(((a - b).float().norm() / b.float().norm()).item() for a, b in pairs)
-                check(variants, name, "loss", error)
-        calls = {
-            name: partial(lambda kind: partial(call, kind), kinds[name])
-            for name in variants.running
+        kinds: dict[str, Loss] = {
+            "plain": plain,
+            "compiled": torch.compile(plain, dynamic=False),
+            "chunked": chunked,
+            "ours": fused_linear_cross_entropy,
         }
-        sample_in_turns(variants, calls, device, sampling_budget(asked))
+        error = partial(largest_relative_error, call(plain))
+        checked = partial(Program, error=error, within=3e-2, part="loss", has_peak=True)
+        programs = {name: checked(call=partial(call, kind)) for name, kind in kinds.items()}
+        variants = compare(programs, asked, device)
     count = 6 * shape.tokens * shape.d_model * shape.vocab_size
     return [value("flops", count, "FLOP", part="loss"), *variants.records]
+
+
+def largest_relative_error(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """Of the loss or of a gradient."""
+    pairs = zip(found, expected, strict=True)
+    return max(((a - b).float().norm() / b.float().norm()).item() for a, b in pairs)
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -151,10 +136,3 @@ def chunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     parts = [checkpoint(part, x, weight, y, use_reentrant=False) for x, y in pairs]
     total: Tensor = torch.stack(parts).sum()
     return total / targets.numel()
-
-
-def check(variants: Variants, name: str, part: str, error: float) -> None:
-    """Record the error of a variant; raise if it is not explained by rounding."""
-    variants.note(name, "error", error, "")
-    if not error <= WITHIN[part]:
-        raise WrongNumbers(f"{part}: differs by {error:.1e}; allowed: {WITHIN[part]:.0e}")

@@ -15,36 +15,37 @@ with their `loss_tolerance` and `gradient_tolerance`, `flops` (matmuls of the mo
 attention, recomputation not counted), `tokens`, and `tried_throughput` of every batch tried.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmlab.chapters.attention.measure.compiling import call_ms, compiler
-from lmlab.chapters.attention.measure.shared_model import LOSS_TOLERANCE
-from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
-from lmlab.chapters.fastest_step.measure.rungs import Rung, next_rung, refuse
-from lmlab.chapters.fastest_step.measure.trainer import (
-    RungStep,
-    Trainer,
+from lmlab.chapters.attention.measure.model import LOSS_TOLERANCE
+from lmlab.chapters.attention.measure.rounds import alternate
+from lmlab.chapters.attention.measure.variants import (
+    Variants,
+    WrongNumbers,
     allocated_bytes,
     free_memory,
 )
+from lmlab.chapters.fastest_step.measure.rungs import Rung, next_rung, refuse, shape_of
+from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
-from lmlab.measure.clock import PhaseClock, measure_steps, synchronize
+from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from lmlab.measure.nvml import nvml_session, query, visible_gpu
 from lmlab.measure.records import Record, timed
 from lmlab.measure.rounds import round_order
 from lmlab.measure.statistics import Measurement
+from lmlab.measure.time_spent import measuring
 from lmlab.model import cost, loading
-from lmlab.model.shape import ModelShape
 from lmlab.study.points import Point
 
 GRADIENT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.05}
@@ -58,18 +59,13 @@ def measure(point: Point, device: torch.device) -> Outcome:
     asked = {**point.settings, **point.parameters}
     if asked["model"] != loading.DEFAULT:
         raise Unsupported("rungs exchange parts of the study's own model; this is another one")
-    shape = ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__})
-    with compiler_if("compile" in asked["rungs"]):
-        trainer = Trainer(shape, rope_theta=asked["rope_theta"], seed=asked["seed"], device=device)
-        ladder = Ladder(trainer, asked)
+    # Loading the compiler takes a second.
+    needs_compiler = "compile" in asked["rungs"]
+    with compiler(cold=True, in_parallel=True) if needs_compiler else nullcontext():
+        ladder = Ladder(Trainer(shape_of(asked), asked, device), asked)
         for name in asked["rungs"]:
             ladder.climb(name)
     return ladder.outcome()
-
-
-def compiler_if(needed: bool) -> AbstractContextManager[None]:
-    """The compiler with empty caches, if a rung compiles; loading it takes a second."""
-    return compiler(cold=True, in_parallel=True) if needed else nullcontext()
 
 
 class Ladder:
@@ -151,13 +147,12 @@ class Ladder:
             rates[copies] = rate
         if rates:
             best = max(rates, key=lambda copies: rates[copies])
-            self.take(
-                replace(self.rung, name=name, copies=best, checkpoint=checkpoint), rebuilt=True
-            )
+            best_rung = replace(self.rung, name=name, copies=best, checkpoint=checkpoint)
+            self.take(best_rung, rebuilt=True)
         else:
-            with (variants := self._variants({name: replace(self.rung, name=name)})).attempt(name):
-                reason = "no larger batch fits" if candidates else "all batches fit without it"
-                raise Unsupported(reason)
+            variants = self._variants({name: replace(self.rung, name=name)})
+            reason = "no larger batch fits" if candidates else "all batches fit without it"
+            variants.stop(name, Unsupported(reason))
             self.records += variants.records
 
     def _try(self, rung: Rung) -> float | None:
@@ -177,7 +172,7 @@ class Ladder:
 
     def _prepare(self, variants: Variants, name: str, rung: Rung) -> RungStep:
         """Build a rung's step, check its numbers, and note what it costs besides time."""
-        refuse(rung, dict(self._asked), self._device)
+        refuse(rung, self._asked, self._device)
         self._trainer.drop_gradients()
         free_memory(self._device)
         others = allocated_bytes(self._device) - self._trainer.shared_bytes(rung)
@@ -186,8 +181,7 @@ class Ladder:
         if rung.attention == self.rung.attention:  # it may have been compiled when it was tried
             first_ms = max(first_ms, self._tried_ms.get(rung.copies, 0.0))
         reset_peak_memory(self._device)  # not after a capture: replays allocate nothing
-        if rung.graph:
-            first_ms += call_ms(step.capture, self._device)
+        first_ms += call_ms(step.capture, self._device)
         later_ms = call_ms(step.run, self._device)
         peak = peak_memory_bytes(self._device)
         variants.note(name, "compile_time", max(first_ms - later_ms, 0.0), "ms")
@@ -200,7 +194,6 @@ class Ladder:
         return step
 
     def _check(self, variants: Variants, name: str, step: RungStep) -> None:
-        """Compare loss and gradients with those of the first rung."""
         gradients, loss = step.gradients(), step.loss.item()
         if self._reference is None:
             self._reference = loss, gradients
@@ -209,15 +202,16 @@ class Ladder:
         pairs = zip(gradients, references, strict=True)
         off = sum((ours - theirs).square().sum().item() for ours, theirs in pairs)
         gradient_error = (off / sum(each.square().sum().item() for each in references)) ** 0.5
-        allowed = LOSS_TOLERANCE[step.rung.precision], GRADIENT_TOLERANCE[step.rung.precision]
-        variants.note(name, "loss_error", loss_error, "")
-        variants.note(name, "gradient_error", gradient_error, "")
-        variants.note(name, "loss_tolerance", allowed[0], "")
-        variants.note(name, "gradient_tolerance", allowed[1], "")
-        if not (loss_error <= allowed[0] and gradient_error <= allowed[1]):
+        loss_limit = LOSS_TOLERANCE[step.rung.precision]
+        gradient_limit = GRADIENT_TOLERANCE[step.rung.precision]
+        found = {"loss_error": loss_error, "gradient_error": gradient_error}
+        limits = {"loss_tolerance": loss_limit, "gradient_tolerance": gradient_limit}
+        for quantity, number in {**found, **limits}.items():
+            variants.note(name, quantity, number, "")
+        if not (loss_error <= loss_limit and gradient_error <= gradient_limit):
             raise WrongNumbers(
                 f"loss off by {loss_error:.1e} and gradients by {gradient_error:.1e} from fp32; "
-                f"allowed: {allowed[0]:.0e} and {allowed[1]:.0e}"
+                f"allowed: {loss_limit:.0e} and {gradient_limit:.0e}"
             )
 
     def _time(self, own: str, steps: Mapping[str, RungStep], rebuilt: bool) -> bool:
@@ -240,28 +234,20 @@ class Ladder:
 
     def _rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement] | None:
         """Rounds of steps that are all in memory; None if they do not fit next to each other."""
-        number = 0
+        numbers = count()
 
         def one_round(clock: PhaseClock) -> None:
-            nonlocal number
-            for name in round_order(list(running), number):
+            for name in round_order(list(running), next(numbers)):
                 with clock.phase(name):
                     running[name].run()
-            number += 1
 
         try:
-            phases = measure_steps(
-                one_round,
-                device=self._device,
-                warmup=self._asked["warmup"],
-                steps=self._asked["steps"],
-                time_cap_s=self._asked["time_cap_s"],
-            ).phases
+            times = alternate(one_round, self._asked, self._device)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return None
-        return {name: phases[name] for name in running}
+        return {name: times[name] for name in running}
 
     def _rebuilt_rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement]:
         """Rounds in which each step has the memory to itself."""
@@ -271,8 +257,7 @@ class Ladder:
         for number in range(REBUILT_ROUNDS):
             for name in round_order(list(running), number):
                 step = running[name]
-                if step.rung.graph:
-                    step.capture()
+                step.capture()
                 step.run()
                 samples[name].append(call_ms(step.run, self._device))
                 step.close()
@@ -286,6 +271,7 @@ class Ladder:
             for name, found in samples.items()
         }
 
+    @measuring()
     def _note_energy(self, variants: Variants, name: str, step: RungStep) -> None:
         """Energy per token over a window long enough for the driver's counter."""
         if self._device.type != "cuda" or not self._asked["energy_s"]:
@@ -294,17 +280,16 @@ class Ladder:
             gpu = visible_gpu(nvml, self._device.index or 0)
             if nvml is None or gpu is None:
                 return
-            read = nvml.nvmlDeviceGetTotalEnergyConsumption
-            if step.rung.graph and not step.is_captured:
-                step.capture()
+            read = partial(query, nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, gpu.handle)
+            step.capture()
             step.run()
             synchronize(self._device)
-            before, began, count = query(nvml, read, gpu.handle), time.perf_counter(), 0
+            before, began, steps = read(), time.perf_counter(), 0
             while time.perf_counter() - began < self._asked["energy_s"]:
                 step.run()
                 synchronize(self._device)
-                count += 1
-            after = query(nvml, read, gpu.handle)
+                steps += 1
+            after = read()
         if before is not None and after is not None:
             joules = (after - before) / 1e3
-            variants.note(name, "energy_per_token", joules / (count * step.tokens), "J")
+            variants.note(name, "energy_per_token", joules / (steps * step.tokens), "J")

@@ -11,21 +11,19 @@ Records as of `ladder` for the rungs; per number of layers (label `layers`) `tim
 takes; `layers` and `throughput` of the deepest.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from lmlab.chapters.attention.measure.compiling import call_ms
-from lmlab.chapters.attention.measure.variants import Variants
-from lmlab.chapters.fastest_step.measure.ladder import Ladder, compiler_if
-from lmlab.chapters.fastest_step.measure.rungs import CHANGES, Rung
-from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer, free_memory
-from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.chapters.attention.measure.compiling import call_ms, compiler
+from lmlab.chapters.attention.measure.variants import Variants, free_memory
+from lmlab.chapters.fastest_step.measure.ladder import Ladder
+from lmlab.chapters.fastest_step.measure.rungs import CHANGES, Rung, refuse_without_bf16, shape_of
+from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
+from lmlab.jobs.outcome import Outcome
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.precision import why_unsupported
 from lmlab.measure.records import Record, value
 from lmlab.model.shape import ModelShape
 from lmlab.study.points import Point
@@ -36,23 +34,15 @@ MARGIN = 0.97
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Climb with few layers, then find how many fit."""
+    refuse_without_bf16(device, "a step of this size needs a GPU")
     asked = {**point.settings, **point.parameters}
-    if device.type != "cuda":
-        raise Unsupported("a step of this size needs a GPU")
-    if reason := why_unsupported("bf16", device):
-        raise Unsupported(reason)
-    keys = set(ModelShape.__dataclass_fields__) - {"num_layers", "context"}
-    shape = ModelShape(
-        **{key: asked[key] for key in keys}, context=asked["sequence"],
-        num_layers=asked["shallow"],
-    )  # fmt: skip
-    common = {"rope_theta": asked["rope_theta"], "seed": asked["seed"], "device": device}
+    shape = shape_of(asked, context=asked["sequence"], num_layers=asked["shallow"])
     start = Rung(
         name="attention", precision="bf16", attention=asked["attentions"][0],
         checkpoint=asked["checkpoint"],
     )  # fmt: skip
-    with compiler_if(True):
-        ladder = Ladder(Trainer(shape, **common), asked, start)
+    with compiler(cold=True, in_parallel=True):
+        ladder = Ladder(Trainer(shape, asked, device), asked, start)
         ladder.take(start)
         for name in asked["rungs"]:
             ladder.climb(name)
@@ -60,47 +50,48 @@ def measure(point: Point, device: torch.device) -> Outcome:
         del ladder
         free_memory(device)
         best = replace(rung, name="deepest", **CHANGES["masters"])
-        return Outcome(measurements=[*records, *deepest(shape, best, asked, common)])
+        return Outcome(measurements=[*records, *deepest(shape, best, asked, device)])
 
 
 def deepest(
-    shape: ModelShape, rung: Rung, asked: dict[str, Any], common: dict[str, Any]
+    shape: ModelShape, rung: Rung, asked: Mapping[str, Any], device: torch.device
 ) -> list[Record]:
     """Time and peak of two shallow models and of the deepest that fits."""
-    device, shallow = common["device"], asked["shallow"]
-    tries = {depth: attempt(shape, depth, rung, common) for depth in (shallow, 2 * shallow)}
-    records = [record for found in tries.values() for record in found[1]]
-    (first, _), (second, _) = tries.values()
+    records: list[Record] = []
+
+    def attempt(depth: int) -> tuple[float, int] | None:
+        found, tried = step_at(depth, shape, rung, asked, device)
+        records.extend(tried)
+        return found
+
+    shallow = asked["shallow"]
+    first, second = attempt(shallow), attempt(2 * shallow)
     if first is None or second is None:
         return records
     per_layer = (second[1] - first[1]) / shallow
     room = MARGIN * torch.cuda.get_device_properties(device).total_memory - second[1]
     depth = min(asked["most_layers"], 2 * shallow + int(room / per_layer))
     found = None
-    while depth > 2 * shallow and found is None:
-        found, tried = attempt(shape, depth, rung, common)
-        records += tried
-        depth -= found is None
+    while depth > 2 * shallow and (found := attempt(depth)) is None:
+        depth -= 1
     time_ms, _ = found or second
-    layer_ms = (time_ms - first[0]) / (depth - shallow)
-    rate = 1e3 * shape.tokens / time_ms
     return [
         *records,
         value("layers", depth, ""),
-        value("layer_time", layer_ms, "ms"),
-        value("throughput", rate, "1/s"),
+        value("layer_time", (time_ms - first[0]) / (depth - shallow), "ms"),
+        value("throughput", 1e3 * shape.tokens / time_ms, "1/s"),
     ]
 
 
-def attempt(
-    shape: ModelShape, depth: int, rung: Rung, common: dict[str, Any]
+def step_at(
+    depth: int, shape: ModelShape, rung: Rung, asked: Mapping[str, Any], device: torch.device
 ) -> tuple[tuple[float, int] | None, list[Record]]:
     """Step time and peak of a depth, or the reason why it does not fit."""
-    device = common["device"]
     variants = Variants({"deepest": {"layers": depth}}, device)
     found = None
     with variants.attempt("deepest"):
-        step = RungStep(Trainer(replace(shape, num_layers=depth), **common, narrow=True), rung)
+        deep = replace(shape, num_layers=depth)
+        step = RungStep(Trainer(deep, asked, device, narrow=True), rung)
         step.run()
         reset_peak_memory(device)
         time_ms = min(call_ms(step.run, device) for _ in range(2))

@@ -1,16 +1,17 @@
 """The rungs of the ladder: each changes one thing about the training step below it."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from lmlab.attention.support import why_unsupported as why_no_attention
+from lmlab.chapters.attention.measure.variants import refuse_unsupported
+from lmlab.chapters.principles.measure.programs import INTERPRETED
 from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.preflight import refuse_slow_type
 from lmlab.measure.precision import Precision, precision_named, why_unsupported
+from lmlab.model.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +69,28 @@ def next_rung(below: Rung, name: str, attention: str) -> Rung:
     return replace(below, name=name, **change)
 
 
-def refuse(rung: Rung, asked: dict[str, Any], device: torch.device) -> None:
+def shape_of(asked: Mapping[str, Any], **changed: int) -> ModelShape:
+    """The model that a point asks for."""
+    keys = ModelShape.__dataclass_fields__.keys() - changed
+    return ModelShape(**{key: asked[key] for key in keys}, **changed)
+
+
+def refuse(rung: Rung, asked: Mapping[str, Any], device: torch.device) -> None:
     """Raise `Unsupported` if the rung has no meaning on this device."""
     if reason := why_unsupported(rung.precision, device):
         raise Unsupported(reason)
-    reason = why_no_attention(
-        rung.attention,
-        device=device,
-        dtype=rung.numbers.dtype,
-        head_dim=asked["d_model"] // asked["num_heads"],
-    )
-    if reason:
-        raise Unsupported(reason)
+    head_dim = asked["d_model"] // asked["num_heads"]
+    refuse_unsupported(rung.attention, device, rung.numbers.dtype, head_dim)
     if device.type == "cuda":
         return
     if rung.fused_adamw or rung.fused_loss or rung.narrow:
-        raise Unsupported("our kernels are written in Triton, which a CPU only interprets")
+        raise Unsupported(INTERPRETED)
     if rung.graph:
         raise Unsupported("CUDA graphs need a CUDA GPU")
     refuse_slow_type({**asked, "precision": rung.precision})
+
+
+def refuse_without_bf16(device: torch.device, on_cpu: str) -> None:
+    """Raise `Unsupported` on a CPU, and on a GPU that has no bf16."""
+    if reason := on_cpu if device.type != "cuda" else why_unsupported("bf16", device):
+        raise Unsupported(reason)

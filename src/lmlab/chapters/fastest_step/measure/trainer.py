@@ -1,18 +1,13 @@
 """One model's weights and optimizer state, on which every rung runs its training step.
 
-Rungs are compared in turns, and two copies of a large model do not fit. So all rungs share the fp32
-weights and both moments; what a rung adds (compiled blocks, a bf16 copy of the weights, a captured
-graph) is built for it and freed with it.
+Two copies of a large model do not fit. So all rungs share the fp32 weights and both moments; what a
+rung adds (compiled blocks, a bf16 copy of the weights, a captured graph) is freed with it.
 
-The learning rate is zero: the work is the same, and the weights stay as they were, so that every
-rung is checked against the same fp32 loss and gradients, whenever it runs. Larger batches repeat
-the first one, which changes neither.
+The learning rate is zero: the work is the same, and every rung is checked against the same fp32
+loss and gradients, whenever it runs. Larger batches repeat the first one, which changes neither.
 """
 
-from __future__ import annotations
-
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -23,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlab.attention import registry
+from lmlab.chapters.attention.measure.variants import free_memory
 from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.kernels.adamw import FusedAdamW
 from lmlab.kernels.fused_loss import fused_linear_cross_entropy
@@ -38,31 +34,28 @@ SAMPLED = 2**16
 """Elements of each gradient that are compared."""
 
 
-def run_block(block: nn.Module, x: Tensor) -> Tensor:
+def run_block(block: nn.Module, x: Tensor) -> Any:
     """One block; what torch.compile sees."""
-    output: Tensor = block.forward(x)
-    return output
+    return block.forward(x)
 
 
 @cache
 def compiled_block(shape: ModelShape, *rung: object) -> Callable[..., Tensor]:
-    """The compiled block for one shape and what else its code depends on.
-
-    A copy of the function for each: with one, a second shape would be a recompilation.
-    """
+    """The compiled block for one shape and what else its code depends on; a copy of the function
+    for each, or a second shape would be a recompilation."""
     own = FunctionType(run_block.__code__.replace(), run_block.__globals__)
-    compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False)
-    return compiled
+    return torch.compile(own, fullgraph=True, dynamic=False)
 
 
 class Trainer:
     """Weights, moments and tokens that rungs share."""
 
     def __init__(
-        self, shape: ModelShape, *, rope_theta: float, seed: int, device: torch.device,
+        self, shape: ModelShape, asked: Mapping[str, Any], device: torch.device, *,
         narrow: bool = False,
     ) -> None:  # fmt: skip
-        self.shape, self.device, self._rope_theta = shape, device, rope_theta
+        self.shape, self.device, self._rope_theta = shape, device, asked["rope_theta"]
+        seed = asked["seed"]
         torch.manual_seed(seed)
         built = self._build(torch.bfloat16 if narrow else torch.float32)
         weights = list(built.parameters())
@@ -106,7 +99,7 @@ class Trainer:
         tensors = [*self.masters, *(m for pair in self._moments for m in pair)]
         if rung.narrow and self._narrow is not None:
             tensors += self._narrow.parameters()
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors)
 
     def drop_gradients(self) -> None:
         """Free the gradients of every model."""
@@ -115,18 +108,9 @@ class Trainer:
                 model.zero_grad(set_to_none=True)
 
     def _build(self, dtype: torch.dtype) -> TransformerLM:
-        shape = self.shape
-        return TransformerLM(
-            shape.vocab_size,
-            shape.context,
-            shape.d_model,
-            shape.num_layers,
-            shape.num_heads,
-            shape.d_ff,
-            self._rope_theta,
-            device=self.device,
-            dtype=dtype,
-        )
+        at = self.shape
+        sizes = at.vocab_size, at.context, at.d_model, at.num_layers, at.num_heads, at.d_ff
+        return TransformerLM(*sizes, self._rope_theta, device=self.device, dtype=dtype)
 
 
 class RungStep:
@@ -146,11 +130,6 @@ class RungStep:
         """Tokens per step."""
         return self._tokens.numel()
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether forward and backward are replayed."""
-        return self._graph is not None
-
     def run(self) -> None:
         """One training step."""
         with self.selected():
@@ -169,7 +148,10 @@ class RungStep:
         return found
 
     def capture(self) -> None:
-        """Record forward and backward as a graph; the optimizer is a single launch already."""
+        """Record forward and backward as a graph, if the rung asks for one and it does not exist;
+        the optimizer is a single launch already."""
+        if not self.rung.graph or self._graph is not None:
+            return
         with self.selected():
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -197,14 +179,12 @@ class RungStep:
         rung, model = self.rung, self._model
         attention = registry.load(rung.attention)
         blocks: list[Any] = list(model.layers)
-        compiled = None
-        if rung.compiled:
-            shape = replace(self._trainer.shape, num_layers=1)  # blocks share one compilation
-            kind = rung.attention, rung.copies, rung.narrow, rung.precision
-            compiled = compiled_block(shape, *kind)
+        shape = replace(self._trainer.shape, num_layers=1)  # blocks share one compilation
+        kind = shape, rung.attention, rung.copies, rung.narrow, rung.precision
         for block in blocks:
             block.attn.attention = attention
-            block._compiled_call_impl = partial(compiled, block) if compiled else None
+            if rung.compiled:
+                block._compiled_call_impl = partial(compiled_block(*kind), block)
         strategy = parse_strategy(rung.checkpoint)
         segmented = nullcontext() if strategy.kind == "none" else checkpointed(model, strategy)
         try:
@@ -237,15 +217,3 @@ class RungStep:
                 loss = cross_entropy(head(hidden), self._targets)
         loss.backward()
         self.loss = loss.detach()
-
-
-def free_memory(device: torch.device) -> None:
-    """Return what is cached to the device."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def allocated_bytes(device: torch.device) -> int:
-    """Bytes in tensors now; a CPU does not count them."""
-    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0

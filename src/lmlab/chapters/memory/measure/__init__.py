@@ -25,27 +25,8 @@ and once per point `stream_bytes`, `parameters`, `device_memory` before the mode
 each mode's timeline by category and the phases among its events.
 """
 
-from __future__ import annotations
+from functools import partial
 
-import torch
+from lmlab.chapters.topics import measure_topic
 
-from lmlab.chapters.memory.measure.block import measure_block
-from lmlab.chapters.memory.measure.checkpointing import measure_strategies
-from lmlab.chapters.memory.measure.timeline import measure_modes
-from lmlab.jobs.outcome import Outcome, Unsupported
-from lmlab.measure.precision import why_unsupported
-from lmlab.study.points import Point
-
-TOPICS = {
-    "timeline": measure_modes,
-    "long_context": measure_modes,
-    "block": measure_block,
-    "checkpointing": measure_strategies,
-}
-
-
-def measure(point: Point, device: torch.device) -> Outcome:
-    """Measure what the point's topic asks for."""
-    if reason := why_unsupported(str(point.parameters["precision"]), device):
-        raise Unsupported(reason)
-    return TOPICS[str(point.parameters["topic"])](point, device)
+measure = partial(measure_topic, __name__)

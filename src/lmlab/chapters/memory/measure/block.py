@@ -11,27 +11,18 @@ and `origin` with its `count` and `share`, eager only; by the cost model `predic
 `expected_gradients`, four bytes for each parameter of the block.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
-from lmlab.chapters.memory.measure.records import environment_records
-from lmlab.chapters.memory.measure.timeline import (
-    FP32_BYTES,
-    empty_allocator,
-    is_predictable,
-    workload_for,
-)
+from lmlab.chapters.memory.measure import shared
+from lmlab.chapters.saved_tensors import saved_storages
 from lmlab.jobs.outcome import Outcome, Unsupported
-from lmlab.jobs.workload import Workload
+from lmlab.jobs.workload import Workload, workload_of
 from lmlab.measure.clock import collector_paused, synchronize
 from lmlab.measure.device import peak_memory_bytes
 from lmlab.measure.memory.observer import Observer, address_of
@@ -68,9 +59,9 @@ class Forward:
         return sum(found)
 
 
-def measure_block(point: Point, device: torch.device) -> Outcome:
+def measure(point: Point, device: torch.device) -> Outcome:
     """What one block of the point's model saves, eager and, where the point asks, compiled."""
-    asked = workload_for(point)
+    asked = workload_of(point, mode="train_step")
     workload = replace(asked, shape=replace(asked.shape, num_layers=1))
     shape = workload.shape
     with tf32_allowed(workload.precision.tf32), collector_paused():
@@ -79,35 +70,21 @@ def measure_block(point: Point, device: torch.device) -> Outcome:
         if not isinstance(blocks, nn.ModuleList):
             raise Unsupported(f"{type(model).__name__} has no list of blocks `layers`")
         names = {address_of(p): name for name, p in blocks[0].named_parameters()}
-        kept = {*names, *(address_of(buffer) for buffer in model.buffers())}
+        known = [*blocks[0].parameters(), *model.buffers()]
         x = torch.randn(shape.batch, shape.context, shape.d_model, device=device).requires_grad_()
         eager = Forward(blocks[0], list(blocks[0].parameters()), x, workload)
         observer = Observer(names)
-        saved = saved_bytes(eager, kept, observer)
+        saved = saved_storages(eager, known, observer)
         records = [
             *by_operation(saved, observer),
             *_variant_records("eager", eager, saved, device),
             *_expected_records(workload, device),
-            *environment_records(),
+            *shared.environment_records(),
         ]
         if point.settings["compile"]:
             compiled = replace(eager, block=torch.compile(blocks[0], backend=BACKEND))
-            records += _compiled_records(compiled, kept, device)
+            records += _compiled_records(compiled, known, device)
     return Outcome(measurements=records)
-
-
-def saved_bytes(forward: Forward, kept: set[int], observer: Any = None) -> dict[int, int]:
-    """Bytes by address of the storages that a forward pass saves, without those `kept` anyway."""
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        if address_of(tensor) not in kept:
-            saved[address_of(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor.detach()
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor), observer or nullcontext():
-        forward()
-    return saved
 
 
 def by_operation(saved: dict[int, int], observer: Observer) -> Iterator[Record]:
@@ -124,15 +101,9 @@ def by_operation(saved: dict[int, int], observer: Observer) -> Iterator[Record]:
         groups[label, origin].append(size)
     whole = sum(saved.values())
     for (label, origin), sizes in sorted(groups.items(), key=lambda item: -sum(item[1])):
-        yield value(
-            "saved_by_operation",
-            sum(sizes),
-            "B",
-            operation=label,
-            origin=origin,
-            count=len(sizes),
-            share=sum(sizes) / whole,
-        )
+        size, count = sum(sizes), len(sizes)
+        labels: Any = {"operation": label, "origin": origin, "count": count, "share": size / whole}
+        yield value("saved_by_operation", size, "B", **labels)
 
 
 def _variant_records(
@@ -141,7 +112,7 @@ def _variant_records(
     """Saved bytes, gradients, and the peak of both passes where the device counts it."""
     numbers = {"saved_for_backward_bytes": sum(saved.values())}
     numbers["gradients_bytes"] = forward.backward()  # workspaces of kernels exist from now on
-    empty_allocator(device)
+    shared.empty_allocator(device)
     before = peak_memory_bytes(device)
     if before is not None:
         forward.backward()
@@ -150,18 +121,19 @@ def _variant_records(
     return values(numbers, variant=name)
 
 
-def _compiled_records(forward: Forward, kept: set[int], device: torch.device) -> list[Record]:
+def _compiled_records(
+    forward: Forward, known: Sequence[Tensor], device: torch.device
+) -> list[Record]:
     """The same of the compiled block; a compiler that does not work is a reason."""
     try:
-        return _variant_records("compiled", forward, saved_bytes(forward, kept), device)
+        return _variant_records("compiled", forward, saved_storages(forward, known), device)
     except Exception as error:  # a missing compiler can fail in any way
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return [without_value("saved_for_backward", "failed", reason, variant="compiled")]
 
 
 def _expected_records(workload: Workload, device: torch.device) -> list[Record]:
-    """By the cost model, for the model that it describes."""
-    if not is_predictable(workload):
+    if not shared.is_predictable(workload):
         return []
     count = parameter_count(workload.shape)
     in_block = count.attention + count.feed_forward + 2 * workload.shape.d_model
@@ -171,5 +143,5 @@ def _expected_records(workload: Workload, device: torch.device) -> list[Record]:
     weights = widths.weight_copy * (count.attention + count.feed_forward)
     return [
         value("predicted_saved", saved_block(workload.shape, widths) + weights, "B"),
-        value("expected_gradients", FP32_BYTES * in_block, "B"),
+        value("expected_gradients", shared.FP32_BYTES * in_block, "B"),
     ]

@@ -1,41 +1,29 @@
 """The modes of one size, context and precision, recorded one after the other in one process."""
 
-from __future__ import annotations
-
-import gc
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lmlab.chapters.memory.measure.records import (
-    ModeResult,
-    accounting_records,
-    environment_records,
-    mode_records,
-    outcome_of,
-    timelines,
-)
+from lmlab.chapters.memory.measure import shared
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.workload import OWN_ATTENTION, Phases, Step, Workload, workload_of
+from lmlab.jobs.workload import Phases, Step, Workload, workload_of
 from lmlab.measure.clock import collector_paused, synchronize
-from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from lmlab.measure.device import is_out_of_memory, peak_memory_bytes
 from lmlab.measure.identity import find_machine
 from lmlab.measure.memory.accounting import account
 from lmlab.measure.memory.observer import Observer, address_of
-from lmlab.measure.memory.recorder import KnownTensor, Recording, record
+from lmlab.measure.memory.recorder import Recording, record
 from lmlab.measure.memory.summary import summarize
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.records import value
+from lmlab.measure.records import Record, by_label, value, values, without_value
 from lmlab.model import peak
-from lmlab.model.shape import ModelShape
 from lmlab.study.points import Point
+from lmlab.study.results import Status
 
-GIB = 2**30
-FP32_BYTES = 4
 SNAPSHOTS = Path("snapshots")
 
 
@@ -49,154 +37,166 @@ class Mode(NamedTuple):
     """Whether the optimizer's state lasts from one step to the next."""
 
 
-def _training(step: Step) -> Phases:
-    return [phase for phase in step.phases() if phase[0] != "zero_grad"]
+class Ending(NamedTuple):
+    """How one mode ended."""
+
+    mode: str
+    status: Status
+    reason: str | None
+    records: list[Record]
+    timeline: Mapping[str, Any] | None = None
 
 
 MODES = (
     Mode("forward", lambda step: [("forward", step.infer)], keeps_graph=False),
     Mode("forward_graph", lambda step: [("forward", step.forward)]),
-    Mode("train_step", _training, keeps_state=True),
+    Mode("train_step", lambda step: step.phases()[1:], keeps_state=True),  # without zero_grad
 )
 
 
-def measure_modes(point: Point, device: torch.device) -> Outcome:
+def measure(point: Point, device: torch.device) -> Outcome:
     """All modes of one size, context and precision."""
-    workload = workload_for(point)
+    workload = workload_of(point, mode="train_step")
     # What exists now is never garbage, and searching it repeatedly takes longer than a step.
     with tf32_allowed(workload.precision.tf32), collector_paused():
         torch.empty(1, device=device)  # creates the device's context
-        empty_allocator(device)
+        shared.empty_allocator(device)
         before = account(device)
         model = workload.build(device)
-        empty_allocator(device)
+        shared.empty_allocator(device)
         modes = [_mode(mode, workload, model, point, device) for mode in MODES]
         records = [
-            value("stream_bytes", stream_bytes(workload.shape), "B"),
+            value("stream_bytes", shared.stream_bytes(workload.shape), "B"),
             value("parameters", sum(p.numel() for p in model.parameters()), ""),
-            *environment_records(),
+            *shared.environment_records(),
             *accounting_records(before, stage="before"),
-            *(record for mode in modes for record in mode_records(mode)),
+            *(record for mode in modes for record in mode.records),
         ]
-    endings = [(mode.mode, mode.status, mode.reason) for mode in modes]
-    return outcome_of(endings, records, timelines(modes))
-
-
-def workload_for(point: Point) -> Workload:
-    """The workload of a point that names no mode: its steps are train steps, or parts of one."""
-    return workload_of(
-        Point(point.chapter, {**point.parameters, "mode": "train_step"}, point.settings)
-    )
-
-
-def stream_bytes(shape: ModelShape) -> int:
-    """One fp32 tensor of the residual stream: batch x context x d_model."""
-    return FP32_BYTES * shape.tokens * shape.d_model
-
-
-def empty_allocator(device: torch.device) -> None:
-    """Free all unused memory and reset the peak."""
-    gc.collect()
-    synchronize(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    reset_peak_memory(device)
+    data = {mode.mode: mode.timeline for mode in modes if mode.timeline is not None}
+    if any(mode.status == "ok" for mode in modes):
+        return Outcome(measurements=records, data=data)
+    name, status, reason, *_ = modes[0]
+    return Outcome(status=status, reason=f"{name}: {reason}", data={**data, "records": records})
 
 
 def _mode(
     mode: Mode, workload: Workload, model: nn.Module, point: Point, device: torch.device
-) -> ModeResult:
+) -> Ending:
     predicted = prediction(workload, mode.name, device)
+    records = shared.predicted_records(predicted, mode=mode.name)
     if point.settings["skip_if_too_large"] and (reason := too_large(predicted, device)):
-        return ModeResult(mode=mode.name, predicted=predicted, status="unsupported", reason=reason)
+        records.append(without_value("peak_memory", "unsupported", reason, mode=mode.name))
+        return Ending(mode.name, "unsupported", reason, records)
     try:
         step = Step(workload, model, device)
         unrecorded = _warm_up(step, mode, device)
         if not mode.keeps_state:
             step = Step(workload, model, device)  # drops the warm-up's graph
         step.zero_grad()
-        empty_allocator(device)
+        shared.empty_allocator(device)
         recording = record(
             mode.phases(step),
             device=device,
-            identify=lambda: known_tensors(model, step),
+            identify=lambda: shared.known_tensors(model, step),
             observer=Observer({address_of(p): name for name, p in model.named_parameters()}),
         )
-        accounting = account(device)
-        summary = _summary(recording, mode, workload.shape)
-        asked = _asked(recording)
-        return ModeResult(
-            mode=mode.name,
-            predicted=predicted,
-            status="ok" if recording.out_of_memory is None else "oom",
-            reason=_reason(recording, summary, asked),
-            summary=summary,
-            counters={
-                "allocator_peak": peak_memory_bytes(device),
-                "unrecorded_peak": unrecorded,
-                "asked": asked,
-            },
-            accounting=accounting,
-            snapshot=save_snapshot(recording, point, mode.name),
-        )
+        records += accounting_records(account(device), stage="after", mode=mode.name)
+        records += values({"unrecorded_peak_bytes": unrecorded}, mode=mode.name)
+        if snapshot := save_snapshot(recording, point, mode.name):
+            records.append(value("snapshot", snapshot, "", mode=mode.name))
+        return _ending(mode, recording, workload, records, peak_memory_bytes(device))
     finally:
         model.zero_grad(set_to_none=True)
-        empty_allocator(device)
+        shared.empty_allocator(device)
+
+
+def _ending(
+    mode: Mode,
+    recording: Recording,
+    workload: Workload,
+    records: list[Record],
+    allocator_peak: int | None,
+) -> Ending:
+    """Everything about a recorded mode; one that ran out of memory has no peak but a reason."""
+    shape, labels = workload.shape, {"mode": mode.name}
+    summary = summarize(
+        recording,
+        keeps_graph=mode.keeps_graph,
+        stream_bytes=shared.stream_bytes(shape),
+        score_shape=(shape.batch, shape.num_heads, shape.context, shape.context),
+    )
+    reason, stage = None, "peak"
+    if recording.out_of_memory is None:
+        highest = allocator_peak or summary["replayed_peak_bytes"]
+        records.append(value("peak_memory", highest, "B", **labels))
+    else:
+        # A failure outside the allocator names no allocation.
+        failures = [event.size for event in recording.history.events if event.kind == "oom"]
+        asked, used = [None, *failures][-1], sum(summary["live_categories"].values())
+        more = f"{asked / shared.GIB:.1f} GiB more" if asked else "more memory"
+        reason, stage = f"{recording.phases[-1].name} needs {more}", "failure"
+        reason += f" with {used / shared.GIB:.1f} GiB in use" if used else ""
+        records.append(without_value("peak_memory", "oom", reason, **labels))
+        records += values({"asked_bytes": asked}, **labels)
+    records += [
+        *values({"allocator_peak_bytes": allocator_peak, **summary}, **labels),
+        value("peak_phase", summary["peak_phase"], "", **labels),
+        *by_label("stream_allocations_by_line", "origin", summary["stream_lines"], "", **labels),
+        *_live_records(summary, stage=stage, **labels),
+    ]
+    for phase in summary["phases"]:
+        sizes = {key: phase[key] for key in ("peak_bytes", "end_bytes")}
+        records += values(sizes, "phase_", phase=phase["name"], **labels)
+    events = ("name", "first_event", "last_event")
+    phases = [{key: phase[key] for key in events} for phase in summary["phases"]]
+    timeline = {**summary["timeline"], "phases": phases}
+    return Ending(mode.name, "oom" if reason else "ok", reason, records, timeline)
+
+
+def _live_records(summary: Mapping[str, Any], **where: str) -> list[Record]:
+    lines, largest = summary["live_lines"], summary["live_largest"]
+    return [
+        *by_label("live", "category", summary["live_categories"], **where),
+        *by_label("attention_weights", "dtype", summary["live_scores"], **where),
+        *(value("live_by_line", row["bytes"], "B", **_origin(row), **where) for row in lines),
+        *(value("allocation", row["each_bytes"], "B", **_origin(row), **where) for row in largest),
+    ]
+
+
+def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Which line made it; autograd's own thread runs no line of the program."""
+    line = "no line" if row["file"] is None else f"{row['file']}:{row['line']} {row['function']}"
+    labels = {key: row[key] for key in ("category", "phase", "count")} | {"origin": line}
+    return labels | ({"what": row["what"], "total_bytes": row["bytes"]} if "what" in row else {})
+
+
+def accounting_records(accounting: Mapping[str, Any], **labels: str) -> list[Record]:
+    """The device's memory by layer; what is not bytes keeps its own name."""
+    known = {name: found for name, found in accounting.items() if found is not None}
+    layers = {k.removesuffix("_bytes"): n for k, n in known.items() if k.endswith("_bytes")}
+    others = {name: n for name, n in known.items() if not name.endswith("_bytes")}
+    return [*by_label("device_memory", "layer", layers, **labels), *values(others, **labels)]
 
 
 def _warm_up(step: Step, mode: Mode, device: torch.device) -> int | None:
-    """One step unrecorded; its peak, or None on a CPU.
-
-    If it runs out of memory, so does the recorded one after it, which then says why.
-    """
+    """One step unrecorded; its peak, or None on a CPU. If it runs out of memory, so does the
+    recorded one after it, which then gives the reason."""
     try:
         for _, run in mode.phases(step):
             run()
+        synchronize(device)
+        return peak_memory_bytes(device)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        drop_graph(step)
-        return None
-    synchronize(device)
-    return peak_memory_bytes(device)
-
-
-def drop_graph(step: Step) -> None:
-    """Free what a forward pass left for a backward pass that never finished."""
+    # The error, whose traceback kept tensors alive, is gone; and what forward left goes too.
     vars(step)["_loss"] = None
-
-
-def known_tensors(model: nn.Module, step: Step) -> dict[int, KnownTensor]:
-    """Tensors at known addresses now: the model, its gradients, optimizer state, batch."""
-    return {
-        address_of(tensor): KnownTensor(
-            category=category, name=name, size=tensor.untyped_storage().nbytes()
-        )
-        for category, name, tensor in _named_tensors(model, step)
-    }
-
-
-def _named_tensors(model: nn.Module, step: Step) -> Iterator[tuple[str, str, Tensor]]:
-    yield from (("other", name, vars(step)[f"_{name}"]) for name in ("tokens", "targets"))
-    yield from (("other", name, buffer) for name, buffer in model.named_buffers())
-    state = step._optimizer.state
-    for name, parameter in model.named_parameters():
-        yield "parameters", name, parameter
-        if parameter.grad is not None:
-            yield "gradients", f"gradient of {name}", parameter.grad
-        for key, tensor in state.get(parameter, {}).items():
-            if isinstance(tensor, Tensor):
-                yield "optimizer_state", f"{key} of {name}", tensor
-
-
-def is_predictable(workload: Workload) -> bool:
-    """Whether the cost model describes this model and attention."""
-    return workload.is_ours and workload.attention == OWN_ATTENTION
+    return None
 
 
 def prediction(workload: Workload, mode: peak.PeakMode, device: torch.device) -> peak.Stage | None:
     """The cost model's peak; None for what it does not describe."""
-    if not is_predictable(workload):
+    if not shared.is_predictable(workload):
         return None
     precision: Any = workload.precision.name
     where: Any = device.type
@@ -211,34 +211,7 @@ def too_large(predicted: peak.Stage | None, device: torch.device) -> str | None:
     free = int(torch.cuda.mem_get_info(device)[0]) + int(torch.cuda.memory_reserved(device))
     if needed <= free:
         return None
-    return f"needs about {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
-
-
-def _summary(recording: Recording, mode: Mode, shape: ModelShape) -> dict[str, Any]:
-    return summarize(
-        recording,
-        keeps_graph=mode.keeps_graph,
-        stream_bytes=stream_bytes(shape),
-        score_shape=(shape.batch, shape.num_heads, shape.context, shape.context),
-    )
-
-
-def _asked(recording: Recording) -> int | None:
-    """The allocation that failed; a failure outside the allocator has none."""
-    failures = [event.size for event in recording.history.events if event.kind == "oom"]
-    return failures[-1] if failures and recording.out_of_memory is not None else None
-
-
-def _reason(recording: Recording, summary: Mapping[str, Any], asked: int | None) -> str | None:
-    if recording.out_of_memory is None:
-        return None
-    return needs_more(asked, sum(summary["live_categories"].values()), recording.phases[-1].name)
-
-
-def needs_more(asked: int | None, used: int | None, what: str) -> str:
-    """Why memory ran out: the request that failed, and what tensors held then."""
-    more = f"{asked / GIB:.1f} GiB more" if asked else "more memory"
-    return f"{what} needs {more}" + (f" with {used / GIB:.1f} GiB in use" if used else "")
+    return f"needs about {needed / shared.GIB:.1f} GiB, {free / shared.GIB:.1f} GiB free"
 
 
 def save_snapshot(recording: Recording, point: Point, mode: str) -> str | None:
@@ -248,6 +221,5 @@ def save_snapshot(recording: Recording, point: Point, mode: str) -> str | None:
         return None
     path = point.path(SNAPSHOTS, find_machine().id).with_suffix("") / f"{mode}.pickle"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        pickle.dump(recording.snapshot, file)
+    path.write_bytes(pickle.dumps(recording.snapshot))
     return path.as_posix()

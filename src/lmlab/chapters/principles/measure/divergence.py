@@ -1,22 +1,20 @@
 """Control divergence: threads of a warp that take different branches wait for each other.
 
-A warp has one instruction stream. When its threads branch differently, it runs one branch after the
-other, with the threads of the others switched off: with n distinct branches inside every warp, n
-times as long. If all threads of a warp take the same branch, any number of branches costs nothing.
-
-Triton has no per-thread branches, so the kernel is CUDA, compiled at run time by NVRTC through
-PyTorch. Both programs do the same work on the same numbers: thread i runs branch (i mod n), or
-(warp of i mod n), and each branch is a loop of its own with its own constants.
+A warp has one instruction stream: with n distinct branches inside every warp it takes n times as
+long. If all threads of a warp take the same branch, any number of branches costs nothing. Triton
+has no per-thread branches, so the kernel is CUDA, compiled at run time by NVRTC through PyTorch.
+Both programs do the same work on the same numbers: thread i runs branch (i mod n), or (warp of i
+mod n), and each branch is a loop of its own with its own constants.
 """
 
-from __future__ import annotations
-
 from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmlab.chapters.principles.measure.programs import Program, compare, random, relative_error
+from lmlab.chapters.principles.measure.programs import Program, asked_of, compare
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.study.points import Point
 
@@ -45,7 +43,7 @@ extern "C" __global__ void diverge(const float* x, float* y, int branches, int p
 """
 
 
-def factor(branch: int) -> float:
+def factor(branch: Any) -> Any:
     """The constant of a branch."""
     return 1 - (branch + 1) / 2048
 
@@ -53,11 +51,10 @@ def factor(branch: int) -> float:
 def expected(x: Tensor, branches: int, per_warp: bool) -> Tensor:
     """The same in PyTorch, in float64."""
     threads = torch.arange(len(x), device=x.device)
-    taken = (threads // WARP if per_warp else threads) % branches
-    a = 1 - (taken + 1).double() / 2048
+    factors = factor(((threads // WARP if per_warp else threads) % branches).double())
     total = x.double()
     for _ in range(ITERATIONS):
-        total = total * a + SHIFT
+        total = total * factors + SHIFT
     return total
 
 
@@ -68,10 +65,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
         raise Unsupported("a CPU has no warps")
     if compile_kernel is None:
         raise Unsupported("this version of PyTorch cannot compile CUDA at run time")
-    asked = {**point.settings, **point.parameters}
+    asked = asked_of(point)
     kernel = compile_kernel(source(), "diverge")
-    torch.manual_seed(asked["seed"])
-    x = random(asked["threads"], device=device)
+    x = torch.randn(asked["threads"], device=device)
     y = torch.empty_like(x)
 
     def run(branches: int, per_warp: bool) -> Tensor:
@@ -79,21 +75,16 @@ def measure(point: Point, device: torch.device) -> Outcome:
         kernel(grid=grid, block=(BLOCK, 1, 1), args=[x, y, branches, int(per_warp)])
         return y
 
-    def error(branches: int, per_warp: bool) -> float:
-        return relative_error(run(branches, per_warp), expected(x, branches, per_warp))
-
-    most = max(asked["branches"])
-    programs = {
-        f"{branches} branches {'between' if per_warp else 'within'} warps": Program(
+    programs = {}
+    for branches, per_warp in product(asked["branches"], (False, True)):
+        kind, where = ("with", "between") if per_warp else ("without", "within")
+        programs[f"{branches} branches {where} warps"] = Program(
             call=partial(run, branches, per_warp),
-            check=partial(error, branches, per_warp),
+            expected=expected(x, branches, per_warp),
             within=1e-4,
-            series="with" if per_warp else "without",
-            pair=("with" if per_warp else "without") if branches == most else "",
+            series=kind,
             x=branches,
-            numbers={"flops": (2 * ITERATIONS * len(x), "FLOP"), "bytes": (8 * len(x), "B")},
+            pair=kind if branches == max(asked["branches"]) else "",
+            numbers={"flops": 2 * ITERATIONS * len(x), "bytes": 8 * len(x)},
         )
-        for branches in asked["branches"]
-        for per_warp in (False, True)
-    }
-    return compare(programs, asked, device)
+    return compare(programs, asked, device).outcome()

@@ -9,12 +9,8 @@ Dropout draws other random numbers in each program, so an element is right if it
 dropped, and the share of those dropped must be the asked one.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +20,8 @@ from lmlab.chapters.attention.measure.compiling import compiler
 from lmlab.chapters.principles.measure.programs import (
     INTERPRETED,
     Program,
+    asked_of,
     compare,
-    random,
     relative_error,
 )
 from lmlab.jobs.outcome import Outcome
@@ -37,7 +33,8 @@ WITHIN = 2e-2
 EPS = 1e-5
 CLEAR = 0.1
 SERIES = {"eager": "without", "compiled": "library", "ours": "with"}
-Call = Callable[[], Tensor]
+PASSES = {"RMSNorm": 2, "GELU chain": 3}
+"""How often a fused kernel reads or writes the matrix, or one like it."""
 
 
 def eager_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -53,61 +50,48 @@ def eager_chain(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Both chains: eager, compiled at the last shape where the study compiles, and ours."""
-    asked = {**point.settings, **point.parameters}
-    torch.manual_seed(asked["seed"])
+    asked = asked_of(point)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    make = partial(random, device=device, dtype=dtype)
+    make = partial(torch.randn, device=device, dtype=dtype)
     programs: dict[str, Program] = {}
     with compiler() if asked["compile"] else nullcontext():
         for columns in asked["columns"]:
+            last = columns == max(asked["columns"])
             x, residual = make(asked["rows"], columns), make(asked["rows"], columns)
             weight, bias = make(columns), make(columns)
-            last = columns == max(asked["columns"])
-            compiles = last and asked["compile"]
-            norm = variants(eager_norm, compiles, x, weight)
-            norm["ours"] = partial(rms_norm, x, weight, EPS)
-            chain = variants(eager_chain, compiles, x, bias, residual)
-            chain["ours"] = partial(
-                gelu_dropout_residual, x, bias, residual, p=P, seed=asked["seed"]
-            )
-            checked = partial(norm_error, x, weight), partial(chain_error, x, bias, residual)
-            for name, calls, error, passes in (
-                ("RMSNorm", norm, checked[0], 2),
-                ("GELU chain", chain, checked[1], 3),
+            ours = partial(gelu_dropout_residual, p=P, seed=asked["seed"])
+            for name, eager, own, inputs, error in (
+                ("RMSNorm", eager_norm, partial(rms_norm, eps=EPS), (x, weight), norm_error),
+                ("GELU chain", eager_chain, ours, (x, bias, residual), chain_error),
             ):
-                for kind, call in calls.items():
+                functions = {"eager": eager}
+                if last and asked["compile"]:
+                    functions["compiled"] = torch.compile(eager, fullgraph=True, dynamic=False)
+                functions["ours"] = own
+                for kind, function in functions.items():
                     series = SERIES[kind]
-                    quoted = last and name == "GELU chain" and series in ("with", "without")
+                    quoted = last and name == "GELU chain" and kind != "compiled"
                     programs[f"{name}, {columns}, {kind}"] = Program(
-                        call=call,
-                        check=partial(error, call),
+                        call=partial(function, *inputs),
+                        error=partial(error, *inputs),
                         within=WITHIN,
                         series=series,
-                        pair=series if quoted else "",
                         x=columns,
+                        pair=series if quoted else "",
                         unsupported=INTERPRETED if kind == "ours" and device.type == "cpu" else "",
-                        numbers={"bytes": (passes * x.numel() * x.element_size(), "B")},
+                        numbers={"bytes": PASSES[name] * x.nbytes},
                     )
-        return compare(programs, asked, device)
+        return compare(programs, asked, device).outcome()
 
 
-def variants(function: Any, compiles: bool, *arguments: Tensor) -> dict[str, Call]:
-    """The function as it is, and compiled for these shapes."""
-    calls: dict[str, Call] = {"eager": partial(function, *arguments)}
-    if compiles:
-        compiled = torch.compile(function, fullgraph=True, dynamic=False)
-        calls["compiled"] = partial(compiled, *arguments)
-    return calls
-
-
-def norm_error(x: Tensor, weight: Tensor, call: Call) -> float:
+def norm_error(x: Tensor, weight: Tensor, found: Tensor) -> float:
     """Against float64."""
-    return relative_error(call(), eager_norm(x.double(), weight.double()))
+    return relative_error(found, eager_norm(x.double(), weight.double()))
 
 
-def chain_error(x: Tensor, bias: Tensor, residual: Tensor, call: Call) -> float:
+def chain_error(x: Tensor, bias: Tensor, residual: Tensor, found: Tensor) -> float:
     """Distance to the nearer of kept and dropped, or the error of the share dropped."""
-    found, base = call().double(), residual.double()
+    found, base = found.double(), residual.double()
     gelu = F.gelu(x.double() + bias.double(), approximate="tanh") / (1 - P)
     dropped = (found - base).abs() < (found - base - gelu).abs()
     error = relative_error(torch.where(dropped, found, found - gelu), base)

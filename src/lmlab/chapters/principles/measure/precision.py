@@ -5,15 +5,13 @@ plain fp32 uses the ordinary cores. Square matrices of each type and size are mu
 of the first rows is taken against float64, from the same fp32 numbers that each type rounds first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from lmlab.chapters.principles.measure.programs import Program, compare, random, relative_error
+from lmlab.chapters.principles.measure.programs import Program, asked_of, compare
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.preflight import SLOW, product_s
 from lmlab.measure.precision import PRECISIONS, tf32_allowed, why_unsupported
@@ -28,47 +26,37 @@ FP8_CAPABILITY = (8, 9)
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Every type at every size."""
-    asked = {**point.settings, **point.parameters}
-    torch.manual_seed(asked["seed"])
+    asked = asked_of(point)
     programs = {}
     for side in asked["sides"]:
-        a, b = random(side, side, device=device), random(side, side, device=device)
+        a, b = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
         exact = a[:CHECKED_ROWS].double() @ b.double()
         for name in asked["precisions"]:
             reason = why_not(name, device)
-            call = None if reason else product(name, a, b)
             pair = {"fp32": "without", "bf16": "with"}.get(name, "")
             programs[f"{name}, {side}"] = Program(
-                call=call or (lambda: None),
-                check=partial(error, call, exact) if call else None,
+                call=(lambda: None) if reason else product(name, a, b),
+                expected=exact,
                 within=WITHIN[name],
                 series=name,
                 x=side,
                 pair=pair if side == max(asked["sides"]) else "",
                 unsupported=reason or "",
-                numbers={"flops": (2 * side**3, "FLOP")},
+                numbers={"flops": 2 * side**3},
             )
-    return compare(programs, asked, device)
-
-
-def error(call: Callable[[], Tensor], exact: Tensor) -> float:
-    """Of the first rows."""
-    return relative_error(call()[:CHECKED_ROWS], exact)
+    return compare(programs, asked, device).outcome()
 
 
 def why_not(name: str, device: torch.device) -> str | None:
     """Why the type is not multiplied here."""
-    if name != FP8:
-        slow = device.type == "cpu" and is_slow(PRECISIONS[name].dtype)
-        return f"{name} has no fast matmul on this CPU" if slow else why_unsupported(name, device)
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-        return "fp8 needs an NVIDIA GPU of compute capability 8.9 or newer"
-    return None
-
-
-def is_slow(dtype: torch.dtype) -> bool:
-    """Whether a CPU multiplies this type element by element."""
-    return product_s(dtype) > SLOW * product_s(torch.float32)
+    if name == FP8:
+        fits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+        return None if fits else "fp8 needs an NVIDIA GPU of compute capability 8.9 or newer"
+    # Without instructions for a type, a CPU multiplies element by element.
+    dtype = PRECISIONS[name].dtype
+    if device.type == "cpu" and product_s(dtype) > SLOW * product_s(torch.float32):
+        return f"{name} has no fast matmul on this CPU"
+    return why_unsupported(name, device)
 
 
 def product(name: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:

@@ -3,13 +3,12 @@
 Records of every topic, with the labels variant, series (which line of the figure it belongs to), x
 (its place on the line) and pair (`with` and `without` the principle, for the two programs whose
 ratio is quoted): `time`, and what is known of `bytes`, `flops`, `launches`, `error` (relative, to a
-reference) and `peak_memory`.
+reference), `peak_memory` (above what exists before) and `saved_bytes`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +17,13 @@ from torch.profiler import ProfilerActivity
 
 from lmlab.chapters.attention.measure.rounds import sample_in_turns, sampling_budget
 from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers
-from lmlab.jobs.outcome import Outcome, Unsupported
-from lmlab.measure.gpu_busy import is_gpu_work, profiled_events
-from lmlab.measure.records import Record
+from lmlab.jobs.outcome import Unsupported
+from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
+from lmlab.measure.intervals import is_gpu_work, profiled_events
+from lmlab.study.points import Point
 
 INTERPRETED = "our kernels are written in Triton, which a CPU only interprets"
+UNITS = {"flops": "FLOP", "bytes": "B", "saved_bytes": "B"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,61 +31,76 @@ class Program:
     """One variant of a comparison."""
 
     call: Callable[[], Any]
-    series: str
-    x: float
+    series: str = ""
+    x: float = 0.0
     pair: str = ""
-    check: Callable[[], float] | None = None
-    """Its relative error."""
+    part: str = ""
+    expected: Tensor | None = None
+    """What a call returns, or the first rows of it."""
+    error: Callable[[Any], float] | None = None
+    """Instead: the relative error of what a call returns."""
     within: float = 0.0
-    numbers: Mapping[str, tuple[float | int | None, str]] = field(default_factory=dict)
-    """Further quantities with their units."""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """What is known of it."""
+    has_peak: bool = False
+    """Whether its peak memory is of interest."""
     unsupported: str = ""
     """Why it does not run here."""
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        """Where it belongs, as far as that is given."""
+        labels = {"series": self.series, "x": self.x, "pair": self.pair, "part": self.part}
+        return {name: label for name, label in labels.items() if label}
+
+
+def asked_of(point: Point) -> dict[str, Any]:
+    """Parameters and settings of a point; seeds its random numbers."""
+    torch.manual_seed(point.settings["seed"])
+    return {**point.settings, **point.parameters}
+
 
 def compare(
-    programs: Mapping[str, Program],
-    settings: Mapping[str, Any],
-    device: torch.device,
-    *shared: Record,
-) -> Outcome:
+    programs: Mapping[str, Program], settings: Mapping[str, Any], device: torch.device
+) -> Variants:
     """Check every program, then time those that are right in turns."""
-    labels: dict[str, dict[str, Any]] = {
-        name: {"series": each.series, "x": each.x, **({"pair": each.pair} if each.pair else {})}
-        for name, each in programs.items()
-    }
-    variants = Variants(labels, device)
+    variants = Variants({name: each.labels for name, each in programs.items()}, device)
     for name, each in programs.items():
         with variants.attempt(name):
-            if each.unsupported:
-                raise Unsupported(each.unsupported)
-            _try(variants, name, each, device)
+            _try(variants, name, each)
     calls = {name: lambda each=programs[name]: each.call for name in variants.running}
-    sample_in_turns(variants, calls, device, sampling_budget(settings))
-    return variants.outcome(*shared)
+    sample_in_turns(variants, calls, sampling_budget(settings))
+    return variants
 
 
-def _try(variants: Variants, name: str, program: Program, device: torch.device) -> None:
-    if program.check is not None:
-        error = program.check()
+def _try(variants: Variants, name: str, program: Program) -> None:
+    device = variants.device
+    if program.unsupported:
+        raise Unsupported(program.unsupported)
+    found = program.call()
+    error_of = program.error
+    if program.expected is not None:
+        error_of = partial(relative_error, expected=program.expected)
+    if error_of is not None:
+        error = error_of(found)
         variants.note(name, "error", error, "")
         if not error <= program.within:
             raise WrongNumbers(f"relative error {error:.1e}; allowed: {program.within:.0e}")
-    program.call()
+    del found
     if device.type == "cuda":
         events = profiled_events(program.call, device, [ProfilerActivity.CUDA])
         launches = sum(is_gpu_work(event, device) for event in events)
         variants.note(name, "launches", launches, "")
-    for quantity, (number, unit) in program.numbers.items():
-        variants.note(name, quantity, number, unit)
+    if program.has_peak and device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        reset_peak_memory(device)
+        program.call()
+        variants.note(name, "peak_memory", (peak_memory_bytes(device) or 0) - before, "B")
+    for quantity, number in program.numbers.items():
+        variants.note(name, quantity, number, UNITS[quantity])
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm, in float64."""
+    """Norm of the difference over the norm, in float64; of the rows that are expected."""
     exact = expected.double()
-    return ((found.double() - exact).norm() / exact.norm()).item()
-
-
-def random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random numbers; zeros would use less power and run faster."""
-    return torch.randn(shape, device=device, dtype=dtype)
+    return ((found[: len(exact)].double() - exact).norm() / exact.norm()).item()

@@ -6,19 +6,15 @@ second time in backward: a third more arithmetic, and a fraction of the memory. 
 from the allocator on a GPU; the bytes saved for backward are counted everywhere.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from lmlab.chapters.principles.measure.programs import Program, compare, random, relative_error
+from lmlab.chapters.principles.measure.programs import Program, asked_of, compare
+from lmlab.chapters.saved_tensors import saved_storages
 from lmlab.jobs.outcome import Outcome
-from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.study.points import Point
 
 EXPANSION = 4
@@ -41,12 +37,12 @@ class Block(nn.Module):
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Forward and backward at every depth, stored and recomputed."""
-    asked = {**point.settings, **point.parameters}
-    torch.manual_seed(asked["seed"])
+    asked = asked_of(point)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     width, deepest = asked["width"], max(asked["depths"])
     blocks = [Block(width, device, dtype) for _ in range(deepest)]
-    x = random(asked["rows"], width, device=device, dtype=dtype).requires_grad_()
+    every_weight = [weight for block in blocks for weight in block.parameters()]
+    x = torch.randn(asked["rows"], width, device=device, dtype=dtype).requires_grad_()
 
     def run(depth: int, recompute: bool) -> Tensor:
         y = x
@@ -64,46 +60,15 @@ def measure(point: Point, device: torch.device) -> Outcome:
             kind = "with" if recompute else "without"
             programs[f"{depth} blocks, {'recomputed' if recompute else 'stored'}"] = Program(
                 call=call,
-                check=partial(error, call, expected),
+                expected=expected,
                 within=1e-5,
                 series=kind,
-                pair=kind if depth == deepest else "",
                 x=depth,
+                pair=kind if depth == deepest else "",
+                has_peak=True,
                 numbers={
-                    "peak_memory": (peak_of(call, device), "B"),
-                    "saved_bytes": (saved_bytes(call, blocks), "B"),
-                    "flops": (12 * depth * EXPANSION * asked["rows"] * width**2, "FLOP"),
+                    "saved_bytes": sum(saved_storages(call, every_weight).values()),
+                    "flops": 12 * depth * EXPANSION * asked["rows"] * width**2,
                 },
             )
-    return compare(programs, asked, device)
-
-
-def error(call: Callable[[], Tensor], expected: Tensor) -> float:
-    """Of the gradient."""
-    return relative_error(call(), expected)
-
-
-def peak_of(call: Callable[[], Tensor], device: torch.device) -> int | None:
-    """Peak above what exists before the call; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    before = torch.cuda.memory_allocated(device)
-    reset_peak_memory(device)
-    call()
-    return (peak_memory_bytes(device) or 0) - before
-
-
-def saved_bytes(call: Callable[[], Tensor], blocks: list[Block]) -> int:
-    """Bytes that forward saves for backward, each storage once; weights exist anyway."""
-    weights = {w.untyped_storage().data_ptr() for block in blocks for w in block.parameters()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        call()
-    return sum(saved.values())
+    return compare(programs, asked, device).outcome()

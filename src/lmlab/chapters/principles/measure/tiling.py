@@ -10,22 +10,16 @@ How many blocks fit on an SM comes from the driver (`blocks_per_sm`); `limit` na
 that runs out first, from what the compiled kernel takes (`registers`, `shared_memory`, `warps`).
 """
 
-from __future__ import annotations
-
 import ctypes
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmlab.chapters.principles.measure.programs import (
-    INTERPRETED,
-    Program,
-    compare,
-    random,
-    relative_error,
-)
+from lmlab.chapters.principles.measure.programs import INTERPRETED, Program, asked_of, compare
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels.principles_matmul import matmul
 from lmlab.measure.records import Record, value
@@ -40,52 +34,40 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Every tile in both orders."""
     if device.type != "cuda":
         raise Unsupported(INTERPRETED)
-    asked = {**point.settings, **point.parameters}
-    torch.manual_seed(asked["seed"])
+    asked = asked_of(point)
     side, tiles = asked["side"], [(rows, columns) for rows, columns in asked["tiles"]]
-    a, b = (random(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    exact = a[:256].double() @ b.double()
-
-    def library() -> Tensor:
-        return torch.mm(a, b, out=out)
-
-    def error(call: Any) -> float:
-        found = call()
-        return relative_error((found[0] if isinstance(found, tuple) else found)[:256], exact)
-
-    flops = 2 * side**3
-    programs = {
-        "cuBLAS": Program(
-            call=library,
-            check=partial(error, library),
-            within=WITHIN,
-            series="library",
-            x=max(m * n / (m + n) for m, n in tiles),
-            numbers={"flops": (flops, "FLOP")},
-        )
-    }
+    program = partial(
+        Program,
+        expected=a[:256].double() @ b.double(),
+        within=WITHIN,
+        numbers={"flops": 2 * side**3},
+    )
+    largest = max(m * n / (m + n) for m, n in tiles)
+    library = program(call=partial(torch.mm, a, b, out=out), series="library", x=largest)
+    programs = {"cuBLAS": library}
     card = torch.cuda.get_device_properties(device)
     resources = [value("warps_per_sm", card.max_threads_per_multi_processor // 32, "")]
-    for rows, columns in tiles:
-        for group in (0, GROUP):
-            options = options_for(rows, columns)
-            call = partial(matmul, a, b, group=group, out=out, **options)
-            ends = {tiles[0]: "without", tiles[-1]: "with"} if group else {}
-            name = f"{rows} x {columns}{', grouped' if group else ''}"
-            programs[name] = Program(
-                call=call,
-                check=partial(error, call),
-                within=WITHIN,
-                series="with" if group else "without",
-                x=rows * columns / (rows + columns),
-                pair=ends.get((rows, columns), ""),
-                numbers={"flops": (flops, "FLOP")},
-            )
-            if group:
-                _, kernel = call()
-                resources += resources_of(kernel, f"{rows} x {columns}", options["warps"], device)
-    return compare(programs, asked, device, *resources)
+    for (rows, columns), group in product(tiles, (0, GROUP)):
+        options = options_for(rows, columns)
+        run = partial(matmul, a, b, group=group, out=out, **options)
+        ends = {tiles[0]: "without", tiles[-1]: "with"} if group else {}
+        programs[f"{rows} x {columns}{', grouped' if group else ''}"] = program(
+            call=partial(result_of, run),
+            series="with" if group else "without",
+            x=rows * columns / (rows + columns),
+            pair=ends.get((rows, columns), ""),
+        )
+        if group:
+            _, kernel = run()
+            resources += resources_of(kernel, f"{rows} x {columns}", options["warps"], device)
+    return compare(programs, asked, device).outcome(*resources)
+
+
+def result_of(run: Callable[[], tuple[Tensor, Any]]) -> Tensor:
+    """The product, without the kernel that computed it."""
+    return run()[0]
 
 
 def options_for(rows: int, columns: int) -> dict[str, int]:

@@ -1,0 +1,94 @@
+"""Source files read without running them: valid Python or not, the names they may define, and
+facts about them that are cached between processes.
+
+The workflow is planned without importing a user's model, which would import torch. A missing name
+or a syntax error would then fail in every job, one by one; read as text, the file shows both first.
+Parsing hundreds of files takes two seconds, for every dry run and every point, so what follows from
+a file (its hash as a tree, its imports) is cached under the hash of its bytes and cannot be out of
+date. The store is one file in the user's cache folder; without it all works, slower.
+"""
+
+import ast
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from lmlab.study.files import write_atomically
+
+# With one of these, a module can have names that its text does not show.
+HIDE_NAMES = frozenset({"*", "__getattr__", "globals", "setattr"})
+MAX_ENTRIES = 5000
+
+
+class BrokenSource(ValueError):
+    """A file that is not valid Python, in one line."""
+
+
+def parse(source: bytes, file: Path) -> ast.Module:
+    """The syntax tree of a file's text, or a `BrokenSource`."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError) as error:  # the latter, in some versions, for null bytes
+        line = getattr(error, "lineno", None)
+        where = f"{file}, line {line}" if line else str(file)
+        raise BrokenSource(f"{where}: {getattr(error, 'msg', error)}") from error
+
+
+def may_define(file: Path, name: str) -> bool:
+    """Whether a module can have that name; also true if only running it would show."""
+    return not _names(file, file.stat().st_mtime_ns).isdisjoint({name, *HIDE_NAMES})
+
+
+@lru_cache(maxsize=64)
+def _names(file: Path, mtime_ns: int) -> frozenset[str]:
+    return frozenset(_names_in(parse(file.read_bytes(), file)))
+
+
+def _names_in(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        elif isinstance(node, ast.Name):
+            yield node.id
+
+
+def facts_of(source: bytes, compute: Callable[[bytes], Any], version: str) -> Any:
+    """What `compute`, in that version, returns for the source, as JSON gives it back."""
+    key = hashlib.sha256(version.encode() + b"\0" + source).hexdigest()
+    store = _store()
+    if key not in store:
+        store[key] = compute(source)
+    return store[key]
+
+
+@cache
+def _store() -> dict[str, Any]:
+    """What earlier processes have computed; additions are saved when this process exits."""
+    store: dict[str, Any] = {}
+    # A file that is missing, unreadable or cut off is an empty store; so is a home that is none.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        found = json.loads(_path().read_text())
+        store = found if isinstance(found, dict) else store
+    before = len(store)
+
+    def save() -> None:
+        if len(store) > before:
+            newest = dict(list(store.items())[-MAX_ENTRIES:])
+            with contextlib.suppress(OSError, RuntimeError):
+                write_atomically(_path(), json.dumps(newest))
+
+    atexit.register(save)
+    return store
+
+
+def _path() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "lmlab", "sources.json")

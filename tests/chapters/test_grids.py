@@ -1,0 +1,151 @@
+"""Points of the chapters: every combination that the study asks for, once; and none measured."""
+
+import re
+from collections import Counter
+from copy import deepcopy
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lmlab.chapters.attention import grid
+from lmlab.chapters.attention.measure import compiling
+from lmlab.jobs.catalog import points_of
+from lmlab.study.config import ConfigError, load
+from lmlab.study.files import ROOT
+from lmlab.study.points import Point
+from tests.chapters.pages import answer, rendered
+from tests.report.study import written
+
+CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+FULL = CONFIG["studies"]["full"]
+AXES = ("sizes", "contexts", "precisions")
+
+
+def points(
+    chapter: str, part: str | None = None, study: str = "full", **changes: Any
+) -> list[Point]:
+    """A study's points with other keys in the chapter's block, or in a part of it."""
+    config = deepcopy(CONFIG) | {"study": study}
+    block = config["studies"][study][chapter]
+    (block[part] if part else block).update(changes)
+    return points_of(load(config, "cuda"), chapter)
+
+
+def of(topic: str, chapter: str = "attention", **changes: Any) -> list[Point]:
+    asked = points(chapter, topic if changes else None, **changes)
+    return [point for point in asked if point.parameters["topic"] == topic]
+
+
+@pytest.mark.parametrize("study", ["full", "tiny", "nano"])
+@pytest.mark.parametrize("chapter", ["attention", "end_to_end", "memory", "profile", "precision"])
+def test_every_point_has_its_own_path(chapter: str, study: str, tmp_path: Path) -> None:
+    paths = [point.path(tmp_path, "m") for point in points(chapter, study=study)]
+    assert len(set(paths)) == len(paths)
+
+
+def test_the_end_to_end_grid_has_its_points_once_and_checks_some_of_them() -> None:
+    check = {"size": "cpu-small", "context": 8, "precision": "bf16", "batch": 2}
+    block = {"modes": ["forward_backward"], "graph_checks": [check], "steps": 3, "max_steps": 9}
+    block |= {"more": [{"contexts": [8, 16]}, {"batches": [1], "precisions": ["fp32"]}]}
+    found = points("end_to_end", study="nano", **block)
+    warm = [point for point in found if point.parameters["start"] == "warm"]
+    axes = [tuple(point.parameters[key] for key in check) for point in warm]
+    assert axes == [
+        *(("cpu-small", 16, precision, 2) for precision in ("fp32", "bf16")),
+        *(("cpu-small", 8, precision, 2) for precision in ("fp32", "bf16")),
+        ("cpu-small", 16, "fp32", 1),
+    ]
+    assert [point.settings["graph_replay"] for point in warm] == [False, False, False, True, False]
+    assert {point.settings["max_steps"] for point in warm} == {9}
+    assert all("max_steps" not in point.settings for point in found if point not in warm)
+    with pytest.raises(ValueError, match=r"end_to_end.max_steps = 2; allowed: at least steps = 3"):
+        points("end_to_end", study="nano", **{**block, "max_steps": 2})
+
+
+@pytest.mark.parametrize(
+    ("chapter", "topic", "batch"),
+    [
+        ("profile", None, 4),
+        ("memory", "timeline", 4),
+        ("memory", "long_context", 1),
+        ("memory", "block", 4),
+        ("memory", "checkpointing", 4),
+    ],
+)
+def test_every_topic_has_a_grid_of_its_own(chapter: str, topic: str | None, batch: int) -> None:
+    block = {**FULL[chapter], **FULL[chapter].get(topic, {})}
+    precisions = [block["precision"]] if "precision" in block else block["precisions"]
+    asked = [p.parameters for p in points(chapter) if p.parameters.get("topic") == topic]
+    found = [tuple(point[axis.removesuffix("s")] for axis in AXES) for point in asked]
+    assert found == list(product(block["sizes"], block["contexts"], precisions))
+    assert {point["batch"] for point in asked} == {batch}
+
+
+def test_only_strategies_that_divide_the_blocks_are_asked_for() -> None:
+    asked = of("checkpointing", "memory", strategies=["none", "every-3"])
+    found = {point.parameters["size"]: point.settings["strategies"] for point in asked}
+    assert found == {"xl": "none,every-3", "2.7b": "none"}  # 48 and 32 blocks
+
+
+@pytest.mark.parametrize("changes", [{"profiler": "torch"}, {"nsys_options": ["--stats=true"]}])
+def test_another_tool_replaces_a_result_instead_of_adding_one(changes: dict[str, Any]) -> None:
+    first, other = (points("profile", **each)[0].path(Path("r"), "m") for each in ({}, changes))
+    assert first == other
+
+
+@pytest.mark.parametrize(
+    ("chapter", "part", "key", "wrong"),
+    [
+        ("memory", "checkpointing", "strategies", ["every-0"]),
+        ("memory", "checkpointing", "sizes", ["huge"]),
+        ("memory", "checkpointing", "size", "xl"),
+        ("profile", None, "profiler", "nvprof"),
+        *(("profile", None, "nsys_options", [o]) for o in ("stats", "--output=x", "--a=$(id)")),
+    ],
+)
+def test_what_does_not_exist_is_one_line(
+    chapter: str, part: str | None, key: str, wrong: Any
+) -> None:
+    place = ".".join(word for word in (chapter, part, key) if word)
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{place}[^\n]*(allowed|now called)[^\n]*$"):
+        points(chapter, part, **{key: wrong})
+
+
+def test_attention_has_every_shape() -> None:
+    counts = Counter(point.parameters["topic"] for point in points("attention"))
+    attention = {"naive": 4 * 5 + 1, "benchmark": 10 * 4 * 2, "tiles": 4 * 2, "leaderboard": 2}
+    models = {"model_compile": 2, "model": 4, "shapes": 6, "softmax": 4}
+    sizes = len(FULL["attention"]["sizes"])
+    assert counts == {**attention, **{topic: sizes * n for topic, n in models.items()}}
+
+
+def test_variants_that_compile_take_part_where_the_study_says() -> None:
+    compiled = [
+        (point.parameters["head_dim"], point.parameters["sequence"])
+        for point in of("benchmark", compile={"head_dims": [64], "sequences": [1024]})
+        if {"flex", "compiled"} & set(point.settings["variants"])
+    ]
+    assert compiled == [(64, 1024)] * 2, "in both precisions"
+    assert set(grid.COMPILES) == compiling.COMPILES, "the grid may not import what measures"
+
+
+def test_the_leaderboard_is_the_published_shape_and_backward_swaps_tile_sizes() -> None:
+    board = of("leaderboard")[0]
+    asked = {**board.settings, **board.parameters}
+    keys = ("batch", "heads", "sequence", "head_dim", "precision", "causal")
+    assert [asked[key] for key in keys] == [1, 16, 16384, 64, "bf16", True]
+    forward, backward = (point.settings["tiles"] for point in of("tiles")[:2])
+    assert [128, 16] in forward
+    assert [pair[::-1] for pair in backward] == forward
+
+
+def test_every_question_of_a_study_without_results_is_answered(tmp_path: Path) -> None:
+    chapters = list(load({**CONFIG, "study": "full"}, "cuda").chapters)
+    missing = [point for chapter in chapters for point in points(chapter)]
+    front, pages = rendered(tmp_path, written(tmp_path / "r", [], missing), *chapters)
+    questions = re.findall(r"^### (.+)$", front, re.MULTILINE)
+    assert {answer(front, question) for question in questions} == {"Not measured yet."}
+    assert all("easured yet" in page for page in pages.values())
