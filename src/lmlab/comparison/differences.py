@@ -1,10 +1,11 @@
 """Two sets of results, record by record: which is faster where both have the same point.
 
 Records are matched on chapter, parameters, labels and clock; both must have done the same work, so
-settings that both state must agree. The ratio is that of compare.py (more than 1: the second set is
-faster), and so is its verdict. Two sets never shared a job: the interval holds the spread within
-each job and the variation between processes, which is estimated from work that a set repeats in
-several processes (`Noise`). The same measurement in both sets is the same, whatever its noise.
+settings that both state must agree. The ratio (more than 1: the second set is faster) and the rule
+for its verdict are those of report/compare.py. Two sets never shared a job: the interval holds the
+spread within each job and the variation between processes, which is estimated from work that a set
+repeats in several processes (`Noise`). The same measurement in both sets is the same, whatever its
+noise.
 """
 
 import math

@@ -1,9 +1,10 @@
 """Limits of time: for a study and its chapters, whose later points are skipped, and for a point.
 
-The workflow stores its start and the budgets in an environment variable. A point that begins later
-than its study may, or whose chapter has used up its time since, is recorded as unsupported; the
-next run measures it. A point that has not ended after another limit never will (a kernel does not
-return, a message does not arrive): it is killed and recorded as failed.
+The workflow stores its start and the budgets (`budget_s` and `budgets_s` in config.yaml) in an
+environment variable. A point that begins later than its study may, or whose chapter has used up its
+time since, is recorded as unsupported; the next run measures it. A point that has not ended after
+another limit never will (a kernel does not return, a message does not arrive): it is killed and
+recorded as failed.
 """
 
 import json
