@@ -284,3 +284,12 @@ def test_failures_have_a_reason(times_ms: Times, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ceilings, "_median_ms", missing)
     row = matmul_ceiling("bf16", (64,), CPU, PLAN)
     assert row["reason"] == '"addmm_impl_cpu_" not implemented for this type'
+
+
+@pytest.mark.gpu
+def test_a_gpus_tensor_cores_are_faster_than_its_fp32_units() -> None:
+    rates = {
+        name: matmul_ceiling(name, (4096,), torch.device("cuda", 0), ceilings.GPU_PLAN)["tflops"]
+        for name in ("fp32", "tf32", "bf16")
+    }
+    assert rates["fp32"] < rates["tf32"] < rates["bf16"]

@@ -216,3 +216,10 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
 )
 def test_nan_is_the_largest_error(errors: list[float], largest: float) -> None:
     assert across_ranks.max_error(errors) == across_ranks.max_error(errors[::-1]) == largest
+
+
+def test_a_single_rank_gathers_its_own_value(tmp_path: Path) -> None:
+    with group_of_one(tmp_path):
+        assert across_ranks.gather({"a": 1}) == [{"a": 1}]
+        assert across_ranks.max_over_ranks(2.0) == across_ranks.min_over_ranks(2.0) == 2.0
+        assert across_ranks.ranks_per_device(CPU) == 1

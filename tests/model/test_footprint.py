@@ -177,3 +177,17 @@ def test_unknown_names_are_rejected(name: str, value: str) -> None:
     arguments: Any = {"precision": "fp32", "mode": "forward", "device": "cuda", name: value}
     with pytest.raises(ValueError, match=f"^{name} must be one of .*, got '{value}'$"):
         memory(SMALL, **arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_peak_on_a_gpu_is_within_a_tenth(precision: Any) -> None:
+    shape = shape_of(4, 512, 1024, 4096, 4, 16, 10_000)
+    model = build(shape, device="cuda")
+    tokens = torch.randint(10_000, (4, 512), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        loss = cross_entropy(model(tokens), tokens.clone())
+    loss.backward()
+    predicted = memory(shape, precision, "forward_backward").peak
+    assert predicted == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.parallel import FlatDDP, ShardedOptimizer
+from lmlab.parallel import FSDP, FlatDDP, ShardedOptimizer
 from tests.parallel.launcher import LARGEST_WORLD, RankPool, on_ranks
 from tests.parallel.models import MODELS, Model, build
 from tests.parallel.test_fsdp import train_in
@@ -224,3 +224,33 @@ def train(device: str) -> None:
 )
 def test_training_on_a_backend(ranks: RankPool, backend: str, device: str, world_size: int) -> None:
     ranks.run(train, world_size, backend=backend, device=device)
+
+
+def gpu_memory_of_forward(device: str, block_size: int) -> tuple[float, float]:
+    """Memory left by a forward and its peak, in units of one weight."""
+    width, number = 1024, 16
+    blocks = [
+        nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(block_size)])
+        for _ in range(number // block_size)
+    ]
+    wrapped = FSDP(nn.Sequential(*blocks).to(device), prefetch=1, blocks=lambda _: blocks)
+    x = torch.randn(1, width, device=device)
+    for _ in range(2):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        output = wrapped(x)
+        torch.cuda.synchronize()
+        left = torch.cuda.memory_allocated() - before
+        peak = torch.cuda.max_memory_allocated() - before
+        output.sum().backward()
+        wrapped.finish_gradient_synchronization()
+        wrapped.zero_grad()
+    return left / (4 * width**2), peak / (4 * width**2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_full_weights_come_and_go_on_a_gpu(ranks: RankPool, block_size: int) -> None:
+    for left, peak in ranks.run(gpu_memory_of_forward, 2, device="cuda:0", block_size=block_size):
+        assert left < block_size + 0.5  # the last block stays for backward
+        assert peak < 6 * block_size
