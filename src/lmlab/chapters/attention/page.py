@@ -30,6 +30,7 @@ NAMES = {
     "tiled": "tiled (PyTorch)",
     "flash_compiled_backward": "ours, compiled backward",
     "flash_attn_4": "FlashAttention-4",
+    "flash_attn_4_deterministic": "FlashAttention-4, deterministic",
     "flash": "ours (Triton)",
 }
 PASSES = ("forward", "backward", "both")
