@@ -105,23 +105,25 @@ def _key(
     inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles | None
 ) -> tuple[Any, ...]:
     """Everything that a call depends on."""
-    q, k, v, *others = inputs
-    pointers = q.data_ptr() | k.data_ptr() | v.data_ptr()
-    layouts = []
-    for x in others:
+    q, k, v = inputs[:3]
+    pointers = 0
+    strides = []
+    for x in inputs:
         pointers |= x.data_ptr()
-        layouts.append(x.stride())
+        strides.append(x.stride())
+    # The forward has checked that k and v match.
+    checked = (v.shape, k.dtype, v.dtype, k.device, v.device) if len(inputs) == 3 else ()
     tf32 = q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), *layouts, q.dtype, k.dtype,
-        v.dtype, q.device, k.device, v.device, pointers % ALIGNMENT, is_causal, scale, tf32, tiles,
+        q.shape, k.shape, q.dtype, q.device, *strides, *checked, pointers % ALIGNMENT, is_causal,
+        scale, tf32, tiles,
     )  # fmt: skip
 
 
 def _plan(
     direction: Direction, inputs: Sequence[Tensor], is_causal: bool, scale: float,
     tiles: Tiles | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
     """Run a call that is not known yet, with the tiles requested or the best that fit."""
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
     problem = Problem.of(usable[0], usable[1], is_causal)
