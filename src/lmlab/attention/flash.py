@@ -94,9 +94,9 @@ class FlashAttention(torch.autograd.Function):
         ctx.is_causal = is_causal
         ctx.scale = q.shape[-1] ** -0.5 if scale is None else scale
         is_run = q.is_cuda and not torch.compiler.is_compiling()
-        call = launch.known_forward(q, k, v, is_causal, ctx.scale) if is_run else None
-        if call is not None:
-            o, lse = call(q, k, v)
+        results = launch.repeat((q, k, v), is_causal, ctx.scale) if is_run else None
+        if results is not None:
+            o, lse = results
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         check(q, k, v, is_causal)

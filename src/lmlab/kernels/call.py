@@ -83,13 +83,13 @@ class Call:
         grid = grid if isinstance(grid, tuple) else (grid,)
         self.steps.append(Step(kernel, grid, tuple(arguments), constants))
 
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """Allocate and launch."""
+    def __call__(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
+        """Allocate and launch; the inputs are at these addresses, which the first call ignores."""
         direct = self._direct
         if direct is None or direct.device != torch._C._cuda_getDevice():
-            return self._call_slowly(inputs)
+            return self._call_slowly(inputs, addresses)
         results = [_empty_cuda(*buffer) for buffer in self.results]
-        addresses = [x.data_ptr() for x in (*inputs, *results)]
+        addresses += [x.data_ptr() for x in results]
         if self.scratches:
             *offsets, size = self._offsets
             memory = _empty_cuda((size,), (1,), torch.uint8)
@@ -101,12 +101,12 @@ class Call:
         direct(addresses)
         return results
 
-    def _call_slowly(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _call_slowly(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
         """On a device that is not the current one; or by Triton, for the first time."""
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with on_device:
             if self._direct is not None:
-                return self(*inputs)
+                return self(inputs, addresses)
             results, scratches = (
                 [torch.empty_strided(*x[:2], dtype=x.dtype, device=self.device) for x in buffers]
                 for buffers in (self.results, self.scratches)
