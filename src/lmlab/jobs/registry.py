@@ -51,10 +51,7 @@ EXCLUDED_FROM_FINGERPRINT = (
 
 def load(chapter: str) -> Callable[[Point, torch.device], Outcome]:
     """The function that measures a point of the chapter; imports only that chapter."""
-    measure: Callable[[Point, torch.device], Outcome] = import_path.resolve(
-        f"lmlab.chapters.{chapter}.measure:measure"
-    )
-    return measure
+    return import_path.resolve(f"lmlab.chapters.{chapter}.measure:measure")
 
 
 def has_ranks(point: Point) -> bool:

@@ -28,14 +28,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def _write(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    # Opened like any new file, so that its permissions follow the umask.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

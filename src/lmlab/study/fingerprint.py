@@ -16,9 +16,11 @@ import ast
 import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.machinery import PathFinder
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -122,29 +124,21 @@ def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     names: list[str] = []
     for level, module, imported in _facts(file, mtime_ns)["imports"]:
-        base = _absolute(level, module, package)
-        names += [base, *(f"{base}.{each}" for each in imported)]
+        with suppress(ImportError):  # beyond the package: it would fail when run, too
+            base = resolve_name("." * level + module, package)
+            names += [base, *(f"{base}.{each}" for each in imported)]
     return tuple(names)
-
-
-def _absolute(level: int, module: str, package: str) -> str:
-    if level == 0:
-        return module
-    parts = package.split(".")
-    base = ".".join(parts[: len(parts) - (level - 1)])
-    return f"{base}.{module}" if module else base
 
 
 @lru_cache(maxsize=4096)
 def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
     """Keyed on the file's time too, so that a long-lived process sees an edit."""
-    facts: dict[str, Any] = facts_of(file.read_bytes(), partial(_read, file), VERSION)
-    return facts
 
+    def read(source: bytes) -> dict[str, Any]:
+        tree = parse(source, file)
+        return {"hash": _tree_hash(tree), "imports": list(_import_statements(tree))}
 
-def _read(file: Path, source: bytes) -> dict[str, Any]:
-    tree = parse(source, file)
-    return {"hash": _tree_hash(tree), "imports": list(_import_statements(tree))}
+    return facts_of(file.read_bytes(), read, VERSION)
 
 
 def _import_statements(tree: ast.Module) -> Iterator[list[Any]]:

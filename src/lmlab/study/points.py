@@ -37,13 +37,9 @@ class Point:
 
     def path(self, results: Path, machine: str) -> Path:
         """Path of this point's result; the last parameter names the file."""
-        parts = [
-            f"{key}{SEPARATOR}{_path_part(key, value)}" for key, value in self.parameters.items()
-        ]
-        folder = results / machine
-        if not parts:
-            return folder / f"{self.chapter}.json"
-        return folder.joinpath(self.chapter, *parts[:-1], f"{parts[-1]}.json")
+        named = self.parameters.items()
+        parts = [self.chapter, *(f"{key}{SEPARATOR}{_path_part(key, v)}" for key, v in named)]
+        return Path(results, machine, *parts[:-1], f"{parts[-1]}.json")
 
     def label(self) -> str:
         """The point on one line, for people."""
@@ -53,14 +49,7 @@ class Point:
 
     def to_json(self) -> str:
         """One line, the same for the same point."""
-        return json.dumps(
-            {
-                "chapter": self.chapter,
-                "parameters": dict(self.parameters),
-                "settings": dict(self.settings),
-            },
-            separators=(",", ":"),
-        )
+        return json.dumps(vars(self), separators=(",", ":"))
 
 
 def point_from_json(text: str) -> Point:

@@ -40,8 +40,7 @@ RENAMED = {
 @cache
 def config_schema() -> dict[str, Any]:
     """The schema of config.yaml."""
-    schema: dict[str, Any] = json.loads((SCHEMAS / "config.schema.json").read_text())
-    return schema
+    return json.loads((SCHEMAS / "config.schema.json").read_text())
 
 
 def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str | None:

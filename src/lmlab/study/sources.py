@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,16 @@ def may_define(file: Path, name: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _names(file: Path, mtime_ns: int) -> frozenset[str]:
-    return frozenset(_names_in(parse(file.read_bytes(), file)))
-
-
-def _names_in(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _names(file: Path, mtime_ns: int) -> set[str]:
+    names = set()
+    for node in ast.walk(parse(file.read_bytes(), file)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
+            names.add(node.name)
         elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
+            names.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.Name):
-            yield node.id
+            names.add(node.id)
+    return names
 
 
 def facts_of(source: bytes, compute: Callable[[bytes], Any], version: str) -> Any:

@@ -9,7 +9,7 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
+from lmlab.report.frame import Results, Rows, combine, distinct, extremes, records, select
 from lmlab.report.frame import derive as derived
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
@@ -111,13 +111,11 @@ def with_rates(rows: Rows, results: Results) -> Rows:
     key = ["source", "phase"]
     flops = select(rows, quantity="flops").set_index(key)["value"].to_dict()
     timed = {"quantity": "time", "topic": [*ON]}
-    rows = derived(
-        rows,
-        "rate",
-        timed,
-        lambda f: pd.MultiIndex.from_frame(f[key]).map(flops) / f.value / 1e9,
-        unit="TFLOP/s",
-    )
+
+    def per_time(found: Rows) -> Any:
+        return pd.MultiIndex.from_frame(found[key]).map(flops) / found.value / 1e9
+
+    rows = derived(rows, "rate", timed, per_time, unit="TFLOP/s")
     return with_share(rows, "matmul_share", results, "matmul_rate")
 
 
@@ -162,14 +160,11 @@ def ours_against_best(rows: Rows, topic: str) -> Comparison:
 
 def speedups(pairs: list[Pair]) -> Rows:
     """Comparisons as rows, named after what ours is compared with."""
-    return (
-        Comparison(pairs)
-        .rows()
-        .assign(
-            attention=[pair.baseline["attention"] for pair in pairs],
-            theirs=[pair.baseline["value"] for pair in pairs],
-            ours=[pair.variant["value"] for pair in pairs],
-        )
+    rows = Comparison(pairs).rows()
+    return rows.assign(
+        attention=[pair.baseline["attention"] for pair in pairs],
+        theirs=[pair.baseline["value"] for pair in pairs],
+        ours=[pair.variant["value"] for pair in pairs],
     )
 
 
@@ -575,9 +570,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     board = ours_against_best(rows, "leaderboard").where(phase="both")
     shapes = ours_against_best(rows, "shapes")
     return {
-        "topics": {
-            t: select(rows, topic=t).iloc[0].to_dict() for (t,) in distinct(rows, ["topic"])
-        },
+        "topics": {row["topic"]: row for row in records(rows.drop_duplicates("topic"))},
         "naive": naive_facts(rows),
         "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
@@ -632,14 +625,13 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
     mine = {key: pair.variant[key] for key in ("source", "variant", "phase")}
     shape = {key: pair.variant[key] for key in ("batch", "heads", *SHAPE)}
     published = select(chapter.results.rows, chapter="published", topic="leaderboard", **shape)
+    sustained = {"quantity": "sustained_time", "source": mine["source"], "status": "ok"}
     return {
         "pair": pair,
         "rate": chapter.value(quantity="rate", **mine),
         "share": chapter.value(quantity="matmul_share", **mine),
-        "sustained": select(
-            chapter.own.rows, quantity="sustained_time", source=mine["source"], status="ok"
-        ).to_dict("records"),
-        "published": published.to_dict("records"),
+        "sustained": records(select(chapter.own.rows, **sustained)),
+        "published": records(published),
     }
 
 

@@ -44,10 +44,8 @@ def derive(rows: Rows, results: Results) -> Rows:
     clock, phase = ["source", "clock"], ["source", "phase"]
     rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, unit="ms", on=clock)
     rows = derived(rows, "per_layer", {"quantity": "both"}, lambda f: f.value / f.num_layers)
-    clocks = {clock: times(clock, list(STEP_PHASES)) for clock in reversed(CLOCKS)}
-    rows = combine(
-        rows, "busy_share", clocks, lambda p: (p.device / p.wall).clip(upper=1), on=phase
-    )
+    both = {clock: times(clock, list(STEP_PHASES)) for clock in reversed(CLOCKS)}
+    rows = combine(rows, "busy_share", both, lambda p: (p.device / p.wall).clip(upper=1), on=phase)
     rows = _with_bottleneck(rows)
     parts = {"total": times("wall", "total"), "tokens": {"quantity": "tokens"}}
     rows = combine(rows, "throughput", parts, lambda p: p.tokens / p.total * 1e3)
@@ -88,11 +86,9 @@ GRAPH_CHECKS: dict[str, Callable[[Rows], Any]] = {
 def _utilization(rows: Rows, results: Results) -> Rows:
     """Matmul FLOPs of a step over its time, also as shares of the stated and the measured peak."""
     matmuls = select(rows, quantity="flops", kind="matmul")
-    flops = matmuls.groupby("source", sort=False)["value"].sum()
-    total = {**times(list(CLOCKS), "total"), "source": list(flops.index)}
-    rows = derived(
-        rows, "rate", total, lambda f: f.source.map(flops) / f.value / 1e9, unit="TFLOP/s"
-    )
+    work = matmuls.groupby("source", sort=False)["value"].sum()
+    step = {**times(list(CLOCKS), "total"), "source": list(work.index)}
+    rows = derived(rows, "rate", step, lambda f: f.source.map(work) / f.value / 1e9, unit="TFLOP/s")
     rows = with_share(rows, "mfu", results, "stated_matmul_rate")
     return with_share(rows, "measured_mfu", results, "matmul_rate")
 
@@ -102,12 +98,9 @@ COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "qua
 
 def first_steps(results: Results) -> Rows:
     """Every step of a cold process in order: the process without warm-up, as in the table."""
-    rows = select(results.rows, warmup=0, **COLD)
-    found = []
-    for row in rows.to_dict("records"):
-        same = {"size": row["size"], "mode": MODES[row["mode"]]}
-        found += [{**same, "step": i, "value": ms} for i, ms in enumerate(row["samples"], 1)]
-    return pd.DataFrame(found)
+    rows = select(results.rows, warmup=0, **COLD).explode("samples", ignore_index=True)
+    steps = rows.groupby("source").cumcount() + 1
+    return rows.assign(mode=rows["mode"].map(MODES), step=steps, value=rows["samples"])
 
 
 def warm_up(rows: Rows) -> Rows:

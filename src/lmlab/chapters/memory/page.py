@@ -7,16 +7,7 @@ import pandas as pd
 
 from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import (
-    Results,
-    Rows,
-    combine,
-    distinct,
-    extremes,
-    records,
-    select,
-    table_of,
-)  # fmt: skip
+from lmlab.report.frame import Results, Rows, combine, distinct, extremes, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
@@ -80,17 +71,15 @@ def derive(rows: Rows, results: Results) -> Rows:
     on = ("source", "mode")
     rows = combine(rows, "replay_equal", counters, lambda p: p.replayed == p.allocator, on=on)
     for label, topic in (("mode", TIMELINE), ("variant", CHECKPOINTING)):
-        both = {n: {"quantity": n, **topic} for n in ("predicted_peak", "peak_memory")}
+        names = {"expected": "predicted_peak", "found": "peak_memory"}
+        both = {key: {"quantity": name, **topic} for key, name in names.items()}
         on = ("source", label)
-        rows = combine(
-            rows, "prediction_error", both, lambda p: p.predicted_peak / p.peak_memory - 1, on=on
-        )
+        rows = combine(rows, "prediction_error", both, lambda p: p.expected / p.found - 1, on=on)
     layers = {n: {"layer": f"peak_{n}", **STEP} for n in ("allocated", "reserved")}
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    rows = pd.concat([rows, _longest(rows)], ignore_index=True)
-    rows = pd.concat([rows, _published(rows, results)], ignore_index=True)
+    rows = pd.concat([rows, _longest(rows), _published(rows, results)], ignore_index=True)
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]])
 
 
@@ -136,12 +125,8 @@ def _longest(rows: Rows) -> Rows:
             continue
         first = min(fails, key=lambda row: row["context"])
         last = max(fits, key=lambda row: row["context"], default={"context": None, "value": None})
-        numbers = {
-            "longest_context": last["context"],
-            "longest_peak": last["value"],
-            "next_context": first["context"],
-            "next_peak": needs.get(first["source"]),
-        }
+        numbers = {"longest_context": last["context"], "longest_peak": last["value"]}
+        numbers |= {"next_context": first["context"], "next_peak": needs.get(first["source"])}
         base = {**first, "status": "ok", "reason": None, "topic": "longest"}
         found += [{**base, "quantity": name, "value": value} for name, value in numbers.items()]
     return table_of(found)
