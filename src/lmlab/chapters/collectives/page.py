@@ -19,8 +19,7 @@ from scipy.optimize import nnls
 from lmlab.chapters.rank_page import PLACEMENTS, first_value, measured, not_started, with_ranks
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, distinct, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
 

@@ -9,8 +9,7 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import GPU_BOUND_FROM, WITHIN, agreement
 from lmlab.report.table import Table, quantity, time

@@ -8,8 +8,7 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_rates, with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, distinct, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 

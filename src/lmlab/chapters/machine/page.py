@@ -13,8 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from lmlab.report.frame import Results, Rows, combine, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, combine, derived, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 from lmlab.study.files import REFERENCES
