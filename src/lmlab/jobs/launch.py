@@ -1,11 +1,10 @@
 """A measurement with several processes: starts and supervises torchrun. No torch.
 
-A point with ranks ends in a result, as every other does. Whether the machine can hold them is
-checked without starting any. When a rank dies, the others wait for its messages until torchrun ends
-them; one that hangs is ended by the process group's timeout, and a job that makes no progress by a
-deadline. A failing rank writes an error file with a timestamp, because the errors of the others (a
-closed connection) are consequences of the first one; a rank that was killed cannot, so torchrun's
-own list of exit codes is read first. An interrupt reaches every process and leaves no result.
+Whether the machine can hold the ranks is checked without starting any. When a rank dies, torchrun
+ends the others; one that hangs is ended by the process group's timeout, and a job that makes no
+progress by a deadline. A failing rank writes an error file with a timestamp, because the errors of
+the others (a closed connection) are consequences of the first one; a rank that was killed cannot,
+so torchrun's own list of exit codes is read first. An interrupt leaves no result.
 
 The lock on the device is held here and not by the ranks, which are one measurement together. On
 several nodes each runs this; the node of rank 0 writes the result, the first node that notices a

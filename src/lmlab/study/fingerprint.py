@@ -1,15 +1,11 @@
 """A hash of the code that a measurement runs: what makes a result stale.
 
-A number depends on the source files that produced it, and on no others. Those are found without
-running them: from the modules a point names, every `import` statement (at any depth) that leads to
-a module of the same packages is followed. Each file is hashed as a syntax tree without comments,
-docstrings or positions, so that explaining the code better does not make a result stale. A YAML
-file of the same name next to a module is its data, and counts with it.
-
-A module next to a root (a user's model and the files around it) counts as its own package does;
-what is installed elsewhere is known by its version. `ast.dump` differs between Python versions, and
-a result measured on one must be recognised on the other. Imports built from strings are not
-followed: registries name their modules, and the caller passes those in as roots.
+From the modules a point names, every `import` statement (at any depth) that leads to a module of
+the same packages, or to one next to them, is followed without running it; what is installed
+elsewhere is known by its version. Each file is hashed as a syntax tree without comments, docstrings
+or positions, so that explaining the code better does not make a result stale; not by `ast.dump`,
+which differs between Python versions. A YAML file of the same name next to a module counts with it.
+Imports built from strings are not followed: callers pass the modules that registries name as roots.
 """
 
 import ast

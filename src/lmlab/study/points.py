@@ -1,13 +1,11 @@
 """A point is one measurement: a chapter and what was set for it.
 
-Its `parameters` are its identity and give its path, one folder per parameter, so that a directory
-listing reads as the study does:
+Its `parameters` are its identity and give its path, one folder per parameter:
 
     results/nvidia-h200/end_to_end/size~small/context~128/.../start~warm.json
 
 Its `settings` are everything else that affects the numbers (hyper-parameters behind a size's name,
-seed, number of steps). They are not in the path, because a changed setting replaces a result,
-whereas a changed parameter adds one.
+seed, number of steps). A changed setting replaces a result, a changed parameter adds one.
 """
 
 import json

@@ -2,8 +2,7 @@
 
 A point is one job on a number of ranks, placed on one GPU each, on one shared GPU, or on the cores
 of a CPU. The model size is chosen at run time, because the bandwidth between ranks differs between
-machines by a factor of a thousand; so all candidate sizes are settings, largest first, each with
-its hyper-parameters.
+machines by a factor of a thousand; so all candidate sizes are settings, largest first.
 """
 
 from collections.abc import Mapping

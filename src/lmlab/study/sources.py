@@ -1,11 +1,10 @@
 """Source files read without running them: valid Python or not, the names they may define, and
 facts about them that are cached between processes.
 
-The workflow is planned without importing a user's model, which would import torch. A missing name
-or a syntax error would then fail in every job, one by one; read as text, the file shows both first.
-Parsing hundreds of files takes two seconds, for every dry run and every point, so what follows from
-a file (its hash as a tree, its imports) is cached under the hash of its bytes and cannot be out of
-date. The store is one file in the user's cache folder; without it all works, slower.
+The workflow is planned without importing a user's model, which would import torch; read as text,
+the file shows a missing name or a syntax error before every job fails with it. Parsing hundreds of
+files takes two seconds, for every dry run and every point, so what follows from a file is cached
+under the hash of its bytes, in one file of the user's cache folder; without that all works, slower.
 """
 
 import ast
