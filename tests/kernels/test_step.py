@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.kernels import launch, step
+from lmlab.kernels import call, launch, step
 from lmlab.kernels.configs import Tiles
-from lmlab.kernels.step import DirectLaunch, Operand, Tiled
+from lmlab.kernels.step import DirectLaunches, Operand, Step, Tiled
 from tests.kernels.conftest import FakeGpu
 
 TILES = Tiles(block_m=64, block_n=64, warps=4, stages=2, splits=1)
+FUSED = Tiles(block_m=64, block_n=128, warps=8, stages=2, warp_specialized=True, fused=True)
 
 
 class Driver:
@@ -23,12 +24,13 @@ class Driver:
         self.sizes, self.status = sizes, 0
         self.launched: list[Any] = []
         self.maps: list[Any] = []
-        self.cuLaunchKernel = self._launch
+        self.cuLaunchKernelEx = self._launch
 
-    def _launch(self, function: Any, *arguments: Any) -> int:
-        *shape, stream, addresses, _ = arguments
+    def _launch(self, config: Any, function: Any, addresses: Any, _: None) -> int:
+        given = config._obj
         values = [ctypes.string_at(at, n) for at, n in zip(addresses, self.sizes, strict=True)]
-        self.launched.append((function.value, [n.value for n in shape], stream, values))
+        shape = [*given.grid, *given.block, given.shared]
+        self.launched.append((function.value, shape, given.stream, values))
         return self.status
 
     def cuTensorMapEncodeTiled(self, *arguments: Any) -> int:
@@ -60,9 +62,9 @@ def test_parameters_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> Non
         src=SimpleNamespace(signature=signature), function=99,
         metadata=SimpleNamespace(tensordesc_meta=[meta], num_warps=4, shared=1024),
     )  # fmt: skip
-    run = DirectLaunch(
-        compiled, (5,), (plain, tiled, 6, (2**40, 1), 0.5, 1), torch.device("cuda", 0)
-    )
+    launched = Step(None, (5,), (plain, tiled, 6, (2**40, 1), 0.5, 1), {})
+    launched.compiled = compiled
+    run = DirectLaunches([launched], 2, 0)
     moved = torch.zeros(2, 3, 4)
     for tensor in (x, x, moved):
         run([tensor.data_ptr(), y.data_ptr()])
@@ -112,6 +114,51 @@ def test_a_changed_call_is_planned_again(gpu: FakeGpu, monkeypatch: pytest.Monke
     monkeypatch.setattr(launch, "MAX_CALLS", 2)
     run_all()
     assert len(launch._calls) <= 2, "ever new shapes do not fill memory"
+
+
+class Recorder:
+    """Launches on the current device that only note the addresses."""
+
+    device = None
+
+    def __init__(self, launched: list[list[int]]) -> None:
+        self._launched = launched
+
+    def __call__(self, addresses: list[int]) -> None:
+        self._launched.append(addresses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiles", [TILES, FUSED], ids=["portable", "fused"])
+def test_a_repeated_call_has_memory_for_every_tensor(
+    tiles: Tiles, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[list[int]] = []
+    monkeypatch.setattr(call, "DirectLaunches", lambda *_: Recorder(launched))
+    monkeypatch.setattr(call, "can_repeat", lambda compiled, device: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    allocated: list[Tensor] = []
+
+    def empty(shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+        allocated.append(torch.empty_strided(shape, strides, dtype=dtype))
+        return allocated[-1]
+
+    monkeypatch.setattr(call, "_empty_cuda", empty)
+    q, k, v, o, grad_o = inputs(80)
+    given = (grad_o, q, k, v, o, torch.zeros(1, 2, 80))
+    for _ in range(2):
+        grads = launch.backward(*given, is_causal=True, scale=0.125, tiles=tiles)
+    (addresses,), (planned,) = launched, launch._calls.values()
+    assert addresses[:6] == [x.data_ptr() for x in (*given[1:4], grad_o, *given[4:])]
+    assert addresses[6:9] == [x.data_ptr() for x in grads]
+    assert len(addresses) == len(planned.operands)
+    scratch = [
+        (at, at + x.shape[0] * x.strides[0] * x.dtype.itemsize)
+        for at, x in zip(addresses[9:], planned.operands[9:], strict=True)
+    ][: len(planned.scratches)]
+    ends = [allocated[-1].data_ptr(), *(end for _, end in scratch)]
+    assert all(start >= end for (start, _), end in zip(scratch, ends, strict=False))
+    assert ends[-1] <= allocated[-1].data_ptr() + allocated[-1].nbytes
 
 
 @pytest.mark.gpu

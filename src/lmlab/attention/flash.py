@@ -93,9 +93,10 @@ class FlashAttention(torch.autograd.Function):
         q, k, v = cast_for_autocast(q, k, v)
         ctx.is_causal = is_causal
         ctx.scale = q.shape[-1] ** -0.5 if scale is None else scale
-        call = launch.known_forward(q, k, v, is_causal, ctx.scale) if q.is_cuda else None
-        if call is not None:
-            o, lse = call(q, k, v)
+        is_run = q.is_cuda and not torch.compiler.is_compiling()
+        results = launch.repeat((q, k, v), is_causal, ctx.scale) if is_run else None
+        if results is not None:
+            o, lse = results
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         check(q, k, v, is_causal)
@@ -119,13 +120,18 @@ class FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
         """Gradients of q, k and v."""
         q, k, v, o, lse = ctx.saved_tensors
+        options = {"is_causal": ctx.is_causal, "scale": ctx.scale}
+        is_traced = torch.compiler.is_compiling() or q.is_meta
+        is_run = not is_traced and not torch.is_grad_enabled()
+        if is_run and q.dim() == 4:
+            return *launch.backward(grad_o, q, k, v, o, lse, **options), None, None
         folded = *fold_all(grad_o, q, k, v, o), lse if q.dim() == 4 else lse.unsqueeze(1)
-        if torch.compiler.is_compiling() or q.is_meta:
+        if is_run:
+            grads = launch.backward(*folded, **options)
+        elif is_traced:
             grads = flash_backward(*folded, ctx.is_causal, ctx.scale)
-        elif torch.is_grad_enabled():  # create_graph=True: a second derivative must raise
+        else:  # create_graph=True: a second derivative must raise
             grads = Gradient.apply(*folded, ctx.is_causal, ctx.scale)
-        else:
-            grads = launch.backward(*folded, is_causal=ctx.is_causal, scale=ctx.scale)
         return (*(unfold(grad, q) for grad in grads), None, None)
 
 

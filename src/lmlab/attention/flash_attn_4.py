@@ -1,8 +1,7 @@
 """FlashAttention-4 (CuTe DSL), measured where its package is installed: `pip install flash-attn-4`.
 
 It takes (batch, sequence, heads, head_dim), 16-bit types and head dimensions up to 128, and runs on
-Hopper and Blackwell. `lmlab.attention.flash_attn_4:deterministic` adds up dQ in a fixed order, as
-our kernels do.
+Hopper and Blackwell. `flash_attn_4_deterministic` adds up dQ in a fixed order, as our kernels do.
 """
 
 from functools import cache

@@ -36,6 +36,7 @@ VARIANTS: dict[str, str] = {
     "flash": "lmlab.attention.flash:attention",
     "flash_compiled_backward": "lmlab.attention.flash_compiled_backward:attention",
     "flash_attn_4": "lmlab.attention.flash_attn_4:attention",
+    "flash_attn_4_deterministic": "lmlab.attention.flash_attn_4:deterministic",
 }
 
 

@@ -8,17 +8,23 @@ they depend on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lmlab.kernels.step import Operand, Step
+from lmlab.kernels.step import DirectLaunches, Operand, Step, can_repeat
 from lmlab.kernels.workspace import semaphores
 
 ALIGNMENT = 16
 """Bytes to which TMA and vector loads require addresses to be aligned."""
+PAGE = 512
+"""Bytes to which the CUDA allocator aligns tensors, and this module scratch memory."""
+_empty_cuda: Any = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+"""`torch.empty_strided` on the current GPU in half the time, made for compiled code."""
 
 
 class Buffer(NamedTuple):
@@ -29,7 +35,7 @@ class Buffer(NamedTuple):
     dtype: torch.dtype
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """Inputs, then results, then scratch memory; and the launches, in order."""
 
@@ -37,11 +43,13 @@ class Call:
     is_aligned: bool
     """Whether the addresses of all inputs are multiples of ALIGNMENT, now and in later calls."""
     operands: list[Operand]
-    inputs: int
-    results: int = 0
-    buffers: list[Buffer] = field(default_factory=list)
+    results: list[Buffer] = field(default_factory=list)
+    scratches: list[Buffer] = field(default_factory=list)
     semaphores: int = 0
     steps: list[Step] = field(default_factory=list)
+    _direct: DirectLaunches | None = field(default=None, init=False)
+    _offsets: list[int] = field(default_factory=list, init=False)
+    """Where each scratch tensor begins in the memory of all, and where the last one ends."""
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor]) -> Call:
@@ -50,41 +58,66 @@ class Call:
             Operand(place, tuple(x.shape), x.stride(), x.dtype) for place, x in enumerate(inputs)
         ]
         is_aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in inputs)
-        return cls(inputs[0].device, is_aligned, operands, len(inputs))
+        return cls(inputs[0].device, is_aligned, operands)
 
     def result(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Operand:
         """Add a tensor that the call returns; before any scratch."""
-        self.results += 1
-        return self.scratch(shape, strides, dtype)
+        return self._add(self.results, Buffer(tuple(shape), tuple(strides), dtype))
 
     def scratch(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Operand:
         """Add a tensor that only the kernels use."""
-        self.buffers.append(Buffer(tuple(shape), tuple(strides), dtype))
-        self.operands.append(Operand(len(self.operands), *self.buffers[-1]))
+        return self._add(self.scratches, Buffer(tuple(shape), tuple(strides), dtype))
+
+    def _add(self, buffers: list[Buffer], buffer: Buffer) -> Operand:
+        buffers.append(buffer)
+        self.operands.append(Operand(len(self.operands), *buffer))
         return self.operands[-1]
 
     def add_semaphores(self, count: int) -> Operand:
         """Add counters at zero; after all other tensors."""
         self.semaphores = count
-        return Operand(len(self.operands), (count,), (1,), torch.int32)
+        return self._add([], Buffer((count,), (1,), torch.int32))
 
     def add_step(self, kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any]) -> None:
         """Add a launch of a number of programs, or of a grid of them."""
         grid = grid if isinstance(grid, tuple) else (grid,)
-        self.steps.append(Step(kernel, grid, tuple(arguments), constants, self.is_aligned))
+        self.steps.append(Step(kernel, grid, tuple(arguments), constants))
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Allocate and launch."""
-        device = self.device
-        if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return self(*inputs)
-        tensors = list(inputs)
-        for shape, strides, dtype in self.buffers:
-            tensors.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+    def __call__(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
+        """Allocate and launch; the inputs are at these addresses, which the first call ignores."""
+        direct = self._direct
+        if direct is None or direct.device != torch._C._cuda_getDevice():
+            return self._call_slowly(inputs, addresses)
+        results = [_empty_cuda(*buffer) for buffer in self.results]
+        addresses += [x.data_ptr() for x in results]
+        if self.scratches:
+            *offsets, size = self._offsets
+            memory = _empty_cuda((size,), (1,), torch.uint8)
+            start = memory.data_ptr()
+            addresses += [start + offset for offset in offsets]
         if self.semaphores:
-            tensors.append(semaphores(self.semaphores, device))
-        addresses = [x.data_ptr() for x in tensors]
-        for step in self.steps:
-            step(tensors, addresses)
-        return tuple(tensors[self.inputs : self.inputs + self.results])
+            counters = semaphores(self.semaphores, self.device)
+            addresses.append(counters.data_ptr())
+        direct(addresses)
+        return results
+
+    def _call_slowly(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
+        """On a device that is not the current one; or by Triton, for the first time."""
+        on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with on_device:
+            if self._direct is not None:
+                return self(inputs, addresses)
+            results, scratches = (
+                [torch.empty_strided(*x[:2], dtype=x.dtype, device=self.device) for x in buffers]
+                for buffers in (self.results, self.scratches)
+            )
+            tensors = [*inputs, *results, *scratches]
+            if self.semaphores:
+                tensors.append(semaphores(self.semaphores, self.device))
+            for step in self.steps:
+                step(tensors)
+        if self.is_aligned and all(can_repeat(step.compiled, self.device) for step in self.steps):
+            sizes = (x.untyped_storage().nbytes() + PAGE - 1 for x in scratches)
+            self._offsets = [0, *accumulate(size // PAGE * PAGE for size in sizes)]
+            self._direct = DirectLaunches(self.steps, len(tensors), self.device.index)
+        return results

@@ -14,6 +14,8 @@ fp32 products are exact unless TF32 is requested in PyTorch's own way, by
 """
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -72,19 +74,11 @@ def forward(
     q is (batch, heads, queries, head_dim), k and v (batch, kv_heads, keys, head_dim), of one type
     and device; heads is a multiple of kv_heads. Without `tiles`, the table in `tile_sizes` decides.
     """
-    call = known_forward(q, k, v, is_causal, scale, tiles)
-    if call is None:
-        o, lse = _plan("forward", (q, k, v), is_causal, scale, tiles)
-    else:
-        o, lse = call(q, k, v)
+    inputs = q, k, v
+    o, lse = repeat(inputs, is_causal, scale, tiles) or _plan(
+        "forward", inputs, is_causal, scale, tiles
+    )
     return o, lse
-
-
-def known_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, tiles: Tiles | None = None
-) -> Call | None:
-    """The call for such inputs, if there has been one; its inputs need no checks."""
-    return _calls.get(_key((q, k, v), is_causal, scale, tiles))
 
 
 def backward(
@@ -93,35 +87,43 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     inputs = q, k, v, grad_o, o, lse
-    call = _calls.get(_key(inputs, is_causal, scale, tiles))
-    if call is None:
-        grad_q, grad_k, grad_v = _plan("backward", inputs, is_causal, scale, tiles)
-    else:
-        grad_q, grad_k, grad_v = call(*inputs)
+    grad_q, grad_k, grad_v = repeat(inputs, is_causal, scale, tiles) or _plan(
+        "backward", inputs, is_causal, scale, tiles
+    )
     return grad_q, grad_k, grad_v
 
 
+def repeat(
+    inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles | None = None
+) -> list[Tensor] | None:
+    """Results of a call like one before, whose inputs need no checks; None if there was none.
+
+    `inputs` are those of `forward`, or q, k, v, grad_o, o and lse.
+    """
+    addresses = [x.data_ptr() for x in inputs]
+    call = _calls.get(_key(inputs, addresses, is_causal, scale, tiles))
+    return None if call is None else call(inputs, addresses)
+
+
 def _key(
-    inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles | None
-) -> tuple[Any, ...]:
+    inputs: tuple[Tensor, ...], addresses: list[int], is_causal: bool, scale: float,
+    tiles: Tiles | None,
+) -> tuple[Any, ...]:  # fmt: skip
     """Everything that a call depends on."""
-    q, k, v, *others = inputs
-    pointers = q.data_ptr() | k.data_ptr() | v.data_ptr()
-    layouts = []
-    for x in others:
-        pointers |= x.data_ptr()
-        layouts.append(x.stride())
+    q, k, v = inputs[:3]
+    # The forward has checked that k and v match.
+    checked = (v.shape, k.dtype, v.dtype, k.device, v.device) if len(inputs) == 3 else ()
     tf32 = q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), *layouts, q.dtype, k.dtype,
-        v.dtype, q.device, k.device, v.device, pointers % ALIGNMENT, is_causal, scale, tf32, tiles,
+        q.shape, k.shape, q.dtype, q.device, *[x.stride() for x in inputs], *checked,
+        reduce(or_, addresses) % ALIGNMENT, is_causal, scale, tf32, tiles,
     )  # fmt: skip
 
 
 def _plan(
-    direction: Direction, inputs: Sequence[Tensor], is_causal: bool, scale: float,
+    direction: Direction, inputs: tuple[Tensor, ...], is_causal: bool, scale: float,
     tiles: Tiles | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
     """Run a call that is not known yet, with the tiles requested or the best that fit."""
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
     problem = Problem.of(usable[0], usable[1], is_causal)
@@ -130,7 +132,7 @@ def _plan(
     while choices:
         call = plan(problem, usable, scale, choices.pop(0))
         try:
-            results = call(*usable)
+            results = call(usable, [])
         except OutOfResources as error:  # the estimate of shared memory was too low
             if tiles is not None:
                 raise TilesTooLarge(f"tiles {tiles}: {error}") from error
@@ -140,7 +142,8 @@ def _plan(
         if len(_calls) >= MAX_CALLS:
             _calls.clear()
         if all(a is b for a, b in zip(usable, inputs, strict=True)):
-            _calls[_key(tuple(inputs), is_causal, scale, tiles)] = call
+            addresses = [x.data_ptr() for x in inputs]
+            _calls[_key(inputs, addresses, is_causal, scale, tiles)] = call
         break
     return results
 
@@ -148,9 +151,10 @@ def _plan(
 def compiled_kernel(inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles) -> Any:
     """The compiled kernel of a call that has been made: the largest; None if interpreted.
 
-    `inputs` are those of `forward`, or q, k, v, grad_o, o and lse.
+    `inputs` are those of `repeat`.
     """
-    steps = _calls[_key(inputs, is_causal, scale, tiles)].steps
+    addresses = [x.data_ptr() for x in inputs]
+    steps = _calls[_key(inputs, addresses, is_causal, scale, tiles)].steps
     kernels = [step.compiled for step in steps if step.compiled is not None]
     return max(kernels, key=lambda kernel: kernel.metadata.shared, default=None)
 

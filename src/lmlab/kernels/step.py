@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -82,27 +82,19 @@ class Step:
     """Operands, and numbers as they are."""
     constants: dict[str, Any]
     """Compile-time arguments and launch options."""
-    may_repeat: bool
-    """Whether all later launches have pointers with the alignment of the first."""
     compiled: Any = field(default=None, init=False)
     """The kernel after the first launch; None if interpreted."""
-    _direct: DirectLaunch | None = field(default=None, init=False)
 
-    def __call__(self, tensors: Sequence[Tensor], addresses: Sequence[int]) -> None:
-        """Launch on these tensors, which are at these addresses."""
-        if self._direct is not None:
-            self._direct(addresses)
-            return
-        device = tensors[0].device
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch by Triton, which compiles the kernel if it is new."""
+        kernel = kernel_for(self.kernel, tensors[0].device)
         given = [x.of(tensors) if isinstance(x, Operand | Tiled) else x for x in self.arguments]
-        self.compiled = kernel_for(self.kernel, device)[self.grid](*given, **self.constants)
-        if self.may_repeat and device.type == "cuda" and can_repeat(self.compiled):
-            self._direct = DirectLaunch(self.compiled, self.grid, self.arguments, device)
+        self.compiled = kernel[self.grid](*given, **self.constants)
 
 
-def can_repeat(compiled: Any) -> bool:
+def can_repeat(compiled: Any, device: torch.device) -> bool:
     """Whether a kernel has only the parameters and launch options that are passed here."""
-    if not isinstance(compiled, CompiledKernel):
+    if device.type != "cuda" or not isinstance(compiled, CompiledKernel):
         return False
     meta = compiled.metadata
     scratch = meta.global_scratch_size or meta.profile_scratch_size
@@ -111,45 +103,57 @@ def can_repeat(compiled: Any) -> bool:
     return not scratch and not options and len(types) == len(meta.tensordesc_meta or ())
 
 
-class DirectLaunch:
-    """A compiled kernel with its parameters in memory."""
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
 
-    def __init__(
-        self, compiled: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: torch.device
-    ) -> None:
-        self._pointers: list[tuple[int, Any]] = []
-        self._maps: list[tuple[int, TensorMap]] = []
-        self._device = device.index
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class DirectLaunches:
+    """The compiled kernels of some steps with their parameters in memory."""
+
+    def __init__(self, steps: Sequence[Step], operands: int, device: int) -> None:
+        self._pointers: Any = (ctypes.c_uint64 * operands)()
+        self._maps: dict[tuple[Any, ...], TensorMap] = {}
+        self._memory: list[Any] = []
+        self.device = device
         # The driver copies the parameters during the call, so threads take turns.
         self._lock = threading.Lock()
+        self._launches = [self._prepare(step) for step in steps]
+
+    def __call__(self, addresses: list[int]) -> None:
+        """Launch on the tensors at these addresses, on the current stream."""
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        with self._lock:
+            self._pointers[:] = addresses
+            for tensor_map in self._maps.values():
+                address = addresses[tensor_map.index]
+                if tensor_map.address != address:
+                    tensor_map.move(address)
+            for config, launch in self._launches:
+                config.stream = stream
+                if status := launch():
+                    raise RuntimeError(f"flash: CUDA error {status} at a launch")
+
+    def _prepare(self, step: Step) -> tuple[LaunchConfig, Callable[[], int]]:
+        """A launch that takes no arguments, because converting them takes longer than the rest."""
+        compiled = step.compiled
         metadata = iter(compiled.metadata.tensordesc_meta or ())
-        kinds = list(compiled.src.signature.values())[: len(arguments)]
-        self._parameters = [
+        kinds = list(compiled.src.signature.values())[: len(step.arguments)]
+        parameters = [
             parameter
-            for kind, argument in zip(kinds, arguments, strict=True)
+            for kind, argument in zip(kinds, step.arguments, strict=True)
             for parameter in self._encode(kind, argument, metadata)
         ] + [ctypes.c_uint64(0), ctypes.c_uint64(0)]
-        addresses = [ctypes.addressof(x) for x in self._parameters]
-        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
-        width, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
-        self._function = ctypes.c_void_p(compiled.function)
-        # Converted now and not at every launch.
-        self._shape = [ctypes.c_uint(n) for n in (*(*grid, 1, 1)[:3], width, 1, 1, shared)]
-
-    def __call__(self, addresses: Sequence[int]) -> None:
-        """Launch on the tensors at these addresses, on the current stream."""
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
-        with self._lock:
-            for index, parameter in self._pointers:
-                parameter.value = addresses[index]
-            for index, tensor_map in self._maps:
-                if tensor_map.address != addresses[index]:
-                    tensor_map.move(addresses[index])
-            status = cuda().cuLaunchKernel(
-                self._function, *self._shape, stream, self._addresses, None
-            )
-        if status:
-            raise RuntimeError(f"flash: CUDA error {status} at a launch")
+        array = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
+        self._memory.append(parameters)
+        grid, width = (*step.grid, 1, 1)[:3], 32 * compiled.metadata.num_warps
+        config = LaunchConfig(grid, (width, 1, 1), compiled.metadata.shared)
+        function = ctypes.c_void_p(compiled.function)
+        return config, partial(cuda().cuLaunchKernelEx, ctypes.byref(config), function, array, None)
 
     def _encode(self, kind: Any, argument: Any, metadata: Iterator[Any]) -> Iterator[Any]:
         """The parameters that an argument becomes."""
@@ -159,15 +163,13 @@ class DirectLaunch:
             for inner, value in zip(kind, argument, strict=True):
                 yield from self._encode(inner, value, metadata)
         elif isinstance(argument, Tiled):
-            tensor_map = TensorMap(argument, next(metadata))
-            self._maps.append((argument.operand.index, tensor_map))
-            yield tensor_map.buffer
+            layout = next(metadata)
+            key = argument.operand.index, *layout["block_size"], layout["swizzle"]
+            yield self._maps.setdefault(key, TensorMap(argument, layout)).buffer
             yield from map(ctypes.c_int32, argument.operand.shape)
             yield from map(ctypes.c_int64, argument.strides)
         elif isinstance(argument, Operand):
-            pointer = ctypes.c_uint64(0)
-            self._pointers.append((argument.index, pointer))
-            yield pointer
+            yield ctypes.c_uint64.from_buffer(self._pointers, 8 * argument.index)
         else:
             yield C_TYPES[kind](argument)
 
@@ -180,13 +182,12 @@ class TensorMap:
         offset = -ctypes.addressof(self._memory) % MAP_ALIGNMENT
         self.buffer = (ctypes.c_char * MAP_BYTES).from_buffer(self._memory, offset)
         self._tiled, self._metadata = tiled, metadata
-        self.address = 0
+        self._replace = partial(cuda().cuTensorMapReplaceAddress, self.buffer)
+        self.index, self.address = tiled.operand.index, 0
 
     def move(self, address: int) -> None:
         """Let the descriptor refer to the tensor at an address."""
-        replace = cuda().cuTensorMapReplaceAddress
-        status = replace(self.buffer, address) if self.address else self._create(address)
-        if status:
+        if status := self._replace(address) if self.address else self._create(address):
             raise RuntimeError(f"flash: CUDA error {status} in a TMA descriptor")
         self.address = address
 
@@ -208,7 +209,5 @@ class TensorMap:
 def cuda() -> Any:
     """The CUDA driver; calls keep the GIL, because they are shorter than releasing it."""
     library = ctypes.PyDLL("libcuda.so.1")
-    number, pointer = ctypes.c_uint, ctypes.c_void_p
-    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
-    library.cuTensorMapReplaceAddress.argtypes = [pointer, pointer]
+    library.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return library

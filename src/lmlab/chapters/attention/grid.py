@@ -89,10 +89,11 @@ def _model(study: Study, block: Block, asked: Block) -> Topic:
 
 
 def _model_compile(study: Study, block: Block, asked: Block) -> Topic:
-    for precision, size in product(asked["precisions"], block["sizes"]):
-        point = {"size": size, **_only(asked, "context"), "precision": precision}
-        attention = _only(study.common, "attention")
-        yield {**point, **study.own_model()}, {**_training(study, point, asked), **attention}
+    for grid in ({**block, **asked}, *asked["more"]):
+        for precision, size in product(grid["precisions"], grid["sizes"]):
+            point = {"size": size, **_only(asked, "context"), "precision": precision}
+            attention = _only(study.common, "attention")
+            yield {**point, **study.own_model()}, {**_training(study, point, asked), **attention}
 
 
 TOPICS: dict[str, Callable[[Study, Block, Block], Topic]] = {

@@ -17,17 +17,19 @@ from lmlab.report.table import Column, Table, memory, quantity, time
 TITLE = "Attention"
 
 OURS, NAIVE, COMPILED, EAGER, CHOSEN = "flash", "naive", "compiled", "eager", "chosen"
+CUDNN = "sdpa_cudnn"
 NAMES = {
     "unfused": "naive, softmax written out",
     "compiled": "compiled naive",
     "sdpa_flash": "SDPA flash",
-    "sdpa_cudnn": "SDPA cuDNN",
+    CUDNN: "SDPA cuDNN",
     "sdpa_efficient": "SDPA efficient",
     "sdpa_math": "SDPA math",
     "flex": "FlexAttention",
     "tiled": "tiled (PyTorch)",
     "flash_compiled_backward": "ours, compiled backward",
     "flash_attn_4": "FlashAttention-4",
+    "flash_attn_4_deterministic": "FlashAttention-4, deterministic",
     "flash": "ours (Triton)",
 }
 PASSES = ("forward", "backward", "both")
@@ -133,6 +135,7 @@ COMPARISONS = {
     "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
     "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
     "model": versus(OURS, NAIVE, "model", ["size", "context"], phase=STEP),
+    "model_cudnn": versus(OURS, CUDNN, "model", ["size", "context"], phase=STEP),
 }
 
 
@@ -246,8 +249,8 @@ def relative_speed(results: Results, topic: str) -> Rows:
 def race(results: Results) -> Rows:
     """A few variants over one head."""
     rows = relative_speed(results, "benchmark")
-    sdpa = "sdpa_cudnn" if "sdpa_cudnn" in set(rows["variant"]) else "sdpa_flash"
-    panel = rows["precision"] + ", head dim " + rows["head_dim"].astype(str)
+    sdpa = CUDNN if CUDNN in set(rows["variant"]) else "sdpa_flash"
+    panel = [f"{p}, head dim {d}" for p, d in zip(rows["precision"], rows["head_dim"], strict=True)]
     return select(rows.assign(panel=panel), variant=[NAIVE, COMPILED, sdpa, "flex", OURS])
 
 
@@ -496,14 +499,16 @@ TABLES = {
         },
     ),
     "model": Table(
-        title="A training step with naive attention and with ours, alternating in one process",
+        title="A training step with each attention, alternating in one process",
         rows=["size", "context"],
         where={"topic": "model"},
         data=partial(with_speedups, "model"),
         columns={
             "naive (ms)": time(variant=NAIVE, phase=STEP),
+            "cuDNN (ms)": time(variant=CUDNN, phase=STEP),
             "ours (ms)": time(variant=OURS, phase=STEP),
             "naive, device (ms)": time(variant=NAIVE, phase=STEP, clock="device"),
+            "cuDNN, device (ms)": time(variant=CUDNN, phase=STEP, clock="device"),
             "ours, device (ms)": time(variant=OURS, phase=STEP, clock="device"),
             "speed-up": speedup(),
             "peak, naive (GiB)": memory(variant=NAIVE),

@@ -37,10 +37,10 @@ def profile(
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            with session(activities=activities, acc_events=True):
+            with session(activities=activities):
                 synchronize(device)
         synchronize(device)
-        with ranges.recording(), session(activities=activities, acc_events=True) as profiler:
+        with ranges.recording(), session(activities=activities) as profiler:
             function()
             synchronize(device)
         profiler.export_chrome_trace(str(file))

@@ -31,7 +31,7 @@ from lmlab.measure.statistics import Measurement
 from lmlab.measure.time_spent import measuring
 from lmlab.study.points import Point
 
-UNTRACEABLE = frozenset({"flash_attn_4"})
+UNTRACEABLE = frozenset({"flash_attn_4", "flash_attn_4_deterministic"})
 """Variants whose launches torch.compile cannot trace; they run as they are."""
 MOST_SAMPLES = 500
 """Kept of the thousands that a sustained run takes."""
