@@ -47,7 +47,7 @@ INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, ratios of softmax, rates."""
+    """Display names, consistency flags, memory by the formula, ratios, rates, speed-ups."""
     rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
@@ -61,7 +61,9 @@ def derive(rows: Rows, results: Results) -> Rows:
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    return with_rates(with_softmax(rows), results)
+    rows = with_rates(with_softmax(rows), results)
+    speedups = [compare.run(rows).rows() for compare in COMPARISONS.values()]
+    return pd.concat([rows, *speedups], ignore_index=True)
 
 
 def with_softmax(rows: Rows) -> Rows:
@@ -137,11 +139,6 @@ COMPARISONS = {
     "model": versus(OURS, NAIVE, "model", ["size", "context"], phase=STEP),
     "model_cudnn": versus(OURS, CUDNN, "model", ["size", "context"], phase=STEP),
 }
-
-
-def with_speedups(name: str, rows: Rows) -> Rows:
-    """Rows together with the speed-ups of a declared comparison."""
-    return pd.concat([rows, COMPARISONS[name].run(rows).rows()])
 
 
 def ours_against_all(rows: Rows, topic: str) -> Comparison:
@@ -322,7 +319,6 @@ TABLES = {
         title="Training step, eager and compiled, alternating in one process",
         rows=["size"],
         where={"topic": "model_compile"},
-        data=partial(with_speedups, "compiled_model"),
         columns={
             "eager (ms), {precision}": time(variant=EAGER, phase=STEP),
             "compiled (ms), {precision}": time(variant=COMPILED, phase=STEP),
@@ -365,7 +361,6 @@ TABLES = {
         title="Naive attention, compiled, and its speed-up over eager in the same process",
         rows=["head_dim", "sequence"],
         where={"topic": "naive"},
-        data=partial(with_speedups, "compiled_naive"),
         columns={
             **passes(COMPILED),
             "forward, speed-up": speedup(phase="forward"),
@@ -378,7 +373,6 @@ TABLES = {
         title="The whole model, eager and compiled, alternating in one process, {precision}",
         rows=["size", "phase"],
         where={"topic": "model_compile"},
-        data=partial(with_speedups, "compiled_model"),
         columns={
             "eager (ms)": time(variant=EAGER),
             "compiled (ms)": time(variant=COMPILED),
@@ -502,7 +496,6 @@ TABLES = {
         title="A training step with each attention, alternating in one process",
         rows=["size", "context"],
         where={"topic": "model"},
-        data=partial(with_speedups, "model"),
         columns={
             "naive (ms)": time(variant=NAIVE, phase=STEP),
             "cuDNN (ms)": time(variant=CUDNN, phase=STEP),
