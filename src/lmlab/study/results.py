@@ -163,7 +163,7 @@ def _kind(value: object) -> type:
 
 
 def _check_records(records: Sequence[Mapping[str, Any]], path: Path | str) -> None:
-    """A quantity with a unit is a number, and labels tell records apart."""
+    """A quantity with a unit is a number, and labels distinguish records."""
     seen = set()
     for record in records:
         if record["unit"] and isinstance(record["value"], str | bool):

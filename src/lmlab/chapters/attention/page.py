@@ -99,9 +99,9 @@ def consistent(flags: Any) -> bool:
 
 def expected_memory(rows: Rows) -> Rows:
     """Memory of naive attention by its formula, at every shape of the study, measured or not."""
-    kept = ["chapter", "source", "flags", "topic", *SHAPE]
+    copied = ["chapter", "source", "flags", "topic", *SHAPE]
     found = [
-        {**{key: point[key] for key in kept}, "stage": stage, "tensor": tensor, "value": count}
+        {**{key: point[key] for key in copied}, "stage": stage, "tensor": tensor, "value": count}
         for point in select(rows, topic="naive").drop_duplicates("source").to_dict("records")
         for stage, tensor, count in naive_memory.account(point)
     ]

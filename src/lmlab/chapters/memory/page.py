@@ -80,7 +80,9 @@ def derive(rows: Rows, results: Results) -> Rows:
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
     rows = pd.concat([rows, _longest(rows), _published(rows, results)], ignore_index=True)
-    return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]])
+    context = ", context " + rows["context"].astype(str) + ", "
+    point = rows["size"] + context + rows["precision"]
+    return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=point)
 
 
 def _parts(rows: Rows) -> Rows:
@@ -108,7 +110,7 @@ def _peaks_with_phase(rows: Rows) -> Rows:
     found = []
     for row in records(select(rows, quantity="peak_memory", **ANY_STEP)):
         text = f"{FORMATS['GiB'](row['value'] or 0)} {phases.get(row['source'])}"
-        # One word stands in the cell itself; the chapter's own tables give the reason.
+        # A single word is the cell itself; the chapter's own tables give the reason.
         reason = "OOM" if row["status"] == "oom" else row["reason"]
         found.append({**row, "quantity": "peak_with_phase", "value": text, "reason": reason})
     return table_of(found)
@@ -163,8 +165,7 @@ def strategies(rows: Rows) -> Rows:
         {**pair.variant, "quantity": "relative_time", "clock": None, "value": 1 / pair.ratio}
         for pair in slowdowns(rows).values()
     ]
-    rows = pd.concat([rows, table_of(found)], ignore_index=True)
-    return rows.assign(point=[_name(row) for row in records(rows)])
+    return pd.concat([rows, table_of(found)], ignore_index=True)
 
 
 def front_strategies(rows: Rows) -> Rows:
@@ -202,7 +203,7 @@ def timeline_rows(results: Results) -> Rows:
     steps = one_precision(select(results.rows, quantity="peak_memory", status="ok", **STEP))
     steps = select(steps, size=list(steps["size"])[-1:])
     steps = select(steps, context=_ends(steps))
-    return _curves(results, steps, "{size}, context {context}, {precision}")
+    return _curves(results, steps, "{point}")
 
 
 def mode_rows(results: Results) -> Rows:
@@ -255,8 +256,7 @@ def operations(rows: Rows) -> Rows:
     """The largest operations of each block, by what they save."""
     rows = select(rows, quantity="saved_by_operation", **BLOCK)
     rank = rows.groupby("source")["value"].rank(ascending=False, method="first")
-    rows = rows[rank <= LARGEST_OPERATIONS]
-    return rows.assign(point=[_name(row) for row in records(rows)])
+    return rows[rank <= LARGEST_OPERATIONS]
 
 
 def _by_mode(name: str, format: str) -> dict[str, Any]:
@@ -508,10 +508,6 @@ def strategy_facts(rows: Rows) -> dict[str, Any]:
         and parts["activations"] > 0,
         "slowdowns": {name: pair for (_, name), pair in slowdowns(rows).items()},
     }
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['size']}, context {row['context']}, {row['precision']}"
 
 
 def _highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:
