@@ -10,8 +10,9 @@ seed, number of steps). A changed setting replaces a result, a changed parameter
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,6 +49,11 @@ class Point:
     def to_json(self) -> str:
         """One line, the same for the same point."""
         return json.dumps(vars(self), separators=(",", ":"))
+
+
+def crossed(**axes: Iterable[Any]) -> list[dict[str, Any]]:
+    """Every combination of some axes, the last one fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def point_from_json(text: str) -> Point:

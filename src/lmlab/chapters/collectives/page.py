@@ -113,8 +113,7 @@ def fit_figure(results: Results) -> Rows:
 
 
 def _first_dtype(rows: Rows) -> Any:
-    dtypes = distinct(rows, ["dtype"])
-    return dtypes[0][0] if dtypes else None
+    return next(iter(rows["dtype"].dropna()), None)
 
 
 def _fp32(rows: Rows) -> Rows:
