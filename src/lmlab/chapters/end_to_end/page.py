@@ -199,6 +199,7 @@ def naming_batches(rows: Rows) -> Rows:
 
 
 BATCHES = ["size", "batch", "context"]
+TRAINING: Any = {"rows": BATCHES, "where": STEP}
 TABLES = {
     "front_steps": Table(
         title="Training step in milliseconds by context length",
@@ -240,8 +241,7 @@ TABLES = {
     ),
     "steps": Table(
         title="Training step by phase, {precision}",
-        rows=BATCHES,
-        where=STEP,
+        **TRAINING,
         columns={
             f"{name}{', device' * (clock == 'device')} (ms)": time(phase=phase, clock=clock)
             for phase, name in STEP_PHASES.items()
@@ -265,8 +265,7 @@ TABLES = {
     ),
     "rates": Table(
         title="Throughput and utilization of a training step, {precision}",
-        rows=BATCHES,
-        where=STEP,
+        **TRAINING,
         columns={
             "tokens/s": quantity("throughput", "integer"),
             "TFLOP/s": quantity("rate", clock="wall"),
@@ -280,8 +279,7 @@ TABLES = {
     ),
     "layers": Table(
         title="Forward and backward per layer within a training step, {precision}",
-        rows=BATCHES,
-        where=STEP,
+        **TRAINING,
         columns={
             "wall (ms per layer)": quantity("per_layer", "ms", clock="wall"),
             "device (ms per layer)": quantity("per_layer", "ms", clock="device"),
@@ -380,10 +378,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     host_bound = select(busy, value=lambda share: share < HOST_BOUND_BELOW)
     trained = select(warm_up(rows), mode=MODES["train_step"])
     settled = select(trained, quantity="settles_at")["value"]
-    clock = "device" if len(busy) else "wall"
-    by_precision = {
-        p: extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
-    }
+    mfu = select(main, quantity="mfu", clock="device" if len(busy) else "wall")
+    by_precision = {p: extremes(mine) for p, mine in steps.groupby("precision", sort=False)}
     return {
         "steps": by_precision,
         "largest_bf16": _in_bf16(steps, by_precision.get("fp32")),
@@ -397,10 +393,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "busy_points": len(busy),
         "host_bound_bf16": len(select(host_bound, precision="bf16")),
         "bf16_points": len(select(busy, precision="bf16")),
-        "mfu": {
-            p: extremes(select(main, quantity="mfu", precision=p, clock=clock))
-            for p in ("fp32", "bf16")
-        },
+        "mfu": {p: extremes(select(mfu, precision=p)) for p in ("fp32", "bf16")},
         "graph": extremes(select(rows, quantity="replay_to_device")),
         "pauses": extremes(select(rows, quantity="pause_per_kernel")),
         "first_step_extra": extremes(select(trained, quantity="first_step_extra")),

@@ -80,9 +80,8 @@ def derive(rows: Rows, results: Results) -> Rows:
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
     rows = pd.concat([rows, _longest(rows), _published(rows, results)], ignore_index=True)
-    context = ", context " + rows["context"].astype(str) + ", "
-    point = rows["size"] + context + rows["precision"]
-    return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=point)
+    named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
+    return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=named)
 
 
 def _parts(rows: Rows) -> Rows:
