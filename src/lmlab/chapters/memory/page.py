@@ -79,7 +79,12 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    rows = pd.concat([rows, _longest(rows), _published(rows, results)], ignore_index=True)
+    slower = [
+        {**pair.variant, "quantity": "relative_time", "clock": None, "value": 1 / pair.ratio}
+        for pair in slowdowns(rows).values()
+    ]
+    more = [_longest(rows), _published(rows, results), table_of(slower)]
+    rows = pd.concat([rows, *more], ignore_index=True)
     named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=named)
 
@@ -157,19 +162,9 @@ def largest(rows: Rows) -> Rows:
     return select(rows, **TIMELINE, size=list(last["size"]), context=list(last["context"]))
 
 
-def strategies(rows: Rows) -> Rows:
-    """The strategies' rows by point, with each one's time relative to the baseline's."""
-    rows = select(rows, **CHECKPOINTING, variant=lambda name: name != BEST_PREDICTED)
-    found = [
-        {**pair.variant, "quantity": "relative_time", "clock": None, "value": 1 / pair.ratio}
-        for pair in slowdowns(rows).values()
-    ]
-    return pd.concat([rows, table_of(found)], ignore_index=True)
-
-
 def front_strategies(rows: Rows) -> Rows:
     """One point for the front page: the segments with the lowest peaks, none, and nested."""
-    rows = select(strategies(rows), source=checkpointed_points(rows)[:1])
+    rows = select(rows, source=checkpointed_points(rows)[:1])
     every = select(rows, quantity="peak_memory", kind="every", status="ok")
     by_peak = sorted(records(every), key=lambda row: row["value"])
     lowest = [row["variant"] for row in by_peak[:FRONT_SEGMENTS]]
@@ -383,7 +378,7 @@ TABLES = {
     ),
     "strategies": Table(
         title="Training step of {point}",
-        data=strategies,
+        where={**CHECKPOINTING, "variant": lambda name: name != BEST_PREDICTED},
         columns={
             **STRATEGY_COLUMNS,
             "left by forward (GiB)": memory("saved_for_backward"),
