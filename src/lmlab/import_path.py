@@ -1,10 +1,8 @@
 """Things named by import path, "package.module:attribute", and imported only when asked for.
 
 A registry that imported every variant it lists would tie each measurement to all of them: a change
-in one kernel would make the results of every other stale, and a point would pay for imports that
-it never uses. So registries and the configuration hold strings, and a string becomes an object only
-when it is needed. Splitting a path imports nothing, so the workflow can find the file behind a name
-before any job starts.
+in one kernel would make the results of every other stale. So registries and the configuration hold
+strings. Splitting one imports nothing: the workflow can find its file before any job starts.
 """
 
 import importlib

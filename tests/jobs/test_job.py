@@ -13,6 +13,7 @@ from lmlab.jobs import record
 from lmlab.jobs.job import RECORDER, run_as_program, run_job
 from lmlab.measure import warm_start
 from lmlab.measure.identity import find_machine
+from lmlab.measure.warm_start.processes import relay_signals
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import read
@@ -118,7 +119,8 @@ def test_a_deadly_signal_is_recorded_but_not_a_request_to_end(
 
 def test_a_crash_on_the_way_out_of_an_interrupt_leaves_no_result(run: Run) -> None:
     def job(_: Path) -> int:
-        os.kill(os.getpid(), signal.SIGTERM)
+        with relay_signals():
+            signal.raise_signal(signal.SIGTERM)
         return -signal.SIGABRT
 
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)

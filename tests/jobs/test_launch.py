@@ -148,7 +148,7 @@ def test_the_command_runs_as_written_with_this_environments_torchrun(
     (tmp_path / "torchrun").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     command = ["torchrun", "--nnodes", "1", "-m", "some.program"]
-    ended = run_torchrun(command, point_of(), tmp_path, lambda: None)
+    ended = run_torchrun(command, point_of(), tmp_path)
     assert ended == (3, "--nnodes 1 -m some.program\n")
 
 
@@ -206,7 +206,7 @@ def test_a_job_in_which_nothing_moves_is_killed_whole(
 
     monkeypatch.setattr(launch, "deadline_s", after_its_start)
     program = ["sh", "-c", f"touch {ready}; sleep 601.125; echo no"]
-    assert run_torchrun(program, point, tmp_path, lambda: None)[0] is None
+    assert run_torchrun(program, point, tmp_path)[0] is None
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "sleep 601.125" not in left
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lmlab.measure.records import value
-from lmlab.report.frame import candidates, combine, derive, distinct, load, load_references, select
+from lmlab.report.frame import candidates, combine, derived, distinct, load, load_references, select
 from lmlab.study.points import Point
 from tests.report.study import MACHINE, result, small_study, time_record, written
 
@@ -75,14 +75,14 @@ def test_select_takes_values_lists_and_predicates(tmp_path: Path) -> None:
 def test_derived_quantities_join_the_rows(tmp_path: Path) -> None:
     rows = small_study(tmp_path).rows
     times = {"quantity": "time", "phase": "total"}
-    layers = derive(rows, "per_layer", times, lambda found: found.value / found.num_layers)
+    layers = derived(rows, "per_layer", times, lambda found: found.value / found.num_layers)
     assert sorted(select(layers, quantity="per_layer")["value"]) == [2.5, 5.0, 50.0]
     parts = {"time": times, "memory": {"quantity": "peak_memory"}}
     both = combine(rows, "bytes_per_ms", parts, lambda part: part.memory / part.time)
     assert sorted(select(both, quantity="bytes_per_ms")["value"]) == pytest.approx(
         sorted(2**30 / ms for ms in (10.0, 5.0, 100.0))
     )
-    assert len(derive(rows, "nothing", {"quantity": "absent"}, lambda found: found.value)) == len(
+    assert len(derived(rows, "nothing", {"quantity": "absent"}, lambda found: found.value)) == len(
         rows
     )
 

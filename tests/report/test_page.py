@@ -11,7 +11,7 @@ import pytest
 from lmlab.measure.records import value
 from lmlab.report import provenance
 from lmlab.report.compare import Compare
-from lmlab.report.frame import Results, derive
+from lmlab.report.frame import Results, derived
 from lmlab.report.page import Report, answers_in, build_chapters, environment_for
 from lmlab.report.table import Table, time
 from tests.report.study import result, small_study, time_record, written
@@ -87,7 +87,7 @@ def test_a_part_that_fails_costs_that_part(tmp_path: Path, broken: dict[str, Any
 
 def test_derived_rows_replace_the_chapters_own(tmp_path: Path) -> None:
     def halved(rows: Any, results: Results) -> Any:
-        return derive(rows, "half", {"quantity": "time"}, lambda found: found.value / 2)
+        return derived(rows, "half", {"quantity": "time"}, lambda found: found.value / 2)
 
     chapters, faults = build_chapters(
         [("steps", page(derive=halved))], small_study(tmp_path / "results")

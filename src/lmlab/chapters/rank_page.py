@@ -102,8 +102,7 @@ def payload_of_lead(results: Results, key: str) -> Any:
 
 def first_value(rows: Rows, **where: Any) -> Any:
     """The first value that matches; None without one."""
-    values = select(rows, status="ok", **where)["value"]
-    return None if values.empty else values.iloc[0]
+    return next(iter(select(rows, status="ok", **where)["value"]), None)
 
 
 def against(rows: Rows, baseline: str) -> Comparison:

@@ -3,8 +3,7 @@
 The workflow stores its start and the budgets (`budget_s` and `budgets_s` in config.yaml) in an
 environment variable. A point that begins later than its study may, or whose chapter has used up its
 time since, is recorded as unsupported; the next run measures it. A point that has not ended after
-another limit never will (a kernel does not return, a message does not arrive): it is killed and
-recorded as failed.
+LMLAB_POINT_LIMIT_S (a kernel does not return) is killed and recorded as failed.
 """
 
 import json

@@ -22,8 +22,7 @@ def points_of(study: Study, chapter: str) -> list[Point]:
     block = study.chapters.get(chapter)
     if block is None:
         return []
-    points: list[Point] = import_module(f"lmlab.chapters.{chapter}.grid").points(study, block)
-    return points
+    return import_module(f"lmlab.chapters.{chapter}.grid").points(study, block)
 
 
 def all_points(study: Study) -> list[Point]:

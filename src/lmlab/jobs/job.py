@@ -7,17 +7,16 @@ if the job itself is interrupted, there is no result. `launch` is the same for s
 
 import json
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from lmlab.jobs.budget import limit_s
 from lmlab.jobs.outcome import CRASHES, NOTHING_WRITTEN, death_reason
 from lmlab.jobs.registry import RUNNER
 from lmlab.measure import warm_start
+from lmlab.measure.warm_start.processes import relayed
 from lmlab.study.points import Point
 
 RECORDER = "lmlab.jobs.record"
@@ -30,6 +29,7 @@ class Job:
     def __init__(self, point: Point, out: Path) -> None:
         self.point, self.out = point, out
         self._began_s, self._before = time.monotonic(), self._written_at()
+        relayed.clear()  # what interrupted an earlier job
 
     def is_written(self) -> bool:
         """Whether there is a result, whatever its process did afterwards."""
@@ -49,13 +49,11 @@ def run_job(point: Point, machine: str, out: Path, *, cold: bool) -> int:
     """Run the point in its own process, and record an end that it could not record itself."""
     job, arguments = Job(point, out), ["--point", point.to_json(), "--machine", machine]
     cold = cold or point.parameters.get("start") == "cold"
-    with watching_for_signals() as received:
-        status = warm_start.run(RUNNER, [*arguments, "--out", str(out)], cold=cold)
-        interrupt = received()
+    status = warm_start.run(RUNNER, [*arguments, "--out", str(out)], cold=cold)
     if job.is_written():
         return 0
-    if interrupt is not None:
-        return SIGNAL_BASE + interrupt
+    if relayed:  # a crash after that says nothing about the point
+        return SIGNAL_BASE + relayed[0]
     if -status == signal.SIGALRM:
         return job.record("failed", f"no result after {limit_s():g} s, so it was killed")
     if -status in CRASHES:
@@ -80,27 +78,3 @@ def run_as_program(run: Callable[[], int]) -> int:
     if status == SIGNAL_BASE + signal.SIGINT:
         print("interrupted, nothing is written", file=sys.stderr)
     return status
-
-
-@contextmanager
-def watching_for_signals() -> Iterator[Callable[[], int | None]]:
-    """The first signal that reached this process, whoever handles it; None so far.
-
-    An interrupted job may crash instead of exiting; such a crash says nothing about the point.
-    """
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-
-    def received() -> int | None:
-        try:
-            return reader.recv(1, socket.MSG_PEEK)[0]
-        except BlockingIOError:
-            return None
-
-    with reader, writer:
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        try:
-            yield received
-        finally:
-            signal.set_wakeup_fd(before)

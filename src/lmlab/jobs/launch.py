@@ -1,11 +1,10 @@
 """A measurement with several processes: starts and supervises torchrun. No torch.
 
-A point with ranks ends in a result, as every other does. Whether the machine can hold them is
-checked without starting any. When a rank dies, the others wait for its messages until torchrun ends
-them; one that hangs is ended by the process group's timeout, and a job that makes no progress by a
-deadline. A failing rank writes an error file with a timestamp, because the errors of the others (a
-closed connection) are consequences of the first one; a rank that was killed cannot, so torchrun's
-own list of exit codes is read first. An interrupt reaches every process and leaves no result.
+Whether the machine can hold the ranks is checked without starting any. When a rank dies, torchrun
+ends the others; one that hangs is ended by the process group's timeout, and a job that makes no
+progress by a deadline. A failing rank writes an error file with a timestamp, because the errors of
+the others (a closed connection) are consequences of the first one; a rank that was killed cannot,
+so torchrun's own list of exit codes is read first. An interrupt leaves no result.
 
 The lock on the device is held here and not by the ranks, which are one measurement together. On
 several nodes each runs this; the node of rank 0 writes the result, the first node that notices a
@@ -21,19 +20,19 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from lmlab.jobs import budget
-from lmlab.jobs.job import SIGNAL_BASE, Job, watching_for_signals
+from lmlab.jobs.job import SIGNAL_BASE, Job
 from lmlab.jobs.outcome import CRASHES, death_reason
 from lmlab.jobs.registry import RANK_ERRORS, RANK_RUNNER
 from lmlab.measure.exclusive import exclusive
 from lmlab.measure.identity import Machine, find_machine
-from lmlab.measure.warm_start.processes import die_with_parent, kill_family, relay_signals
+from lmlab.measure.warm_start import processes
 from lmlab.study.points import Point
 from lmlab.study.results import read
 from lmlab.study.selection import machine_of
@@ -94,15 +93,13 @@ def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> 
     with exclusive(here.device, gpus), tempfile.TemporaryDirectory() as errors:
         if reason := budget.why_skipped(point.chapter, out):
             return job.record("unsupported", reason)
-        with watching_for_signals() as received:
-            status, stderr = run_torchrun(command, point, Path(errors), received)
-            interrupt = received()
+        status, stderr = run_torchrun(command, point, Path(errors))
         failure = why_it_failed(status, stderr, read_errors(Path(errors)), deadline_s(point))
     if job.is_written():  # by a rank, here or on another node
         print(read(out).headline())
         return 0
-    if interrupt is not None:
-        return SIGNAL_BASE + interrupt
+    if processes.relayed:
+        return SIGNAL_BASE + processes.relayed[0]
     if status == 0 and point.settings["nnodes"] > 1:
         return 0  # rank 0 runs, and writes, on another node
     return job.record(*failure)
@@ -113,31 +110,29 @@ def deadline_s(point: Point) -> float:
     return START_ALLOWANCE_S + 2 * float(point.settings["time_cap_s"])
 
 
-def run_torchrun(
-    command: Sequence[str], point: Point, errors: Path, received: Callable[[], int | None]
-) -> tuple[int | None, str]:
+def run_torchrun(command: Sequence[str], point: Point, errors: Path) -> tuple[int | None, str]:
     """Run a command and all it starts to the end, or until the point's deadline; its status, None
     if it was killed, and the end of its stderr."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     status: int | None = None
-    with relay_signals() as aim, contextlib.suppress(subprocess.TimeoutExpired):
+    with processes.relay_signals() as aim, contextlib.suppress(subprocess.TimeoutExpired):
         process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),  # safe: no thread is running yet
+            # Safe: no thread is running yet.
+            preexec_fn=partial(processes.die_with_parent, os.getpid()),
             env={**os.environ, **rank_environment(point, errors)},
         )
         aim(process.pid)
-        copying = (process.stderr, tail, received)
-        copier = threading.Thread(target=_copy_lines, args=copying, daemon=True)
+        copier = threading.Thread(target=_copy_lines, args=(process.stderr, tail), daemon=True)
         try:
             copier.start()
             status = process.wait(timeout=deadline_s(point))
         finally:
-            kill_family(process.pid)
+            processes.kill_family(process.pid)
             process.wait()
             copier.join(timeout=5)
     return status, "".join(tail)
@@ -198,13 +193,13 @@ def read_errors(folder: Path) -> list[Mapping[str, Any]]:
     return sorted(errors, key=lambda error: int(error["at_ns"]))
 
 
-def _copy_lines(stream: IO[str], tail: deque[str], received: Callable[[], int | None]) -> None:
+def _copy_lines(stream: IO[str], tail: deque[str]) -> None:
     """Pass the ranks' error stream on, until an interrupt: the tracebacks after it are noise.
 
     Always read to the end, even if nobody reads ours: ranks would block on a full pipe.
     """
     for line in stream:
         tail.append(line)
-        if received() is None:
+        if not processes.relayed:
             with contextlib.suppress(OSError):
                 print(line, end="", file=sys.stderr, flush=True)

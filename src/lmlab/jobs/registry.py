@@ -1,9 +1,8 @@
 """Chapters by name, and the code that a point of each runs: what makes its result stale.
 
 A chapter is a package named after it: a list of chapters would be code that every point runs, and a
-new chapter would make all results stale. It is imported when it is measured; parsing the workflow
-does not import torch. The same names say which source files a number depends on: the chapter and
-its topic, the runner around it, and the attention variants and the model class that the point
+new chapter would make all results stale. A number depends on the source files of the chapter and
+its topic, of the runner around it, and of the attention variants and the model class that the point
 names. A variant that no point names can change without a single remeasurement.
 """
 
@@ -51,10 +50,7 @@ EXCLUDED_FROM_FINGERPRINT = (
 
 def load(chapter: str) -> Callable[[Point, torch.device], Outcome]:
     """The function that measures a point of the chapter; imports only that chapter."""
-    measure: Callable[[Point, torch.device], Outcome] = import_path.resolve(
-        f"lmlab.chapters.{chapter}.measure:measure"
-    )
-    return measure
+    return import_path.resolve(f"lmlab.chapters.{chapter}.measure:measure")
 
 
 def has_ranks(point: Point) -> bool:

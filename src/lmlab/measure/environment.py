@@ -30,7 +30,7 @@ def versions() -> dict[str, str | None]:
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "triton": _installed("triton"),
+        "triton": next((each.version for each in metadata.distributions(name="triton")), None),
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
         "driver": driver,
@@ -66,7 +66,3 @@ def _git(root: Path | str, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _installed(package: str) -> str | None:
-    return next((each.version for each in metadata.distributions(name=package)), None)

@@ -1,13 +1,11 @@
 """One measurement at a time on a device, whoever starts it.
 
-Concurrent measurements on one device disturb each other. Within a workflow the scheduler separates
-them, but nothing stops a second workflow, another user or a measurement started by hand.
-
-The lock is the address of a Unix socket in Linux's abstract namespace, named after the device: a
-GPU's UUID, or the CPU. Only one process can bind it. It depends on no folder and no user, no file
-can be in its way, and the kernel frees it when its holder dies. Who waits connects to the holder,
-and is woken when the holder closes. Containers with a network of their own are machines of their
-own; LMLAB_LOCK_DOMAIN gives processes a lock of their own where that is wanted.
+Within a workflow the scheduler separates measurements, but nothing stops a second workflow, another
+user or a measurement started by hand. The lock is the address of a Unix socket in Linux's abstract
+namespace, named after the device: a GPU's UUID, or the CPU. Only one process can bind it. It needs
+no folder and no user, and the kernel frees it when its holder dies. Who waits connects to the
+holder, and is woken when that closes. Containers with their own network have their own locks, and
+so have processes with their own LMLAB_LOCK_DOMAIN.
 """
 
 import contextlib

@@ -182,7 +182,7 @@ def _matches(rows: Rows, key: str, wanted: Any, among: Positions) -> npt.NDArray
     return np.asarray(found == wanted, bool)
 
 
-def derive(
+def derived(
     rows: Rows,
     quantity: str,
     where: Mapping[str, Any],

@@ -82,9 +82,10 @@ def load(config: Mapping[str, Any], device: str) -> Study:
     sizes = {name: Size(**shape) for name, shape in config["sizes"].items()}
     for name, shape in sizes.items():
         _check_size(name, shape)
-    for study, chapters in config["studies"].items():
-        for chapter, block in chapters.items():
-            _check_sizes_exist(f"{study}.{chapter}", block, sizes)
+    for key, size in _sizes_named(config["studies"]):
+        if size not in sizes:
+            allowed = ", ".join(sizes)
+            raise ConfigError(f"config: studies.{key} names {size!r}; allowed: {allowed}")
     name = STUDY_FOR_DEVICE[device] if config["study"] == "auto" else config["study"]
     # 120 and 120.0 are the same setting.
     blocks = {
@@ -144,15 +145,8 @@ def _check_size(name: str, shape: Size) -> None:
     )
 
 
-def _check_sizes_exist(place: str, block: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
-    for key, size in _sizes_named(block):
-        if size not in sizes:
-            allowed = ", ".join(sizes)
-            raise ConfigError(f"config: studies.{place}.{key} names {size!r}; allowed: {allowed}")
-
-
 def _sizes_named(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every size that a block names, in a list or alone, in any of its parts."""
+    """Key and name of every size in a block, in a list or alone, in any of its parts."""
     yield from (("sizes", size) for size in block.get("sizes", ()))
     if "size" in block:
         yield "size", block["size"]

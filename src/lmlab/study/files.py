@@ -19,23 +19,16 @@ class NotWritten(OSError, ValueError):
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a temporary file next to the target, then rename: an interrupt leaves the old file."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, content)
+        try:
+            with temporary.open("xb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise NotWritten(error.errno, error.strerror, str(path)) from error
-
-
-def _write(path: Path, content: str | bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    # Opened like any new file, so that its permissions follow the umask.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

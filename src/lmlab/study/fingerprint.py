@@ -1,24 +1,22 @@
 """A hash of the code that a measurement runs: what makes a result stale.
 
-A number depends on the source files that produced it, and on no others. Those are found without
-running them: from the modules a point names, every `import` statement (at any depth) that leads to
-a module of the same packages is followed. Each file is hashed as a syntax tree without comments,
-docstrings or positions, so that explaining the code better does not make a result stale. A YAML
-file of the same name next to a module is its data, and counts with it.
-
-A module next to a root (a user's model and the files around it) counts as its own package does;
-what is installed elsewhere is known by its version. `ast.dump` differs between Python versions, and
-a result measured on one must be recognised on the other. Imports built from strings are not
-followed: registries name their modules, and the caller passes those in as roots.
+From the modules a point names, every `import` statement (at any depth) that leads to a module of
+the same packages, or to one next to them, is followed without running it; what is installed
+elsewhere is known by its version. Each file is hashed as a syntax tree without comments, docstrings
+or positions, so that explaining the code better does not make a result stale; not by `ast.dump`,
+which differs between Python versions. A YAML file of the same name next to a module counts with it.
+Imports built from strings are not followed: callers pass the modules that registries name as roots.
 """
 
 import ast
 import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.machinery import PathFinder
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -122,29 +120,21 @@ def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     names: list[str] = []
     for level, module, imported in _facts(file, mtime_ns)["imports"]:
-        base = _absolute(level, module, package)
-        names += [base, *(f"{base}.{each}" for each in imported)]
+        with suppress(ImportError):  # beyond the package: it would fail when run, too
+            base = resolve_name("." * level + module, package)
+            names += [base, *(f"{base}.{each}" for each in imported)]
     return tuple(names)
-
-
-def _absolute(level: int, module: str, package: str) -> str:
-    if level == 0:
-        return module
-    parts = package.split(".")
-    base = ".".join(parts[: len(parts) - (level - 1)])
-    return f"{base}.{module}" if module else base
 
 
 @lru_cache(maxsize=4096)
 def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
     """Keyed on the file's time too, so that a long-lived process sees an edit."""
-    facts: dict[str, Any] = facts_of(file.read_bytes(), partial(_read, file), VERSION)
-    return facts
 
+    def read(source: bytes) -> dict[str, Any]:
+        tree = parse(source, file)
+        return {"hash": _tree_hash(tree), "imports": list(_import_statements(tree))}
 
-def _read(file: Path, source: bytes) -> dict[str, Any]:
-    tree = parse(source, file)
-    return {"hash": _tree_hash(tree), "imports": list(_import_statements(tree))}
+    return facts_of(file.read_bytes(), read, VERSION)
 
 
 def _import_statements(tree: ast.Module) -> Iterator[list[Any]]:

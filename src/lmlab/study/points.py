@@ -1,19 +1,18 @@
 """A point is one measurement: a chapter and what was set for it.
 
-Its `parameters` are its identity and give its path, one folder per parameter, so that a directory
-listing reads as the study does:
+Its `parameters` are its identity and give its path, one folder per parameter:
 
     results/nvidia-h200/end_to_end/size~small/context~128/.../start~warm.json
 
 Its `settings` are everything else that affects the numbers (hyper-parameters behind a size's name,
-seed, number of steps). They are not in the path, because a changed setting replaces a result,
-whereas a changed parameter adds one.
+seed, number of steps). A changed setting replaces a result, a changed parameter adds one.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,13 +36,9 @@ class Point:
 
     def path(self, results: Path, machine: str) -> Path:
         """Path of this point's result; the last parameter names the file."""
-        parts = [
-            f"{key}{SEPARATOR}{_path_part(key, value)}" for key, value in self.parameters.items()
-        ]
-        folder = results / machine
-        if not parts:
-            return folder / f"{self.chapter}.json"
-        return folder.joinpath(self.chapter, *parts[:-1], f"{parts[-1]}.json")
+        named = self.parameters.items()
+        parts = [self.chapter, *(f"{key}{SEPARATOR}{_path_part(key, v)}" for key, v in named)]
+        return Path(results, machine, *parts[:-1], f"{parts[-1]}.json")
 
     def label(self) -> str:
         """The point on one line, for people."""
@@ -53,14 +48,12 @@ class Point:
 
     def to_json(self) -> str:
         """One line, the same for the same point."""
-        return json.dumps(
-            {
-                "chapter": self.chapter,
-                "parameters": dict(self.parameters),
-                "settings": dict(self.settings),
-            },
-            separators=(",", ":"),
-        )
+        return json.dumps(vars(self), separators=(",", ":"))
+
+
+def crossed(**axes: Iterable[Any]) -> list[dict[str, Any]]:
+    """Every combination of some axes, the last one fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def point_from_json(text: str) -> Point:

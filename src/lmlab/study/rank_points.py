@@ -2,15 +2,14 @@
 
 A point is one job on a number of ranks, placed on one GPU each, on one shared GPU, or on the cores
 of a CPU. The model size is chosen at run time, because the bandwidth between ranks differs between
-machines by a factor of a thousand; so all candidate sizes are settings, largest first, each with
-its hyper-parameters.
+machines by a factor of a thousand; so all candidate sizes are settings, largest first.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from lmlab.study.config import Study
-from lmlab.study.points import Point, Scalar
+from lmlab.study.points import Point
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 
@@ -20,34 +19,17 @@ def rank_points(
 ) -> list[Point]:
     """One point per placement and world size; `own` names settings specific to the chapter."""
     shared = ("step_limit_s", "warmup", "rounds", "time_cap_s")
+    one = study.size_settings(block["sizes"][0])
     settings = {
-        **_model(study, block["sizes"]),
+        **{key: value for key, value in one.items() if key not in SHAPE},
+        "sizes": study.shapes(block["sizes"]),
         **study.rank_settings(),
         **{key: block[key] for key in (*own, *shared)},
     }
+    training = {key: block[key] for key in ("context", "batch", "precision")}
+    training |= {"attention": study.common["attention"], **study.own_model()}
     return [
-        Point(chapter, _parameters(study, block, placement, world_size), settings)
+        Point(chapter, {"placement": placement, "world_size": world_size, **training}, settings)
         for placement, world_sizes in block["placements"].items()
         for world_size in world_sizes
     ]
-
-
-def _parameters(
-    study: Study, block: Mapping[str, Any], placement: str, world_size: int
-) -> dict[str, Scalar]:
-    return {
-        "placement": placement,
-        "world_size": world_size,
-        "context": block["context"],
-        "batch": block["batch"],
-        "precision": block["precision"],
-        "attention": study.common["attention"],
-        **study.own_model(),
-    }
-
-
-def _model(study: Study, sizes: list[str]) -> dict[str, Any]:
-    """What all sizes have in common, and the sizes themselves."""
-    one = study.size_settings(sizes[0])
-    common = {key: value for key, value in one.items() if key not in SHAPE}
-    return {**common, "sizes": study.shapes(sizes)}

@@ -65,11 +65,7 @@ class Result:
     def to_json(self) -> str:
         """One line of JSON."""
         optional = ("converted_from", "spent_s")
-        values = {
-            key: value
-            for key, value in asdict(self).items()
-            if value is not None or key not in optional
-        }
+        values = {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     def write(self, path: Path) -> None:
@@ -167,7 +163,7 @@ def _kind(value: object) -> type:
 
 
 def _check_records(records: Sequence[Mapping[str, Any]], path: Path | str) -> None:
-    """A quantity with a unit is a number, and labels tell records apart."""
+    """A quantity with a unit is a number, and labels distinguish records."""
     seen = set()
     for record in records:
         if record["unit"] and isinstance(record["value"], str | bool):
@@ -211,8 +207,7 @@ def _integer(text: str) -> int:
 def _is_valid() -> Callable[[object], object]:
     """The schema compiled to Python, thirty times as fast as interpreting it."""
     schema = json.loads((SCHEMAS / "result.schema.json").read_text())
-    compiled: Callable[[object], object] = fastjsonschema.compile(schema)
-    return compiled
+    return fastjsonschema.compile(schema)
 
 
 def _validate(values: object, path: Path | str) -> None:

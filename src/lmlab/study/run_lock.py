@@ -1,9 +1,8 @@
 """One run per folder: a lock that cannot outlive the process that holds it.
 
-Snakemake marks a folder as locked with files, which a killed run or a closed terminal leaves
-behind; the next run would then refuse to start. So a run also holds a kernel lock on a file next to
-them, which is released when the process ends, however it ends. Whoever gets that lock knows that
-all other marks are left over, and removes them.
+Snakemake marks a folder as locked with files, which a killed run leaves behind; the next run would
+then refuse to start. So a run also holds a kernel lock on a file next to them, which ends with the
+process. Whoever gets that lock knows that all other marks are left over, and removes them.
 """
 
 import fcntl

@@ -40,8 +40,7 @@ RENAMED = {
 @cache
 def config_schema() -> dict[str, Any]:
     """The schema of config.yaml."""
-    schema: dict[str, Any] = json.loads((SCHEMAS / "config.schema.json").read_text())
-    return schema
+    return json.loads((SCHEMAS / "config.schema.json").read_text())
 
 
 def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str | None:
@@ -71,10 +70,9 @@ def _strict() -> Any:
     plain = jsonschema.Draft202012Validator
     types = plain.TYPE_CHECKER.redefine_many(
         {
-            "integer": lambda _, value: isinstance(value, int) and not isinstance(value, bool),
+            "integer": lambda _, value: type(value) is int,
             "number": lambda _, value: (
-                (isinstance(value, int) and not isinstance(value, bool))
-                or (isinstance(value, float) and isfinite(value))
+                type(value) is int or (isinstance(value, float) and isfinite(value))
             ),
         }
     )

@@ -1,11 +1,10 @@
 """Source files read without running them: valid Python or not, the names they may define, and
 facts about them that are cached between processes.
 
-The workflow is planned without importing a user's model, which would import torch. A missing name
-or a syntax error would then fail in every job, one by one; read as text, the file shows both first.
-Parsing hundreds of files takes two seconds, for every dry run and every point, so what follows from
-a file (its hash as a tree, its imports) is cached under the hash of its bytes and cannot be out of
-date. The store is one file in the user's cache folder; without it all works, slower.
+The workflow is planned without importing a user's model, which would import torch; read as text,
+the file shows a missing name or a syntax error before every job fails with it. Parsing hundreds of
+files takes two seconds, for every dry run and every point, so what follows from a file is cached
+under the hash of its bytes, in one file of the user's cache folder; without that all works, slower.
 """
 
 import ast
@@ -14,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,18 +45,16 @@ def may_define(file: Path, name: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _names(file: Path, mtime_ns: int) -> frozenset[str]:
-    return frozenset(_names_in(parse(file.read_bytes(), file)))
-
-
-def _names_in(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _names(file: Path, mtime_ns: int) -> set[str]:
+    names = set()
+    for node in ast.walk(parse(file.read_bytes(), file)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
+            names.add(node.name)
         elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
+            names.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.Name):
-            yield node.id
+            names.add(node.id)
+    return names
 
 
 def facts_of(source: bytes, compute: Callable[[bytes], Any], version: str) -> Any:

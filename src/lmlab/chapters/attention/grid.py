@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from lmlab.study.config import Study
-from lmlab.study.points import Point
+from lmlab.study.points import Point, crossed
 
 COMPILES = ("compiled", "flex", "flash_compiled_backward")
 SAMPLING = ("samples", "variant_cap_s")
@@ -34,7 +34,7 @@ Topic = Iterable[tuple[Parameters, dict[str, Any]]]
 
 
 def _naive(study: Study, block: Block, asked: Block) -> Topic:
-    shapes = _crossed(head_dim=asked["head_dims"], sequence=asked["sequences"])
+    shapes = crossed(head_dim=asked["head_dims"], sequence=asked["sequences"])
     settings = _only(asked, "batch", "precision", "causal", "warmup", "steps")
     settings |= _only(study.common, "time_cap_s")
     for shape in shapes + [each for each in asked["beyond"] if each not in shapes]:
@@ -44,7 +44,7 @@ def _naive(study: Study, block: Block, asked: Block) -> Topic:
 
 def _benchmark(study: Study, block: Block, asked: Block) -> Topic:
     settings = {**_only(asked, "batch", *SAMPLING), "causal": True}
-    shapes = _crossed(head_dim=asked["head_dims"], sequence=asked["sequences"])
+    shapes = crossed(head_dim=asked["head_dims"], sequence=asked["sequences"])
     for precision, shape in product(asked["precisions"], shapes):
         variants = _variants_at(asked, **shape)
         yield {"precision": precision, **shape}, {**settings, "variants": variants}
@@ -52,12 +52,12 @@ def _benchmark(study: Study, block: Block, asked: Block) -> Topic:
 
 def _shapes(study: Study, block: Block, asked: Block) -> Topic:
     axes = {"precision": asked["precisions"], "batch": asked["batches"]}
-    for point in _crossed(**axes, size=block["sizes"], context=asked["contexts"]):
+    for point in crossed(**axes, size=block["sizes"], context=asked["contexts"]):
         yield point, _in_model(study, point, _only(asked, "variants", *SAMPLING))
 
 
 def _softmax(study: Study, block: Block, asked: Block) -> Topic:
-    for point in _crossed(size=block["sizes"], context=asked["contexts"]):
+    for point in crossed(size=block["sizes"], context=asked["contexts"]):
         yield point, _in_model(study, point, _only(asked, "batch", "precision", *SAMPLING))
 
 
@@ -70,7 +70,7 @@ def _tiles(study: Study, block: Block, asked: Block) -> Topic:
         "forward": [[held, streamed] for held, streamed in pairs],
         "backward": [[streamed, held] for held, streamed in pairs],
     }
-    for point in _crossed(head_dim=asked["head_dims"], direction=tiles):
+    for point in crossed(head_dim=asked["head_dims"], direction=tiles):
         own = {"tiles": tiles[point["direction"]], "attention": "flash", "causal": True}
         yield point, {**shared, **own}
 
@@ -78,13 +78,13 @@ def _tiles(study: Study, block: Block, asked: Block) -> Topic:
 def _leaderboard(study: Study, block: Block, asked: Block) -> Topic:
     keys = ("batch", "heads", "sequence", "precision", "variants", *SAMPLING)
     sustained = {f"sustained_{key}": each for key, each in asked["sustained"].items()}
-    for point in _crossed(head_dim=asked["head_dims"]):
+    for point in crossed(head_dim=asked["head_dims"]):
         yield point, {**_only(asked, *keys), **sustained, "causal": True}
 
 
 def _model(study: Study, block: Block, asked: Block) -> Topic:
     shared = {**_only(asked, "precision", "variants"), "attention": asked["variants"][0]}
-    for point in _crossed(size=block["sizes"], context=asked["contexts"]):
+    for point in crossed(size=block["sizes"], context=asked["contexts"]):
         yield {**point, **study.own_model()}, {**_training(study, point, asked), **shared}
 
 
@@ -106,11 +106,6 @@ TOPICS: dict[str, Callable[[Study, Block, Block], Topic]] = {
     "leaderboard": _leaderboard,
     "model": _model,
 }
-
-
-def _crossed(**axes: Iterable[Any]) -> list[Parameters]:
-    """Every combination of some axes, the last one fastest."""
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def _in_model(study: Study, point: Parameters, settings: Block) -> dict[str, Any]:

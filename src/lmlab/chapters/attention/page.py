@@ -9,8 +9,7 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, time
@@ -48,7 +47,7 @@ INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, ratios of softmax, rates."""
+    """Display names, consistency flags, memory by the formula, ratios, rates, speed-ups."""
     rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
@@ -62,7 +61,9 @@ def derive(rows: Rows, results: Results) -> Rows:
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    return with_rates(with_softmax(rows), results)
+    rows = with_rates(with_softmax(rows), results)
+    speedups = [compare.run(rows).rows() for compare in COMPARISONS.values()]
+    return pd.concat([rows, *speedups], ignore_index=True)
 
 
 def with_softmax(rows: Rows) -> Rows:
@@ -98,9 +99,9 @@ def consistent(flags: Any) -> bool:
 
 def expected_memory(rows: Rows) -> Rows:
     """Memory of naive attention by its formula, at every shape of the study, measured or not."""
-    kept = ["chapter", "source", "flags", "topic", *SHAPE]
+    copied = ["chapter", "source", "flags", "topic", *SHAPE]
     found = [
-        {**{key: point[key] for key in kept}, "stage": stage, "tensor": tensor, "value": count}
+        {**{key: point[key] for key in copied}, "stage": stage, "tensor": tensor, "value": count}
         for point in select(rows, topic="naive").drop_duplicates("source").to_dict("records")
         for stage, tensor, count in naive_memory.account(point)
     ]
@@ -113,13 +114,11 @@ def with_rates(rows: Rows, results: Results) -> Rows:
     key = ["source", "phase"]
     flops = select(rows, quantity="flops").set_index(key)["value"].to_dict()
     timed = {"quantity": "time", "topic": [*ON]}
-    rows = derived(
-        rows,
-        "rate",
-        timed,
-        lambda f: pd.MultiIndex.from_frame(f[key]).map(flops) / f.value / 1e9,
-        unit="TFLOP/s",
-    )
+
+    def per_time(found: Rows) -> Any:
+        return pd.MultiIndex.from_frame(found[key]).map(flops) / found.value / 1e9
+
+    rows = derived(rows, "rate", timed, per_time, unit="TFLOP/s")
     return with_share(rows, "matmul_share", results, "matmul_rate")
 
 
@@ -142,11 +141,6 @@ COMPARISONS = {
 }
 
 
-def with_speedups(name: str, rows: Rows) -> Rows:
-    """Rows together with the speed-ups of a declared comparison."""
-    return pd.concat([rows, COMPARISONS[name].run(rows).rows()])
-
-
 def ours_against_all(rows: Rows, topic: str) -> Comparison:
     """Our kernels against every other variant of a topic."""
     rows = select(rows, topic=topic)
@@ -165,14 +159,11 @@ def ours_against_best(rows: Rows, topic: str) -> Comparison:
 
 def speedups(pairs: list[Pair]) -> Rows:
     """Comparisons as rows, named after what ours is compared with."""
-    return (
-        Comparison(pairs)
-        .rows()
-        .assign(
-            attention=[pair.baseline["attention"] for pair in pairs],
-            theirs=[pair.baseline["value"] for pair in pairs],
-            ours=[pair.variant["value"] for pair in pairs],
-        )
+    rows = Comparison(pairs).rows()
+    return rows.assign(
+        attention=[pair.baseline["attention"] for pair in pairs],
+        theirs=[pair.baseline["value"] for pair in pairs],
+        ours=[pair.variant["value"] for pair in pairs],
     )
 
 
@@ -328,7 +319,6 @@ TABLES = {
         title="Training step, eager and compiled, alternating in one process",
         rows=["size"],
         where={"topic": "model_compile"},
-        data=partial(with_speedups, "compiled_model"),
         columns={
             "eager (ms), {precision}": time(variant=EAGER, phase=STEP),
             "compiled (ms), {precision}": time(variant=COMPILED, phase=STEP),
@@ -371,7 +361,6 @@ TABLES = {
         title="Naive attention, compiled, and its speed-up over eager in the same process",
         rows=["head_dim", "sequence"],
         where={"topic": "naive"},
-        data=partial(with_speedups, "compiled_naive"),
         columns={
             **passes(COMPILED),
             "forward, speed-up": speedup(phase="forward"),
@@ -384,7 +373,6 @@ TABLES = {
         title="The whole model, eager and compiled, alternating in one process, {precision}",
         rows=["size", "phase"],
         where={"topic": "model_compile"},
-        data=partial(with_speedups, "compiled_model"),
         columns={
             "eager (ms)": time(variant=EAGER),
             "compiled (ms)": time(variant=COMPILED),
@@ -508,7 +496,6 @@ TABLES = {
         title="A training step with each attention, alternating in one process",
         rows=["size", "context"],
         where={"topic": "model"},
-        data=partial(with_speedups, "model"),
         columns={
             "naive (ms)": time(variant=NAIVE, phase=STEP),
             "cuDNN (ms)": time(variant=CUDNN, phase=STEP),
@@ -580,9 +567,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     board = ours_against_best(rows, "leaderboard").where(phase="both")
     shapes = ours_against_best(rows, "shapes")
     return {
-        "topics": {
-            t: select(rows, topic=t).iloc[0].to_dict() for (t,) in distinct(rows, ["topic"])
-        },
+        "topics": {row["topic"]: row for row in records(rows.drop_duplicates("topic"))},
         "naive": naive_facts(rows),
         "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
@@ -637,14 +622,13 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
     mine = {key: pair.variant[key] for key in ("source", "variant", "phase")}
     shape = {key: pair.variant[key] for key in ("batch", "heads", *SHAPE)}
     published = select(chapter.results.rows, chapter="published", topic="leaderboard", **shape)
+    sustained = {"quantity": "sustained_time", "source": mine["source"], "status": "ok"}
     return {
         "pair": pair,
         "rate": chapter.value(quantity="rate", **mine),
         "share": chapter.value(quantity="matmul_share", **mine),
-        "sustained": select(
-            chapter.own.rows, quantity="sustained_time", source=mine["source"], status="ok"
-        ).to_dict("records"),
-        "published": published.to_dict("records"),
+        "sustained": records(select(chapter.own.rows, **sustained)),
+        "published": records(published),
     }
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from lmlab.report.frame import Results, Rows, combine
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, combine, derived
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 

@@ -19,8 +19,7 @@ from scipy.optimize import nnls
 from lmlab.chapters.rank_page import PLACEMENTS, first_value, measured, not_started, with_ranks
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, distinct, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
 
@@ -114,8 +113,7 @@ def fit_figure(results: Results) -> Rows:
 
 
 def _first_dtype(rows: Rows) -> Any:
-    dtypes = distinct(rows, ["dtype"])
-    return dtypes[0][0] if dtypes else None
+    return next(iter(rows["dtype"].dropna()), None)
 
 
 def _fp32(rows: Rows) -> Rows:

@@ -60,9 +60,8 @@ def communication(rows: Rows) -> Rows:
     if found.empty:
         return found
     share = 1 - found["value"]
-    text = [
-        percent(s) if v == "slower" else v for s, v in zip(share, found["verdict"], strict=True)
-    ]
+    judged = zip(share, found["verdict"], strict=True)
+    text = [percent(s) if verdict == "slower" else verdict for s, verdict in judged]
     shares = found.assign(
         quantity="communication_share",
         value=share,
@@ -112,9 +111,8 @@ def _with_model(rows: Rows) -> Rows:
     """Per group: the fitted model, its best number of messages, and its time of each variant."""
     found = [rows]
     for _, mine in select(rows, status="ok").groupby("source", sort=False):
-        sent = select(mine, quantity=SENT).pivot(
-            index="variant", columns="quantity", values="value"
-        )
+        sent = select(mine, quantity=SENT)
+        sent = sent.pivot(index="variant", columns="quantity", values="value")
         sent = sent.reindex(columns=SENT).dropna().astype(float)
         h = first_value(mine, quantity="phase_time", phase="backward")
         if h is None or len(sent) < 3:
@@ -133,10 +131,9 @@ def _with_model(rows: Rows) -> Rows:
         }
         measured = select(mine, quantity="added", variant=list(sent.index))
         base: Any = measured.iloc[0].to_dict() | {"variant": None, "scheme": None}
-        found.append(measured.assign(quantity="modelled", value=measured["variant"].map(model)))
-        found.append(
-            table_of([base | {"quantity": f"model_{k}", "value": v} for k, v in numbers.items()])
-        )
+        fitted = [base | {"quantity": f"model_{k}", "value": v} for k, v in numbers.items()]
+        modelled = measured.assign(quantity="modelled", value=measured["variant"].map(model))
+        found += [modelled, table_of(fitted)]
     return pd.concat(found, ignore_index=True)
 
 

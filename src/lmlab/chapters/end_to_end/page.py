@@ -9,8 +9,7 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import GPU_BOUND_FROM, WITHIN, agreement
 from lmlab.report.table import Table, quantity, time
@@ -44,10 +43,8 @@ def derive(rows: Rows, results: Results) -> Rows:
     clock, phase = ["source", "clock"], ["source", "phase"]
     rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, unit="ms", on=clock)
     rows = derived(rows, "per_layer", {"quantity": "both"}, lambda f: f.value / f.num_layers)
-    clocks = {clock: times(clock, list(STEP_PHASES)) for clock in reversed(CLOCKS)}
-    rows = combine(
-        rows, "busy_share", clocks, lambda p: (p.device / p.wall).clip(upper=1), on=phase
-    )
+    both = {clock: times(clock, list(STEP_PHASES)) for clock in reversed(CLOCKS)}
+    rows = combine(rows, "busy_share", both, lambda p: (p.device / p.wall).clip(upper=1), on=phase)
     rows = _with_bottleneck(rows)
     parts = {"total": times("wall", "total"), "tokens": {"quantity": "tokens"}}
     rows = combine(rows, "throughput", parts, lambda p: p.tokens / p.total * 1e3)
@@ -88,11 +85,9 @@ GRAPH_CHECKS: dict[str, Callable[[Rows], Any]] = {
 def _utilization(rows: Rows, results: Results) -> Rows:
     """Matmul FLOPs of a step over its time, also as shares of the stated and the measured peak."""
     matmuls = select(rows, quantity="flops", kind="matmul")
-    flops = matmuls.groupby("source", sort=False)["value"].sum()
-    total = {**times(list(CLOCKS), "total"), "source": list(flops.index)}
-    rows = derived(
-        rows, "rate", total, lambda f: f.source.map(flops) / f.value / 1e9, unit="TFLOP/s"
-    )
+    work = matmuls.groupby("source", sort=False)["value"].sum()
+    step = {**times(list(CLOCKS), "total"), "source": list(work.index)}
+    rows = derived(rows, "rate", step, lambda f: f.source.map(work) / f.value / 1e9, unit="TFLOP/s")
     rows = with_share(rows, "mfu", results, "stated_matmul_rate")
     return with_share(rows, "measured_mfu", results, "matmul_rate")
 
@@ -102,12 +97,9 @@ COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "qua
 
 def first_steps(results: Results) -> Rows:
     """Every step of a cold process in order: the process without warm-up, as in the table."""
-    rows = select(results.rows, warmup=0, **COLD)
-    found = []
-    for row in rows.to_dict("records"):
-        same = {"size": row["size"], "mode": MODES[row["mode"]]}
-        found += [{**same, "step": i, "value": ms} for i, ms in enumerate(row["samples"], 1)]
-    return pd.DataFrame(found)
+    rows = select(results.rows, warmup=0, **COLD).explode("samples", ignore_index=True)
+    steps = rows.groupby("source").cumcount() + 1
+    return rows.assign(mode=rows["mode"].map(MODES), step=steps, value=rows["samples"])
 
 
 def warm_up(rows: Rows) -> Rows:
@@ -207,6 +199,7 @@ def naming_batches(rows: Rows) -> Rows:
 
 
 BATCHES = ["size", "batch", "context"]
+TRAINING: Any = {"rows": BATCHES, "where": STEP}
 TABLES = {
     "front_steps": Table(
         title="Training step in milliseconds by context length",
@@ -248,8 +241,7 @@ TABLES = {
     ),
     "steps": Table(
         title="Training step by phase, {precision}",
-        rows=BATCHES,
-        where=STEP,
+        **TRAINING,
         columns={
             f"{name}{', device' * (clock == 'device')} (ms)": time(phase=phase, clock=clock)
             for phase, name in STEP_PHASES.items()
@@ -273,8 +265,7 @@ TABLES = {
     ),
     "rates": Table(
         title="Throughput and utilization of a training step, {precision}",
-        rows=BATCHES,
-        where=STEP,
+        **TRAINING,
         columns={
             "tokens/s": quantity("throughput", "integer"),
             "TFLOP/s": quantity("rate", clock="wall"),
@@ -288,8 +279,7 @@ TABLES = {
     ),
     "layers": Table(
         title="Forward and backward per layer within a training step, {precision}",
-        rows=BATCHES,
-        where=STEP,
+        **TRAINING,
         columns={
             "wall (ms per layer)": quantity("per_layer", "ms", clock="wall"),
             "device (ms per layer)": quantity("per_layer", "ms", clock="device"),
@@ -388,10 +378,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     host_bound = select(busy, value=lambda share: share < HOST_BOUND_BELOW)
     trained = select(warm_up(rows), mode=MODES["train_step"])
     settled = select(trained, quantity="settles_at")["value"]
-    clock = "device" if len(busy) else "wall"
-    by_precision = {
-        p: extremes(select(steps, precision=p)) for (p,) in distinct(steps, ["precision"])
-    }
+    mfu = select(main, quantity="mfu", clock="device" if len(busy) else "wall")
+    by_precision = {p: extremes(mine) for p, mine in steps.groupby("precision", sort=False)}
     return {
         "steps": by_precision,
         "largest_bf16": _in_bf16(steps, by_precision.get("fp32")),
@@ -405,10 +393,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "busy_points": len(busy),
         "host_bound_bf16": len(select(host_bound, precision="bf16")),
         "bf16_points": len(select(busy, precision="bf16")),
-        "mfu": {
-            p: extremes(select(main, quantity="mfu", precision=p, clock=clock))
-            for p in ("fp32", "bf16")
-        },
+        "mfu": {p: extremes(select(mfu, precision=p)) for p in ("fp32", "bf16")},
         "graph": extremes(select(rows, quantity="replay_to_device")),
         "pauses": extremes(select(rows, quantity="pause_per_kernel")),
         "first_step_extra": extremes(select(trained, quantity="first_step_extra")),

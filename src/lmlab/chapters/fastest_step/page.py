@@ -8,8 +8,7 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_rates, with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, distinct, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 
@@ -64,19 +63,6 @@ def _over_first(found: Rows) -> Any:
     return found["value"] / found.groupby("source", sort=False)["value"].transform("first")
 
 
-LADDER_COLUMNS = {
-    "batch": quantity("tokens", "integer", field="batch_size", **OWN),
-    "step (ms)": time(side="rung"),
-    "tokens/s": quantity("throughput", "integer", **OWN),
-    "over the rung before": quantity("gain_rungs", "text", field="speedup"),
-    "MFU, stated peak": quantity("mfu", "percent", **OWN),
-    "MFU, measured": quantity("measured_mfu", "percent", **OWN),
-    "peak (GiB)": memory(**OWN),
-    "mJ/token": quantity("energy_per_token", "mJ", **OWN),
-    "to compile (s)": quantity("compile_time", "s", **OWN),
-    "gradient error": quantity("gradient_error", "scientific", **OWN),
-    "allowed": quantity("gradient_tolerance", "scientific", **OWN),
-}
 TABLES = {
     "front": Table(
         title="Rungs of the ladder; MFU against the stated peak",
@@ -91,7 +77,19 @@ TABLES = {
         title="The ladder, {size}: each rung adds to the one before",
         rows=["rung"],
         where={"topic": "ladder"},
-        columns=LADDER_COLUMNS,
+        columns={
+            "batch": quantity("tokens", "integer", field="batch_size", **OWN),
+            "step (ms)": time(side="rung"),
+            "tokens/s": quantity("throughput", "integer", **OWN),
+            "over the rung before": quantity("gain_rungs", "text", field="speedup"),
+            "MFU, stated peak": quantity("mfu", "percent", **OWN),
+            "MFU, measured": quantity("measured_mfu", "percent", **OWN),
+            "peak (GiB)": memory(**OWN),
+            "mJ/token": quantity("energy_per_token", "mJ", **OWN),
+            "to compile (s)": quantity("compile_time", "s", **OWN),
+            "gradient error": quantity("gradient_error", "scientific", **OWN),
+            "allowed": quantity("gradient_tolerance", "scientific", **OWN),
+        },
     ),
     "attention": Table(
         title="The same rung with another attention, in the same rounds",

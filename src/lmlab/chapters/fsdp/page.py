@@ -38,9 +38,8 @@ def derive(rows: Rows, results: Results) -> Rows:
 def waits(results: Results) -> Rows:
     """How long each block waits for its weights, on the rank where it waits longest. The block that
     ends forward and begins backward is not gathered again."""
-    found = pd.DataFrame(
-        rank_page.payload_of_lead(results, "waits_ms"), columns=["phase", "layer", "ms"]
-    )
+    gathers = rank_page.payload_of_lead(results, "waits_ms")
+    found = pd.DataFrame(gathers, columns=["phase", "layer", "ms"])
     again = found["layer"].eq(found["layer"].shift()) & found["phase"].eq("backward")
     found = found[~again]
     return found.assign(

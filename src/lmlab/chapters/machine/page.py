@@ -13,8 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from lmlab.report.frame import Results, Rows, combine, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, combine, derived, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 from lmlab.study.files import REFERENCES
@@ -72,8 +71,7 @@ def with_rates(rows: Rows, rates: Mapping[str, str], on: Sequence[str], **times:
     for name, work in rates.items():
         parts = {"time": {"quantity": "time", **times}, "work": {"quantity": work}}
         unit, factor = RATES[work]
-        per_time = partial(_per_time, factor)
-        rows = combine(rows, name, parts, per_time, unit=unit, on=on)
+        rows = combine(rows, name, parts, partial(_per_time, factor), unit=unit, on=on)
     return rows
 
 
@@ -129,8 +127,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 @cache
 def read_bands(path: Path) -> Mapping[str, Any]:
     """The bands of all GPUs."""
-    found: Mapping[str, Any] = yaml.safe_load(path.read_text())
-    return found
+    return yaml.safe_load(path.read_text())
 
 
 def against_bands(results: Results, bands: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -7,16 +7,7 @@ import pandas as pd
 
 from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import (
-    Results,
-    Rows,
-    combine,
-    distinct,
-    extremes,
-    records,
-    select,
-    table_of,
-)  # fmt: skip
+from lmlab.report.frame import Results, Rows, combine, distinct, extremes, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
@@ -80,18 +71,22 @@ def derive(rows: Rows, results: Results) -> Rows:
     on = ("source", "mode")
     rows = combine(rows, "replay_equal", counters, lambda p: p.replayed == p.allocator, on=on)
     for label, topic in (("mode", TIMELINE), ("variant", CHECKPOINTING)):
-        both = {n: {"quantity": n, **topic} for n in ("predicted_peak", "peak_memory")}
+        names = {"expected": "predicted_peak", "found": "peak_memory"}
+        both = {key: {"quantity": name, **topic} for key, name in names.items()}
         on = ("source", label)
-        rows = combine(
-            rows, "prediction_error", both, lambda p: p.predicted_peak / p.peak_memory - 1, on=on
-        )
+        rows = combine(rows, "prediction_error", both, lambda p: p.expected / p.found - 1, on=on)
     layers = {n: {"layer": f"peak_{n}", **STEP} for n in ("allocated", "reserved")}
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    rows = pd.concat([rows, _longest(rows)], ignore_index=True)
-    rows = pd.concat([rows, _published(rows, results)], ignore_index=True)
-    return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]])
+    slower = [
+        {**pair.variant, "quantity": "relative_time", "clock": None, "value": 1 / pair.ratio}
+        for pair in slowdowns(rows).values()
+    ]
+    more = [_longest(rows), _published(rows, results), table_of(slower)]
+    rows = pd.concat([rows, *more], ignore_index=True)
+    named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
+    return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=named)
 
 
 def _parts(rows: Rows) -> Rows:
@@ -119,7 +114,7 @@ def _peaks_with_phase(rows: Rows) -> Rows:
     found = []
     for row in records(select(rows, quantity="peak_memory", **ANY_STEP)):
         text = f"{FORMATS['GiB'](row['value'] or 0)} {phases.get(row['source'])}"
-        # One word stands in the cell itself; the chapter's own tables give the reason.
+        # A single word is the cell itself; the chapter's own tables give the reason.
         reason = "OOM" if row["status"] == "oom" else row["reason"]
         found.append({**row, "quantity": "peak_with_phase", "value": text, "reason": reason})
     return table_of(found)
@@ -136,12 +131,8 @@ def _longest(rows: Rows) -> Rows:
             continue
         first = min(fails, key=lambda row: row["context"])
         last = max(fits, key=lambda row: row["context"], default={"context": None, "value": None})
-        numbers = {
-            "longest_context": last["context"],
-            "longest_peak": last["value"],
-            "next_context": first["context"],
-            "next_peak": needs.get(first["source"]),
-        }
+        numbers = {"longest_context": last["context"], "longest_peak": last["value"]}
+        numbers |= {"next_context": first["context"], "next_peak": needs.get(first["source"])}
         base = {**first, "status": "ok", "reason": None, "topic": "longest"}
         found += [{**base, "quantity": name, "value": value} for name, value in numbers.items()]
     return table_of(found)
@@ -171,20 +162,9 @@ def largest(rows: Rows) -> Rows:
     return select(rows, **TIMELINE, size=list(last["size"]), context=list(last["context"]))
 
 
-def strategies(rows: Rows) -> Rows:
-    """The strategies' rows by point, with each one's time relative to the baseline's."""
-    rows = select(rows, **CHECKPOINTING, variant=lambda name: name != BEST_PREDICTED)
-    found = [
-        {**pair.variant, "quantity": "relative_time", "clock": None, "value": 1 / pair.ratio}
-        for pair in slowdowns(rows).values()
-    ]
-    rows = pd.concat([rows, table_of(found)], ignore_index=True)
-    return rows.assign(point=[_name(row) for row in records(rows)])
-
-
 def front_strategies(rows: Rows) -> Rows:
     """One point for the front page: the segments with the lowest peaks, none, and nested."""
-    rows = select(strategies(rows), source=checkpointed_points(rows)[:1])
+    rows = select(rows, source=checkpointed_points(rows)[:1])
     every = select(rows, quantity="peak_memory", kind="every", status="ok")
     by_peak = sorted(records(every), key=lambda row: row["value"])
     lowest = [row["variant"] for row in by_peak[:FRONT_SEGMENTS]]
@@ -217,7 +197,7 @@ def timeline_rows(results: Results) -> Rows:
     steps = one_precision(select(results.rows, quantity="peak_memory", status="ok", **STEP))
     steps = select(steps, size=list(steps["size"])[-1:])
     steps = select(steps, context=_ends(steps))
-    return _curves(results, steps, "{size}, context {context}, {precision}")
+    return _curves(results, steps, "{point}")
 
 
 def mode_rows(results: Results) -> Rows:
@@ -270,8 +250,7 @@ def operations(rows: Rows) -> Rows:
     """The largest operations of each block, by what they save."""
     rows = select(rows, quantity="saved_by_operation", **BLOCK)
     rank = rows.groupby("source")["value"].rank(ascending=False, method="first")
-    rows = rows[rank <= LARGEST_OPERATIONS]
-    return rows.assign(point=[_name(row) for row in records(rows)])
+    return rows[rank <= LARGEST_OPERATIONS]
 
 
 def _by_mode(name: str, format: str) -> dict[str, Any]:
@@ -399,7 +378,7 @@ TABLES = {
     ),
     "strategies": Table(
         title="Training step of {point}",
-        data=strategies,
+        where={**CHECKPOINTING, "variant": lambda name: name != BEST_PREDICTED},
         columns={
             **STRATEGY_COLUMNS,
             "left by forward (GiB)": memory("saved_for_backward"),
@@ -523,10 +502,6 @@ def strategy_facts(rows: Rows) -> dict[str, Any]:
         and parts["activations"] > 0,
         "slowdowns": {name: pair for (_, name), pair in slowdowns(rows).items()},
     }
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['size']}, context {row['context']}, {row['precision']}"
 
 
 def _highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:

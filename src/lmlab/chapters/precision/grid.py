@@ -9,14 +9,11 @@ from lmlab.study.points import Point
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     """Formats, accumulation, the types that autocast chooses, what LayerNorm is sensitive to."""
-    seed = {"seed": study.common["seed"]}
-    formats = Point("precision", {"topic": "formats"}, {"term": block["term"]})
-    accumulation = Point(
-        "precision",
-        {"topic": "accumulation"},
-        {"terms": block["terms"], "term": block["term"], **seed},
-    )
-    autocast = [
-        Point("precision", {"topic": "autocast", "dtype": dtype}, seed) for dtype in block["dtypes"]
+    seed, term = {"seed": study.common["seed"]}, {"term": block["term"]}
+    asked = [
+        ({"topic": "accumulation"}, {"terms": block["terms"], **term, **seed}),
+        *(({"topic": "autocast", "dtype": dtype}, seed) for dtype in block["dtypes"]),
+        ({"topic": "formats"}, term),
+        ({"topic": "layernorm"}, seed),
     ]
-    return [accumulation, *autocast, formats, Point("precision", {"topic": "layernorm"}, seed)]
+    return [Point("precision", parameters, settings) for parameters, settings in asked]

@@ -42,13 +42,12 @@ def _own_sums(label: Any) -> bool:
     return isinstance(label, str)
 
 
-FORMAT = {"topic": "formats"}
 TABLES = {
     "formats": Table(
         title="Number formats, and the sum at which adding the same term again changes nothing",
         rows=["dtype"],
         headers={"dtype": "format"},
-        where=FORMAT,
+        where={"topic": "formats"},
         data=lambda rows: _readable(rows, "term"),
         columns={
             "exponent bits": quantity("exponent_bits", "integer"),

@@ -10,9 +10,8 @@ from lmlab.study.points import Point
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     """A point per topic."""
     shared = {key: block[key] for key in ("samples", "variant_cap_s")}
+    shared["seed"] = study.common["seed"]
     return [
-        Point(
-            "principles", {"topic": topic}, {**block[topic], **shared, "seed": study.common["seed"]}
-        )
+        Point("principles", {"topic": topic}, {**block[topic], **shared})
         for topic in block["topics"]
     ]

@@ -8,8 +8,7 @@ import pandas as pd
 from lmlab.chapters.machine.page import by_dtype, with_rates
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, derived, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, memory, quantity, time
 
@@ -63,9 +62,8 @@ def derive(rows: Rows, results: Results) -> Rows:
         where = {"quantity": name, "topic": list(topics)}
         rows = derived(rows, "share", where, partial(_shares, ceilings, usual))
     rows = derived(rows, "saved_mib", {"quantity": "saved_bytes"}, lambda f: f["value"] / 2**20)
-    rows = derived(
-        rows, "relative_time", {"quantity": "time", "topic": "divergence"}, _over_one_branch
-    )
+    branches = {"quantity": "time", "topic": "divergence"}
+    rows = derived(rows, "relative_time", branches, _over_one_branch)
     if pairs := PAIRS.run(rows):
         rows = pd.concat([rows, pairs.rows()], ignore_index=True)
     return pd.concat([rows, *_panels(rows), _roof(rows, ceilings)], ignore_index=True)
@@ -93,9 +91,8 @@ def _panels(rows: Rows) -> list[Rows]:
             mine = mine[mine["variant"].str.startswith("GELU")]
         if topic == "coalescing":
             mine = select(mine, series="copy").assign(series="with")
-        panels.append(
-            mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}").astype(object)
-        )
+        mine = mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}")
+        panels.append(mine.astype(object))
     return panels
 
 

@@ -1,14 +1,12 @@
 """Profile: one point per size and context; a point records all three modes in one process."""
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 from lmlab.study.config import Study
-from lmlab.study.points import Point
+from lmlab.study.points import Point, crossed
 
-AXES = ("sizes", "contexts", "batches", "precisions")
-PARAMETERS = ("size", "context", "batch", "precision")
+AXES = {"size": "sizes", "context": "contexts", "batch": "batches", "precision": "precisions"}
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
@@ -16,11 +14,7 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     common = {key: study.common[key] for key in ("time_cap_s", "skip_if_too_large")}
     own = {key: block[key] for key in ("warmup", "steps", "profiler", "keep_traces")}
     model = {**study.own_model(), "attention": study.common["attention"]}
-    grid = [
-        dict(zip(PARAMETERS, values, strict=True))
-        for values in product(*(block[axis] for axis in AXES))
-    ]
     return [
         Point("profile", {**each, **model}, {**study.size_settings(each["size"]), **own, **common})
-        for each in grid
+        for each in crossed(**{name: block[axis] for name, axis in AXES.items()})
     ]

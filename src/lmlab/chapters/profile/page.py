@@ -9,8 +9,7 @@ import pandas as pd
 from lmlab.chapters.end_to_end.page import POINT, naming_batches
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, select
-from lmlab.report.frame import derive as derived
+from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 from lmlab.study.results import Result

@@ -12,9 +12,8 @@ the supervisor: slower, but otherwise the same. Either way the job runs in a new
 the client's SIGINT, SIGTERM and SIGHUP, and dies with the client. If its supervisor is killed, the
 job is lost, which says nothing about the job; its status is then EX_TEMPFAIL (75).
 
-If no helper answers, the client starts one; a file lock makes sure that it is only one. The helper
-inherits a socket that already listens, so that clients can queue while it imports, and no other
-file: a daemon that keeps a workflow's pipes open would hold it up.
+If no helper answers, the client starts one, under a file lock. It inherits a socket that already
+listens, so that clients can queue while it imports, and no pipe of the workflow, which would wait.
 """
 
 import contextlib
@@ -83,11 +82,9 @@ def _run_warm(job: Job) -> int:
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             connection = connect(path) or _start_helper(path)
-    if connection is not None:
-        with connection:
-            if (status := _run_at(connection, job)) is not None:
-                return status
-    raise ConnectionError(f"the helper ended; see {path.with_suffix('.log')}")
+    if connection is None or (status := _run_at(connection, job)) is None:
+        raise ConnectionError(f"the helper ended; see {path.with_suffix('.log')}")
+    return status
 
 
 def _start_helper(path: Path) -> socket.socket | None:
@@ -107,20 +104,19 @@ def _start_helper(path: Path) -> socket.socket | None:
 
 def _run_fresh(job: Job) -> int:
     ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            program, inherited = [*_PROGRAM, str(theirs.fileno())], [theirs.fileno()]
-            process = subprocess.Popen(program, pass_fds=inherited, start_new_session=True)
-        status = _run_at(ours, job)
+    with theirs:
+        program, inherited = [*_PROGRAM, str(theirs.fileno())], [theirs.fileno()]
+        process = subprocess.Popen(program, pass_fds=inherited, start_new_session=True)
+    status = _run_at(ours, job)
     process.wait()
     return os.EX_TEMPFAIL if status is None else status
 
 
 def _run_at(connection: socket.socket, job: Job) -> int | None:
-    """Send a job and wait for its end; its exit status, or None if it was not started."""
+    """Send a job, wait for its end and hang up; its exit status, or None if it was not started."""
     pid = status = ""
     connection.settimeout(PATIENCE_S)
-    with contextlib.suppress(ConnectionError), connection.makefile() as lines:
+    with connection, contextlib.suppress(ConnectionError), connection.makefile() as lines:
         # Streams sent to a helper that still imports would stay open after this process has ended;
         # and until it answers, a signal ends this process.
         if not lines.readline():

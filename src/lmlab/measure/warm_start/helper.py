@@ -2,12 +2,10 @@
 
 The helper must stay forkable. It runs no torch operation: OpenMP's threads do not survive a fork,
 and the child's first parallel operation would wait for them forever. It never calls CUDA, not even
-to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails. torch and triton
-only define things when imported. So does torch._dynamo, which every torch optimizer imports and
-which takes as long as torch itself. The compiler (inductor) costs every compiled point more than a
-second, so it is preloaded where there is a GPU. Some versions of it ask CUDA for its devices during
-import; the question is then answered without the driver. A fork that is thrown away tries all of
-this first: cuInit opens the driver's device files and keeps them open, which can be seen.
+to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails. The compiler
+(inductor), which costs every compiled point more than a second, is preloaded where there is a GPU.
+Some versions of it ask CUDA for devices during import; they get an answer without the driver. A
+fork that is thrown away tries that first: cuInit opens the driver's files, which can be seen.
 
 A supervisor adopts whatever its job orphans, so that all processes of the job are its descendants.
 When the job ends, or the client closes its connection (the kernel does that for a killed client),
@@ -15,9 +13,8 @@ it kills them all and sends the exit status. If the supervisor is killed, the ke
 and the helper adopts and kills the rest. If the helper is killed, supervisors and jobs go on.
 
 A job calls `main(argv)` of a module as a fresh interpreter would, with what a new process would
-inherit from the client and with the source files of lmlab as they are now. Random number generators
-are not reset; a measurement seeds its own. It ends as the interpreter does up to the last step:
-tearing that down would copy every page shared with the helper, which takes 0.3 s.
+inherit from the client and with the source files of lmlab as they are now. It ends as the
+interpreter does up to tearing it down, which would copy every page shared with the helper (0.3 s).
 """
 
 import atexit
@@ -39,13 +36,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmlab.measure.warm_start import PATIENCE_S, Job
-from lmlab.measure.warm_start.processes import (
-    adopt_orphans,
-    die_with_parent,
-    kill_family,
-    live_processes,
-)
+from lmlab.measure.warm_start import PATIENCE_S, Job, processes
+from lmlab.measure.warm_start.processes import adopt_orphans, kill_family
 
 LIBRARIES = ("torch", "triton", "torch._dynamo")
 COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
@@ -77,7 +69,7 @@ def preload() -> None:
         # triton is not built for every platform.
         if name != "triton" or importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    if DRIVER.exists() and _compiler_can_be_preloaded():
+    if DRIVER.exists() and os.waitpid(_fork(_try_compiler), 0)[1] == 0:
         _import_compiler()
     if _gpu_is_open():
         raise RuntimeError("importing the libraries opened the GPU; no fork could use it")
@@ -85,18 +77,11 @@ def preload() -> None:
     gc.freeze()  # otherwise the collector writes to every object and unshares its page
 
 
-def _compiler_can_be_preloaded() -> bool:
-    """Try it in a fork, which may touch the GPU; an exception means no."""
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1] == 0
-    works = False
-    try:
-        _import_compiler()
-        works = not _gpu_is_open() and importlib.import_module("torch").cuda.is_available()
-    except Exception:
-        traceback.print_exc()
-    finally:
-        os._exit(not works)
+def _try_compiler() -> None:
+    """In a fork, which may touch the GPU: its exit status is 0 if the compiler can be preloaded."""
+    _import_compiler()
+    if not _gpu_is_open() and importlib.import_module("torch").cuda.is_available():
+        os._exit(0)
 
 
 def _import_compiler() -> None:
@@ -128,7 +113,7 @@ def serve(listener: socket.socket, idle_s: float) -> None:
             continue
         with client, contextlib.suppress(OSError):  # no process to be had: the client notices
             # Or clients of a helper that was killed would wait for an answer.
-            _fork(supervise, client, closed=listener)
+            _fork(supervise, client, closed=[listener])
 
 
 def _clean_up() -> None:
@@ -142,17 +127,18 @@ def _clean_up() -> None:
 
 
 def _children() -> dict[int, int]:
-    alive, me = live_processes(), os.getpid()
+    alive, me = processes.live_processes(), os.getpid()
     return {pid: session for pid, (parent, session) in alive.items() if parent == me}
 
 
-def _fork(do: Callable[..., None], *arguments: object, closed: socket.socket) -> int:
-    """The pid of a child that does this without a socket of ours; it fails if this returns."""
+def _fork(do: Callable[..., None], *arguments: object, closed: Sequence[socket.socket] = ()) -> int:
+    """The pid of a child that does this without sockets of ours; it fails if this returns."""
     if pid := os.fork():
         return pid
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        closed.close()
+        for each in closed:
+            each.close()
         do(*arguments)
     except BaseException:
         traceback.print_exc()
@@ -177,7 +163,7 @@ def supervise(client: socket.socket) -> None:
 def _run(job: Job, streams: Sequence[int], client: socket.socket) -> None:
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = _fork(_become, job, streams, os.getpid(), closed=client)
+    pid = _fork(_become, job, streams, os.getpid(), closed=[client])
     for stream in streams:  # whoever reads them waits until every copy is closed
         os.close(stream)
     try:
@@ -200,7 +186,7 @@ def _kill_without_client(client: socket.socket) -> None:
 def _become(job: Job, streams: Sequence[int], supervisor: int) -> NoReturn:
     """Turn this fork, in which signals are blocked, into the job."""
     os.setsid()
-    die_with_parent(supervisor)
+    processes.die_with_parent(supervisor)
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)

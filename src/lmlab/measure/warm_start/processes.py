@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 
 GRACE_S = 2.0
 """How long a job may take to end after a signal; one that waits in a driver never would."""
+relayed: list[int] = []
+"""Signals that reached this process while it waited for a job."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # From <linux/prctl.h>; Python has no names for these.
 _PR_SET_PDEATHSIG = 1
@@ -40,6 +42,7 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
             timers[-1].start()
 
     def relay(number: int, _frame: object) -> None:
+        relayed.append(number)
         held.append(number)
         forward()
 
