@@ -185,3 +185,6 @@ def test_the_cost_counts_the_time_between_points(
         for start in starts
     ]
     assert f"Measured in {cost}" in provenance.summary(written(tmp_path, results))
+    # Kernels that torch.compile has Triton compile are counted by both.
+    twice = [replace(each, spent_s={"measuring": 30, "compiling": 50}) for each in results]
+    assert " and 0 % set-up" in provenance.summary(written(tmp_path / "twice", twice[:1]))

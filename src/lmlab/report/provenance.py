@@ -47,7 +47,10 @@ def _cost(results: Sequence[Result]) -> str:
     spent = [result.spent_s for result in results if result.spent_s]
     if len(spent) < len(results) or not total_s:
         return cost
-    shares = pd.DataFrame(spent).sum() / total_s
+    parts = pd.DataFrame(spent)
+    # Triton and torch.compile both count the kernels that one compiles for the other.
+    rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
+    shares = parts.assign(compiling=parts["compiling"].clip(upper=rest)).sum() / total_s
     shares["set-up, checks and starting processes"] = 1 - shares.sum()
     return f"{cost}: " + join([f"{100 * share:.0f} % {name}" for name, share in shares.items()])
 
