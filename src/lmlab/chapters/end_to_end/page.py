@@ -398,6 +398,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "pauses": extremes(select(rows, quantity="pause_per_kernel")),
         "first_step_extra": extremes(select(trained, quantity="first_step_extra")),
         "settles_at": max(settled, default=None),
+        "settled_within": SETTLED_WITHIN,
         "cold_mean": select(trained, quantity="cold_mean").to_dict("records"),
         "unsettled": len(distinct(trained, ["size"])) - len(settled),
         "disagreement": disagreement(rows),

@@ -277,7 +277,7 @@ TABLES = {
         **ACROSS,
     ),
     "front_parts": Table(
-        title="What exists at the peak of the largest training step",
+        title="What exists at the peak of that step",
         rows=["part"],
         where=STEP,
         data=largest,

@@ -115,7 +115,7 @@ TABLES = {
             "(ms)": time(clock=EVENTS, pair="without"),
             "with": Column({"quantity": "time", "pair": "with"}, "text", "variant"),
             "(ms) ": time(clock=EVENTS, pair="with"),
-            "with is": quantity("speedup", "text", field="speedup"),
+            "speed-up": quantity("speedup", "text", field="speedup"),
             "share of ceiling": quantity("share", "percent", pair="with"),
         },
     ),

@@ -261,7 +261,8 @@ FAMILY_SHARES = {
 BY_CONTEXT: Any = {"rows": ["size", "context"], "data": recorded}
 TABLES = {
     "front_kernels": Table(
-        title="Top kernel of a forward pass at the longest context: library, tile, layout",
+        title="Top kernel of a forward pass at the longest context (library, tile, layout) and its "
+        "share of the pass",
         rows=["size"],
         data=lambda rows: at_longest(one_precision(rows)),
         columns=_top_kernel("forward"),
