@@ -75,8 +75,8 @@ TABLES = {
         },
     ),
     "levers": Table(
-        title="What lowers the batch that the same number of devices needs; with two pipeline stages, "
-        "each stage has half of them",
+        title="What lowers the batch that the same number of devices needs; with two pipeline "
+        "stages, each has half of them",
         rows=["change"],
         columns={
             "FSDP": quantity("lever_fsdp"),
