@@ -31,8 +31,8 @@ CONTEXT = ("precision",)
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
-    "↕": "drifting or in two groups; the middle half of the samples is given",
-    "~": "the middle half of the samples spans more than 10 %",
+    "↕": "drifting or in two groups: the middle half of the samples",
+    "~": "noisy",
     "†": "power-capped or throttled",
     "‡": "inconsistent: far more than the sum of its parts timed apart",
     "§": "measured with uncommitted code",
