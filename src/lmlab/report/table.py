@@ -10,6 +10,7 @@ power-capped values, and the number of samples become the line below the table.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from string import Formatter
 from typing import Any
 
@@ -110,23 +111,21 @@ class Table:
         whole = replace(self, rows=[*([self.facet] if self.facet else []), *self.rows])
         shown = [self._chosen(rows) for rows in sides]
         keys = dict.fromkeys(key for rows in shown for key in distinct(rows, list(whole.rows)))
-        indexes = [whole._indexes(rows) for rows in shown]
-        headers = dict.fromkeys(header for index in indexes for header in index)
+        columns = [whole._columns(rows) for rows in shown]
+        headers = dict.fromkeys(header for side in columns for header in side)
         nothing = Cell(Column({}), None)
         return {
-            (*key, header): [
-                index[header].cell(key) if header in index else nothing for index in indexes
-            ]
+            (*key, header): [side[header](key) if header in side else nothing for side in columns]
             for key in keys
             for header in headers
         }
 
     def _one(self, rows: Rows, facet: Mapping[str, Any]) -> str:
-        indexes = self._indexes(rows)
+        columns = self._columns(rows)
         lines: list[list[str]] = []
         used: list[Cell] = []
         for key in distinct(rows, list(self.rows))[: self.limit]:
-            cells = [index.cell(key) for index in indexes.values()]
+            cells = [cell(key) for cell in columns.values()]
             if all(cell.row is None for cell in cells):
                 continue
             used += cells
@@ -136,7 +135,7 @@ class Table:
         if not lines:
             return ""
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
-        header = [escape(name) for name in [*names, *indexes]]
+        header = [escape(name) for name in [*names, *columns]]
         caption = self._caption(used, facet)
         if all(UNCOMMITTED_MARK in cell.marks() for cell in used if cell.measured):
             # A mark on every cell says no more than the caption alone.
@@ -144,16 +143,19 @@ class Table:
             caption = caption.replace(f"{UNCOMMITTED_MARK} measured", "All measured")
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
-    def _indexes(self, rows: Rows) -> dict[str, "_Index"]:
-        """What may fill each column, by its header."""
-        found = {}
-        for (value,) in distinct(rows, [self.across]) if self.across else [("",)]:
-            of = {self.across: value} if self.across else {}
-            here = candidates(rows, **of)
-            for header, column in self.columns.items():
-                mine = _Index(candidates(here, **column.where), column, self.rows)
-                found[header.format(**of) if of else header] = mine
-        return found
+    def _columns(self, rows: Rows) -> dict[str, Callable[[tuple[Any, ...]], "Cell"]]:
+        """By header: from the key of a row to its cell."""
+        across = [self.across] if self.across else []
+        keys = [*self.rows, *across]
+        indexes = {
+            header: _Index(candidates(rows, **column.where), column, keys)
+            for header, column in self.columns.items()
+        }
+        return {
+            header.format(**dict(zip(across, value, strict=True))): partial(index.cell, value)
+            for value in (distinct(rows, across) if across else [()])
+            for header, index in indexes.items()
+        }
 
     def _caption(self, cells: Sequence["Cell"], facet: Mapping[str, Any]) -> str:
         parts = [escape(self.title.format(**facet))]
@@ -211,7 +213,7 @@ class Cell:
 
 
 class _Index:
-    """The rows that may fill one column, by the table's row key."""
+    """The rows that may fill one column, by the table's row key and its value across."""
 
     def __init__(self, rows: Rows, column: Column, keys: Sequence[str]) -> None:
         self.column = column
@@ -225,8 +227,9 @@ class _Index:
             else:
                 self.partial.append((key, row))
 
-    def cell(self, key: tuple[Any, ...]) -> Cell:
+    def cell(self, across: tuple[Any, ...], key: tuple[Any, ...]) -> Cell:
         """The cell of one table row: a measured value, or a row that says why there is none."""
+        key = (*key, *across)
         found = self.exact.get(key, [])
         measured = [row for row in found if row["status"] == "ok"]
         if len(measured) > 1:
