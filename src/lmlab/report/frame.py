@@ -127,7 +127,9 @@ def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
 
 def table_of(rows: list[dict[str, Any]]) -> Rows:
     """Rows as a DataFrame of Python objects, so that 128 stays an integer next to NaN."""
-    names = dict.fromkeys([*FIELDS, *(name for row in rows for name in row)])
+    names: dict[str, Any] = dict.fromkeys(FIELDS)
+    for row in rows:
+        names |= row
     return pd.DataFrame(rows, columns=list(names), dtype=object)
 
 
@@ -149,7 +151,7 @@ def records(rows: Rows) -> list[dict[str, Any]]:
 def select(rows: Rows, **where: Any) -> Rows:
     """Rows that match every condition: a value, a list of allowed values, or a predicate."""
     kept = np.arange(len(rows))
-    for key, wanted in where.items():
+    for key, wanted in _in_order(where):
         kept = kept[_matches(rows, key, wanted, kept)]
     return rows.iloc[kept]
 
@@ -159,7 +161,7 @@ def candidates(rows: Rows, **where: Any) -> Rows:
     ran out of memory belongs in every cell that its records would have filled."""
     kept = np.arange(len(rows))
     without_value = rows["status"].to_numpy() != "ok"
-    for key, wanted in where.items():
+    for key, wanted in _in_order(where):
         matches = _matches(rows, key, wanted, kept)
         lacks = ~matches & without_value[kept]
         if key in rows and lacks.any():
@@ -168,9 +170,13 @@ def candidates(rows: Rows, **where: Any) -> Rows:
     return rows.iloc[kept]
 
 
+def _in_order(where: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Conditions with the quantity first, which few rows match: comparing objects is slow."""
+    return sorted(where.items(), key=lambda condition: condition[0] != "quantity")
+
+
 def _matches(rows: Rows, key: str, wanted: Any, among: Positions) -> npt.NDArray[np.bool_]:
-    """Which of the rows at some positions match; each condition looks at what is left of the one
-    before, because comparing Python objects is slow."""
+    """Which of the rows at some positions match: those that the conditions before have left."""
     if key not in rows:
         return np.zeros(len(among), bool)
     found = rows[key].to_numpy()[among]

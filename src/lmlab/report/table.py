@@ -10,14 +10,14 @@ power-capped values, and the number of samples become the line below the table.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from string import Formatter
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.frame import FIELDS, UNCOMMITTED, Rows, candidates, distinct, records
+from lmlab.report.frame import UNCOMMITTED, Rows, candidates, distinct, records
 from lmlab.report.text import DASH, escape, markdown_table, plain, quoted, unsteady
 
 STATUS_CELLS = {
@@ -27,8 +27,11 @@ STATUS_CELLS = {
     "missing": "not measured",
     "invalid": "unreadable",
 }
-# What a cell knows of its row besides the key of the table.
-CONTEXT = ("precision",)
+# What a cell knows of its row besides the key of the table and its column's field.
+CELL_FIELDS = (
+    *("quantity", "status", "reason", "flags", "clock", "value", "q1", "q3", "n", "samples"),
+    *("noisy", "stability", "precision"),
+)
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
@@ -103,7 +106,11 @@ class Table:
         return Markup("\n\n".join(filter(None, parts)))
 
     def _chosen(self, rows: Rows) -> Rows:
-        return candidates(rows if self.data is None else self.data(rows), **self.where)
+        rows = rows if self.data is None else self.data(rows)
+        columns = self.columns.values()
+        names = {*CELL_FIELDS, *self.rows, self.facet, self.across, *self.where}
+        names = names.union(*({column.field, *column.where} for column in columns))
+        return candidates(rows[[name for name in rows if name in names]], **self.where)
 
     def cells(self, sides: Sequence[Rows]) -> dict[tuple[Any, ...], list["Cell"]]:
         """The cells of several sets of rows, side by side: by facet, row key and column header,
@@ -137,7 +144,7 @@ class Table:
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
         header = [escape(name) for name in [*names, *columns]]
         caption = self._caption(used, facet)
-        if all(UNCOMMITTED_MARK in cell.marks() for cell in used if cell.measured):
+        if all(UNCOMMITTED_MARK in cell.marks for cell in used if cell.measured):
             # A mark on every cell says no more than the caption alone.
             lines = [[text.replace(UNCOMMITTED_MARK, "") for text in line] for line in lines]
             caption = caption.replace(f"{UNCOMMITTED_MARK} measured", "All measured")
@@ -147,8 +154,9 @@ class Table:
         """By header: from the key of a row to its cell."""
         across = [self.across] if self.across else []
         keys = [*self.rows, *across]
+        of = cache(lambda quantity: candidates(rows, quantity=quantity))
         indexes = {
-            header: _Index(candidates(rows, **column.where), column, keys)
+            header: _Index(candidates(of(column.where["quantity"]), **column.where), column, keys)
             for header, column in self.columns.items()
         }
         return {
@@ -168,7 +176,7 @@ class Table:
             of = f", {center} of {samples}" if counts not in ([], [1]) else ""
             names = " and ".join(CLOCKS[clock] for clock in clocks)
             parts.append(names[0].upper() + names[1:] + of)
-        marks = dict.fromkeys(mark for cell in cells for mark in cell.marks())
+        marks = dict.fromkeys(mark for cell in cells for mark in cell.marks)
         parts += [f"{mark} {MARKS[mark]}" for mark in marks]
         parts += _reasons(cells)
         return ". ".join(part.rstrip(".") for part in parts) + "."
@@ -190,7 +198,7 @@ class Cell:
         if value is None or pd.isna(value):
             return DASH
         text = quoted(self.row, self.column.format, self.column.field)
-        return escape(text) + "".join(self.marks())
+        return escape(text) + "".join(self.marks)
 
     @property
     def one_word(self) -> bool:
@@ -201,6 +209,7 @@ class Cell:
     def measured(self) -> bool:
         return self.row is not None and self.row["status"] == "ok"
 
+    @cached_property
     def marks(self) -> list[str]:
         if self.row is None or not self.measured:
             return []
@@ -219,8 +228,7 @@ class _Index:
         self.column = column
         self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        used = dict.fromkeys([*FIELDS, *CONTEXT, *keys, column.field])
-        for row in records(rows[[name for name in used if name in rows]]):
+        for row in records(rows):
             key = tuple(row.get(name) for name in keys)
             if row["status"] == "ok" or not any(map(pd.isna, key)):
                 self.exact[key].append(row)

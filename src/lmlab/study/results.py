@@ -116,9 +116,7 @@ def parse(content: str | bytes, path: Path | str) -> Result:
     """A result from the content of its file; `path` is named in errors."""
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
-        values = json.loads(
-            text, parse_constant=_number, parse_float=_number, parse_int=_integer
-        )
+        values = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise ResultError(f"{path}: not a readable JSON file ({line})") from error
