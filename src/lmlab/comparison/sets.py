@@ -68,7 +68,7 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
     names = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
     for path in sorted(name for name in names if name.endswith(".json") and os.path.isfile(name)):
         with open(path, "rb") as file:
-            yield os.path.relpath(path, folder), file.read()
+            yield path[len(str(folder)) + 1 :], file.read()
 
 
 def _at_revision(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:

@@ -145,7 +145,7 @@ def _base(
 
 
 def _interned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Equal strings as one object: comparing and copying 100,000 rows is then five times as fast."""
+    """Equal strings as one object: comparing 100,000 rows is then five times as fast."""
     return {k: intern(v) if isinstance(v, str) else v for k, v in values.items()}
 
 
