@@ -85,17 +85,15 @@ def unpaired(
     """Two jobs: spread within each, plus `between`, the standard error of the log ratio that comes
     from the variation between processes."""
     known = math.isfinite(df)
-    # statistics.quantiles is ten times as fast as numpy on a few samples, and needs two of them.
-    ours, theirs = (
-        quantiles(samples if len(samples) > 1 else [*samples] * 2, n=4, method="inclusive")
-        for samples in (variant, baseline)
-    )
-    errors = (
-        float(median_errors(*quartiles, len(samples), known=known))
-        for quartiles, samples in ((ours, variant), (theirs, baseline))
-    )
+    medians, errors = [], []
+    for samples in (variant, baseline):
+        # Ten times as fast as numpy on a few samples, and needs two of them.
+        two = samples if len(samples) > 1 else [*samples] * 2
+        q1, median, q3 = quantiles(two, n=4, method="inclusive")
+        errors.append(float(median_errors(q1, median, q3, len(samples), known=known)))
+        medians.append(median)
     freedom = df if known else len(variant) + len(baseline) - 2
-    return _interval(theirs[1] / ours[1], math.hypot(*errors, between), freedom)
+    return _interval(medians[1] / medians[0], math.hypot(*errors, between), freedom)
 
 
 def median_errors(q1: Any, median: Any, q3: Any, n: Any, *, known: Any) -> Any:

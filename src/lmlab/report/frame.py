@@ -20,6 +20,7 @@ from lmlab.study.points import Point
 from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, INVALID = "missing", "invalid"
+SCALARS = (str, int, float, bool)
 STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy", "drift", "stability")
 UNCOMMITTED = "uncommitted"
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
@@ -80,18 +81,17 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
     problems: list[str] = []
     for point in points:
         path = point.path(folder, machine)
-        base = _base(point.chapter, point.parameters, point.settings, path)
-        if not path.exists():
-            rows.append({**base, "status": MISSING, "reason": "not measured"})
-            continue
+        without = {"status": MISSING, "reason": "not measured"}
         try:
-            result = read_of(point, path, machine)
-            rows += rows_of(result, path)
+            if path.exists():
+                result = read_of(point, path, machine)
+                rows += rows_of(result, path)
+                results[str(path)] = result
+                continue
         except ResultError as error:
             problems.append(str(error))
-            rows.append({**base, "status": INVALID, "reason": str(error)})
-            continue
-        results[str(path)] = result
+            without = {"status": INVALID, "reason": str(error)}
+        rows.append(_base(point.chapter, point.parameters, point.settings, path) | without)
     return Results(machine, table_of(rows), results, tuple(problems))
 
 
@@ -139,7 +139,7 @@ def table_of(rows: list[dict[str, Any]]) -> Rows:
 def _base(
     chapter: str, parameters: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> dict[str, Any]:
-    scalars = {k: v for k, v in settings.items() if isinstance(v, str | int | float | bool)}
+    scalars = {k: v for k, v in settings.items() if isinstance(v, SCALARS)}
     named = {k: v for k, v in {**scalars, **parameters}.items() if k not in FIELDS}
     return _interned({"chapter": chapter, "source": str(path), "flags": (), **named})
 

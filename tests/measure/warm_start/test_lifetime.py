@@ -12,12 +12,7 @@ import pytest
 
 from lmlab.measure.warm_start import helper, run
 from lmlab.measure.warm_start.processes import relay_signals
-from lmlab.measure.warm_start.socket_path import (
-    connect,
-    listen,
-    private_directory,
-    socket_path,
-)
+from lmlab.measure.warm_start.socket_path import connect, listen, private_directory, socket_path
 from tests.measure.warm_start.conftest import Lab, finish, is_gone, wait_until
 
 pytestmark = pytest.mark.slow
