@@ -42,7 +42,7 @@ from lmlab.measure.trace.nsys_command import (
 )
 from lmlab.study import config_file
 from lmlab.study.config import load
-from lmlab.study.files import REFERENCES, TEMPLATES
+from lmlab.study.files import REFERENCES, TEMPLATES, check_writable
 from lmlab.study.run_lock import hold
 from lmlab.study.selection import REPEAT, check_results_exist, machine_of, select
 
@@ -257,6 +257,10 @@ setattr(GroupJob, "rule", property(lambda group: next(iter(group.jobs)).rule))
 
 
 onstart:
+    try:
+        check_writable(file for job in workflow.dag.needrun_jobs() for file in job.output)
+    except ValueError as error:
+        stop(error)
     # Not known any earlier: with a cluster, this machine is not the one that measures.
     if workflow.non_local_exec:
         # A wait in the queue is not the study's time, and an allocation has a limit of its own.

@@ -56,6 +56,7 @@ class LogHandler(LogHandlerBase):
         self.progress = Progress()
         self.in_full = self.common_settings.dryrun or self.common_settings.verbose
         self.interrupted = False
+        self.logs: dict[str, tuple[int, int]] = {}  # as earlier runs left them
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message, or a line of progress in its place; after an interrupt nothing."""
@@ -78,15 +79,29 @@ class LogHandler(LogHandlerBase):
         if event == LogEvent.JOB_INFO:
             job = (fields["jobid"], fields["rule_name"], fields["wildcards"], fields["output"])
             self.progress.start(*job)
+            self.logs |= {log: stamp(log) for log in fields["log"]}
         elif event == LogEvent.JOB_FINISHED:
             return self.progress.finish(fields["job_id"])
-        elif event == LogEvent.JOB_ERROR and broke(fields):
+        elif event == LogEvent.JOB_ERROR and self._broke(fields):
             return failure(self.progress.name_of(fields["jobid"]) or fields["rule_name"], fields)
         elif event == LogEvent.GROUP_ERROR:
             count, logs = len(fields["job_error_info"]), ", ".join(map(str, fields["aux_logs"]))
             see = f", see {logs}" if logs else ""  # there is none if it was never submitted
             return f"An allocation of {count} point{'s' * (count > 1)} failed{see}"
         return ""
+
+    def _broke(self, job: dict[str, Any]) -> bool:
+        """Whether a failed job is to blame: all jobs of an allocation are reported as failed."""
+        if not job["indent"]:
+            return True
+        began = any(stamp(log)[0] and stamp(log) != self.logs.get(str(log)) for log in job["log"])
+        return began and not any(Path(output).exists() for output in job["output"])
+
+
+def stamp(log: str) -> tuple[int, int]:
+    """Size and time of a log, by which a job that wrote to it is recognized; 0 without one."""
+    found = Path(log).stat() if Path(log).is_file() else None
+    return (found.st_size, found.st_mtime_ns) if found else (0, 0)
 
 
 def failure(name: str, job: dict[str, Any]) -> str:
@@ -96,11 +111,3 @@ def failure(name: str, job: dict[str, Any]) -> str:
         if lines := log.read_text(errors="replace").strip().splitlines():
             return f"{name} failed: {lines[-1].strip()} (see {log})"
     return f"{name} failed"
-
-
-def broke(job: dict[str, Any]) -> bool:
-    """Whether a failed job is to blame; a whole allocation of a cluster is reported as failed."""
-    if not job["indent"]:
-        return True
-    began = any(Path(log).is_file() and Path(log).stat().st_size for log in job["log"])
-    return began and not any(Path(output).exists() for output in job["output"])

@@ -103,6 +103,30 @@ def test_a_rate_counts_as_faster_when_it_is_higher(compare: Compare, tmp_path: P
     assert [(pair["ratio"], pair["verdict"]) for pair in found["pairs"]] == [(2.0, "undecided")]
 
 
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.02, "more"), (0.98, "less"), (1.005, "same"), (1.0, "same")]
+)
+def test_memory_is_compared_without_noise(
+    compare: Compare, tmp_path: Path, factor: float, verdict: str
+) -> None:
+    changed = copied(H200, tmp_path / "a", "end_to_end")
+
+    def change(result: dict[str, Any]) -> None:
+        for record in result["measurements"]:
+            if record["quantity"] == "peak_memory":
+                record["value"] *= factor
+
+    rewrite(step(changed), change)
+    status, found = compare(H200, changed, "--fail-if-slower", "0%")
+    anew = [pair for pair in found["pairs"] if not pair["identical"]]
+    (mine,) = [pair for pair in anew if pair["quantity"] == "peak_memory"]
+    assert (mine["verdict"], mine["ratio"]) == (verdict, pytest.approx(1 / factor))
+    assert mine["low"] == mine["high"] == mine["ratio"]
+    (counts,) = [row for row in found["chapters"] if row["clock"] == "memory"]
+    assert counts[verdict] == (counts["pairs"] if verdict == "same" else 1)
+    assert status == 0
+
+
 def test_what_one_set_lacks_is_named_with_the_reason(compare: Compare, tmp_path: Path) -> None:
     changed = copied(H200, tmp_path / "a", "end_to_end")
     step(changed).unlink()

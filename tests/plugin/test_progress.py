@@ -16,12 +16,13 @@ import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from lmlab.measure import records
-from snakemake_logger_plugin_lmlab import LogHandler, broke
+from snakemake_logger_plugin_lmlab import LogHandler
 from snakemake_logger_plugin_lmlab.progress import Progress, duration
 from tests.study.test_results import make
 
 POINT = {"machine": "cpu-test", "point": "size~small/context~128"}
 OUTPUT = "results/cpu-test/point.json"
+STARTED: dict[str, Any] = {"jobid": 1, "rule_name": "machine", "wildcards": {}}
 MINE = records.without_value("time", "failed", "NameError", variant="mine")
 
 
@@ -79,10 +80,17 @@ def job(log: str | None, result: str | None, indent: bool = True) -> dict[str, A
     ],
     ids=["broke", "measured", "an empty log", "not begun", "not of an allocation"],
 )
+@pytest.mark.parametrize("earlier", [None, "the driver is too old"])
 def test_of_a_failed_allocation_only_the_job_that_broke_is_reported(
-    failed: tuple[Any, ...], to_blame: bool
+    failed: tuple[Any, ...],
+    to_blame: bool,
+    earlier: str | None,
+    emit: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert broke(job(*failed)) is to_blame
+    emit("begins", event=LogEvent.JOB_INFO, **job(earlier, None), **STARTED)
+    emit("failed", event=LogEvent.JOB_ERROR, **job(*failed), **STARTED)
+    assert bool(capsys.readouterr().err) is to_blame
 
 
 @pytest.fixture
@@ -101,9 +109,8 @@ def emit() -> Callable[..., None]:
 def test_the_handler_prints_points_and_passes_on_the_rest(
     emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started = {"jobid": 1, "rule_name": "machine", "wildcards": {}, "output": []}
     emit("stats", event=LogEvent.RUN_INFO, stats={"machine": 1, "total": 1})
-    emit("ten lines", event=LogEvent.JOB_INFO, **started)
+    emit("ten lines", event=LogEvent.JOB_INFO, output=[], log=[], **STARTED)
     emit("finished", event=LogEvent.JOB_FINISHED, job_id=1)
     emit("Select jobs to execute...")
     emit("two jobs", event=LogEvent.GROUP_ERROR, job_error_info=[1, 2], aux_logs=["7.log"])
@@ -116,7 +123,7 @@ def test_a_failed_job_is_one_line_with_its_reason(
 ) -> None:
     failed = job("many lines\nresults/x.json: No space left on device\n\n", None, indent=False)
     emit("RuleException:\nCalledProcessError in file x, line 3:\nCommand ...")
-    emit("ten lines", event=LogEvent.JOB_ERROR, jobid=1, rule_name="machine", **failed)
+    emit("ten lines", event=LogEvent.JOB_ERROR, **STARTED, **failed)
     [line] = capsys.readouterr().err.splitlines()
     assert line == "machine failed: results/x.json: No space left on device (see point.log)"
 

@@ -124,6 +124,15 @@ def test_a_wrong_config_ends_in_one_line_before_any_job(
     assert complaint in lines[0]
 
 
+def test_results_that_cannot_be_written_end_in_one_line_before_any_job(fresh: Project) -> None:
+    (fresh.folder / "results").touch()
+    done = fresh.run(f"snakemake {NANO}", check=False)
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1].startswith(f"{fresh.folder / 'results'}: ")
+    assert "Traceback" not in done.stderr
+    assert not (fresh.folder / "logs").exists()
+
+
 def test_values_inside_a_mapping_on_the_command_line_have_their_types(fresh: Project) -> None:
     block = '{"contexts":[16,24],"steps":2,"modes":["forward"],"precisions":["fp32"]}'
     jobs = fresh.plan(f'{NANO} studies={{"nano":{{"end_to_end":{block}}}}}')

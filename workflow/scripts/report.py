@@ -1,6 +1,7 @@
 """Write the report of one machine: all pages into a folder, or the interactive page as one file."""
 
 import argparse
+import gc
 import json
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ def main() -> int:
         "--out", type=Path, required=True, help="folder of the pages, or an HTML file"
     )
     arguments = vars(parser.parse_args())
+    # Thousands of results are millions of objects, and none of them becomes garbage.
+    gc.disable()
     try:
         faults = write_report(arguments.pop("config"), **arguments)
     except (OSError, ValueError) as error:

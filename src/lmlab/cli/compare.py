@@ -1,8 +1,9 @@
-"""`lmlab compare A B`: where the second set of results is faster or slower than the first.
+"""`lmlab compare A B`: where the second set of results is faster or slower than the first, or
+takes less memory or more.
 
 A set is a folder, a machine in results/, or either at a git revision. What differs between the
 machines is printed first, because it is the likeliest explanation; then, per chapter, how many
-records got faster or slower, the largest differences, and what only one set has.
+records differ, the largest differences, and what only one set has.
 """
 
 import argparse
@@ -15,12 +16,15 @@ from lmlab.chapters.end_to_end import page
 from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
 from lmlab.comparison.differences import VERDICTS, Differences, Noise, differences
-from lmlab.comparison.sets import ResultSet, load_set
+from lmlab.comparison.sets import MEMORY, ResultSet, load_set
 from lmlab.report.compare import SLOWER
 from lmlab.report.frame import Rows
-from lmlab.report.text import number
+from lmlab.report.text import MIB, number
 
 LARGEST, LISTED = 10, 12
+# Of what is not a time, and what to divide by.
+UNITS = {"matmul_rate": ("TFLOP/s", 1), "copy_bandwidth": ("GB/s", 1)}
+UNITS |= dict.fromkeys(MEMORY, ("MiB", MIB))
 NOISE_UNKNOWN = "not measured in these sets; intervals hold the spread within a job only"
 
 
@@ -58,9 +62,10 @@ def gate(pairs: Rows, allowed: float | None) -> int:
 
 def line(row: Mapping[Any, Any]) -> str:
     """One pair: verdict, ratio with its interval, and both values."""
-    unit = {"matmul_rate": "TFLOP/s", "copy_bandwidth": "GB/s"}.get(row["quantity"], "ms")
+    unit, scale = UNITS.get(row["quantity"], ("ms", 1))
     clock = f" ({row['clock']})" if isinstance(row["clock"], str) else ""
-    values = f"{number(row['value_a'])} -> {number(row['value_b'])} {unit}{clock}"
+    a, b = (number(row[name] / scale) for name in ("value_a", "value_b"))
+    values = f"{a} -> {b} {unit}{clock}"
     interval = f"{row['ratio']:.3f}x [{row['low']:.3g}, {row['high']:.3g}]"
     return f"{row['verdict']:<10}{interval}  {row['point']}: {values}"
 
@@ -84,7 +89,7 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
         yield f"{same} records are the same measurement in both sets"
     yield ""
     chapters = found.chapters().to_dict("records")
-    header = ["chapter, clock", "both", *VERDICTS, "geometric mean"]
+    header = ["chapter, clock or memory", "both", *VERDICTS, "geometric mean"]
     yield from aligned([header, *map(_row, chapters)])
     largest = found.largest(LARGEST)
     for chapter in dict.fromkeys(found.pairs["chapter"]):

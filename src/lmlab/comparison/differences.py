@@ -5,7 +5,7 @@ settings that both state must agree. The ratio (more than 1: the second set is f
 for its verdict are those of report/compare.py. Two sets never shared a job: the interval holds the
 spread within each job and the variation between processes, which is estimated from work that a set
 repeats in several processes (`Noise`). The same measurement in both sets is the same, whatever its
-noise.
+noise. Memory has none: it is less or more from a difference of 1 % on.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmlab.comparison.sets import RATES, TIME, ResultSet
+from lmlab.comparison.sets import MEMORY, RATES, TIME, ResultSet
 from lmlab.report.compare import (
     FASTER,
     SAME,
@@ -32,7 +32,9 @@ from lmlab.report.frame import Rows
 KEYS = ["chapter", "point", "quantity", "clock"]
 # Settings that say how long to measure, not what.
 SAMPLING = {"steps", "samples", "rounds", "time_cap_s", "variant_cap_s", "skip_if_too_large"}
-VERDICTS = (FASTER, SLOWER, SAME, UNDECIDED)
+LESS, MORE = "less", "more"
+VERDICTS = (FASTER, SLOWER, LESS, MORE, SAME, UNDECIDED)
+SMALLEST_MEMORY_DIFFERENCE = 0.01
 # What sets the pace of a time: variation between processes is pooled over each of them.
 DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
 
@@ -62,10 +64,12 @@ class Differences:
     """By pace: standard deviation of log times between processes, degrees of freedom."""
 
     def chapters(self) -> Rows:
-        """Per chapter and clock: pairs, verdicts, geometric mean of the ratios."""
+        """Per chapter and clock, or memory: pairs, verdicts, geometric mean of the ratios."""
         if self.pairs.empty:
             return pd.DataFrame()
-        groups = self.pairs.fillna({"clock": "-"}).groupby(["chapter", "clock"], sort=False)
+        other = self.pairs["quantity"].isin(MEMORY).map({True: "memory", False: "-"})
+        named = self.pairs.assign(clock=self.pairs["clock"].fillna(other))
+        groups = named.groupby(["chapter", "clock"], sort=False)
         counts = groups["verdict"].value_counts().unstack(fill_value=0)
         counts = counts.reindex(columns=list(VERDICTS), fill_value=0)
         means = groups["ratio"].agg(lambda ratios: math.exp(np.log(ratios).mean()))
@@ -179,9 +183,13 @@ def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
         parts.append(median_errors(q1, value, q3, n, known=known))
     error = np.sqrt(sum(part**2 for part in parts))
     df = df.where(np.isfinite(df), both["n_a"] + both["n_b"] - 2)
-    same = both["identical"]
-    low, high = bounds(ratio, np.where(same, 0.0, error), np.where(same, 1, df))
-    judged = both.assign(ratio=ratio, low=low, high=high, verdict=verdicts(ratio, low, high))
+    memory = both["quantity"].isin(MEMORY)
+    exact = both["identical"] | memory
+    low, high = bounds(ratio, np.where(exact, 0.0, error), np.where(exact, 1, df))
+    most = 1 + SMALLEST_MEMORY_DIFFERENCE
+    size = np.select([ratio > most, ratio < 1 / most], [LESS, MORE], SAME)
+    verdict = np.where(memory, size, verdicts(ratio, low, high))
+    judged = both.assign(ratio=ratio, low=low, high=high, verdict=verdict)
     return judged.drop(columns=["labels_a", "labels_b"])
 
 

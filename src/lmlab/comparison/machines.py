@@ -121,7 +121,7 @@ class Section:
         notes = [f"{self.left_out} more rows are on the machines' own pages"] * bool(self.left_out)
         notes += ["The same on all machines"] * self.identical
         every = (cell for cells in self.entries.values() for cell in cells)
-        marks = dict.fromkeys(mark for cell in every for mark in cell.marks())
+        marks = dict.fromkeys(mark for cell in every for mark in cell.marks)
         notes += [f"{mark} {MARKS[mark]}" for mark in marks]
         title = re.sub(r"\{(\w+)\}", r"each \1", self.question.table.title)
         caption = ". ".join([f"{escape(title)}: {escape(self.unit)}", *notes])

@@ -22,8 +22,9 @@ from lmlab.report.frame import Rows
 from lmlab.study.files import ROOT
 from lmlab.study.results import SCHEMA_VERSION, Result, ResultError, parse
 
-# What is compared: milliseconds, and the rates of the machine card, where more is better.
+# What is compared: milliseconds, the rates of the machine card, where more is better, and bytes.
 TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
+MEMORY = ("peak_memory", "phase_peak", "memory", "saved_memory", "saved_for_backward")
 # The shape at which a rate was highest; another machine may prefer another one.
 FOUND_BY_MEASURING = {"side": RATES, "bytes": ("copy_bandwidth",)}
 # Facts of the machine card that may explain a difference.
@@ -46,7 +47,7 @@ class ResultSet:
     """The results of one set, reduced to what is compared."""
 
     name: str
-    rows: Rows  # one row per time or rate, and one per point without a value
+    rows: Rows  # one row per time, rate or memory, and one per point without a value
     files: Mapping[str, Mapping[str, Any]]  # per file: settings and identity of the measurement
     facts: Mapping[str, str]
     """Machine, versions, clocks, power limit: what may explain a difference."""
@@ -68,7 +69,7 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
     names = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
     for path in sorted(name for name in names if name.endswith(".json") and os.path.isfile(name)):
         with open(path, "rb") as file:
-            yield os.path.relpath(path, folder), file.read()
+            yield path[len(str(folder)) + 1 :], file.read()
 
 
 def _at_revision(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:
@@ -170,7 +171,7 @@ def _rows(result: Result, path: str) -> Iterator[tuple[Any, ...]]:
     for record in result.measurements:
         try:
             quantity, labels = record["quantity"], record["labels"]
-            if quantity != TIME and quantity not in RATES:
+            if quantity not in (TIME, *RATES, *MEMORY):
                 continue
             named = [
                 f"{key}={value}"

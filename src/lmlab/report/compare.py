@@ -17,8 +17,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from statistics import geometric_mean
+from functools import cache, cached_property
+from statistics import geometric_mean, quantiles
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Interval:
     low: float
     high: float
 
-    @property
+    @cached_property
     def verdict(self) -> str:
         return str(verdicts(self.ratio, self.low, self.high))
 
@@ -85,13 +85,15 @@ def unpaired(
     """Two jobs: spread within each, plus `between`, the standard error of the log ratio that comes
     from the variation between processes."""
     known = math.isfinite(df)
-    errors = []
+    medians, errors = [], []
     for samples in (variant, baseline):
-        q1, median, q3 = np.percentile(samples, [25, 50, 75])
+        # Ten times as fast as numpy on a few samples, and needs two of them.
+        two = samples if len(samples) > 1 else [*samples] * 2
+        q1, median, q3 = quantiles(two, n=4, method="inclusive")
         errors.append(float(median_errors(q1, median, q3, len(samples), known=known)))
+        medians.append(median)
     freedom = df if known else len(variant) + len(baseline) - 2
-    ratio = float(np.median(baseline) / np.median(variant))
-    return _interval(ratio, math.hypot(*errors, between), freedom)
+    return _interval(medians[1] / medians[0], math.hypot(*errors, between), freedom)
 
 
 def median_errors(q1: Any, median: Any, q3: Any, n: Any, *, known: Any) -> Any:
@@ -173,7 +175,8 @@ class Compare:
         if self.replicates is None:
             return lambda row: (0.0, math.inf)
         found = select(rows, **self.replicates)
-        replicates = records(found)
+        used = {*self.replicate_keys, *self.pool, "value"}
+        replicates = records(found[[name for name in found if name in used]])
         overall = process_variation(replicates, self.replicate_keys)
 
         @cache

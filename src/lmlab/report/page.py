@@ -50,7 +50,8 @@ class Chapter:
     @property
     def measured(self) -> bool:
         """Whether the chapter has at least one value."""
-        return not select(self.results.rows, chapter=self.name, status="ok").empty
+        rows = self.results.rows
+        return "ok" in rows["status"].to_numpy()[rows["chapter"].to_numpy() == self.name]
 
     @cached_property
     def own(self) -> Results:

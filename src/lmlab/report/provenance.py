@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -88,8 +89,9 @@ def of_chapter(results: Results, chapter: "Chapter | None", folder: Path) -> Mar
     lines = []
     if mine := results.of(chapter.name):
         starts = sorted(result.started_at[:10] for result in mine)
-        points = rows.groupby("source", sort=False)["status"]
-        states = Counter("ok" if "ok" in set(found) else found.iloc[0] for _, found in points)
+        # One row per point: one with a value, if it has any.
+        points = rows.iloc[np.argsort(rows["status"] != "ok", kind="stable")]
+        states = Counter(points.drop_duplicates("source").sort_index()["status"])
         flags = Counter(flag for result in mine for flag in result.flags)
         found = {name: _distinct(result.versions.get(name) for result in mine) for name in VERSIONS}
         table = {

@@ -10,13 +10,14 @@ power-capped values, and the number of samples become the line below the table.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from string import Formatter
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.frame import FIELDS, UNCOMMITTED, Rows, candidates, distinct, records
+from lmlab.report.frame import UNCOMMITTED, Rows, candidates, distinct, records
 from lmlab.report.text import DASH, escape, markdown_table, plain, quoted, unsteady
 
 STATUS_CELLS = {
@@ -26,8 +27,11 @@ STATUS_CELLS = {
     "missing": "not measured",
     "invalid": "unreadable",
 }
-# What a cell knows of its row besides the key of the table.
-CONTEXT = ("precision",)
+# What a cell knows of its row besides the key of the table and its column's field.
+CELL_FIELDS = (
+    *("quantity", "status", "reason", "flags", "clock", "value", "q1", "q3", "n", "samples"),
+    *("noisy", "stability", "precision"),
+)
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
@@ -102,7 +106,11 @@ class Table:
         return Markup("\n\n".join(filter(None, parts)))
 
     def _chosen(self, rows: Rows) -> Rows:
-        return candidates(rows if self.data is None else self.data(rows), **self.where)
+        rows = rows if self.data is None else self.data(rows)
+        columns = self.columns.values()
+        names = {*CELL_FIELDS, *self.rows, self.facet, self.across, *self.where}
+        names = names.union(*({column.field, *column.where} for column in columns))
+        return candidates(rows[[name for name in rows if name in names]], **self.where)
 
     def cells(self, sides: Sequence[Rows]) -> dict[tuple[Any, ...], list["Cell"]]:
         """The cells of several sets of rows, side by side: by facet, row key and column header,
@@ -110,23 +118,21 @@ class Table:
         whole = replace(self, rows=[*([self.facet] if self.facet else []), *self.rows])
         shown = [self._chosen(rows) for rows in sides]
         keys = dict.fromkeys(key for rows in shown for key in distinct(rows, list(whole.rows)))
-        indexes = [whole._indexes(rows) for rows in shown]
-        headers = dict.fromkeys(header for index in indexes for header in index)
+        columns = [whole._columns(rows) for rows in shown]
+        headers = dict.fromkeys(header for side in columns for header in side)
         nothing = Cell(Column({}), None)
         return {
-            (*key, header): [
-                index[header].cell(key) if header in index else nothing for index in indexes
-            ]
+            (*key, header): [side[header](key) if header in side else nothing for side in columns]
             for key in keys
             for header in headers
         }
 
     def _one(self, rows: Rows, facet: Mapping[str, Any]) -> str:
-        indexes = self._indexes(rows)
+        columns = self._columns(rows)
         lines: list[list[str]] = []
         used: list[Cell] = []
         for key in distinct(rows, list(self.rows))[: self.limit]:
-            cells = [index.cell(key) for index in indexes.values()]
+            cells = [cell(key) for cell in columns.values()]
             if all(cell.row is None for cell in cells):
                 continue
             used += cells
@@ -136,24 +142,28 @@ class Table:
         if not lines:
             return ""
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
-        header = [escape(name) for name in [*names, *indexes]]
+        header = [escape(name) for name in [*names, *columns]]
         caption = self._caption(used, facet)
-        if all(UNCOMMITTED_MARK in cell.marks() for cell in used if cell.measured):
+        if all(UNCOMMITTED_MARK in cell.marks for cell in used if cell.measured):
             # A mark on every cell says no more than the caption alone.
             lines = [[text.replace(UNCOMMITTED_MARK, "") for text in line] for line in lines]
             caption = caption.replace(f"{UNCOMMITTED_MARK} measured", "All measured")
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
-    def _indexes(self, rows: Rows) -> dict[str, "_Index"]:
-        """What may fill each column, by its header."""
-        found = {}
-        for (value,) in distinct(rows, [self.across]) if self.across else [("",)]:
-            of = {self.across: value} if self.across else {}
-            here = candidates(rows, **of)
-            for header, column in self.columns.items():
-                mine = _Index(candidates(here, **column.where), column, self.rows)
-                found[header.format(**of) if of else header] = mine
-        return found
+    def _columns(self, rows: Rows) -> dict[str, Callable[[tuple[Any, ...]], "Cell"]]:
+        """By header: from the key of a row to its cell."""
+        across = [self.across] if self.across else []
+        keys = [*self.rows, *across]
+        of = cache(lambda quantity: candidates(rows, quantity=quantity))
+        indexes = {
+            header: _Index(candidates(of(column.where["quantity"]), **column.where), column, keys)
+            for header, column in self.columns.items()
+        }
+        return {
+            header.format(**dict(zip(across, value, strict=True))): partial(index.cell, value)
+            for value in (distinct(rows, across) if across else [()])
+            for header, index in indexes.items()
+        }
 
     def _caption(self, cells: Sequence["Cell"], facet: Mapping[str, Any]) -> str:
         parts = [escape(self.title.format(**facet))]
@@ -166,7 +176,7 @@ class Table:
             of = f", {center} of {samples}" if counts not in ([], [1]) else ""
             names = " and ".join(CLOCKS[clock] for clock in clocks)
             parts.append(names[0].upper() + names[1:] + of)
-        marks = dict.fromkeys(mark for cell in cells for mark in cell.marks())
+        marks = dict.fromkeys(mark for cell in cells for mark in cell.marks)
         parts += [f"{mark} {MARKS[mark]}" for mark in marks]
         parts += _reasons(cells)
         return ". ".join(part.rstrip(".") for part in parts) + "."
@@ -188,7 +198,7 @@ class Cell:
         if value is None or pd.isna(value):
             return DASH
         text = quoted(self.row, self.column.format, self.column.field)
-        return escape(text) + "".join(self.marks())
+        return escape(text) + "".join(self.marks)
 
     @property
     def one_word(self) -> bool:
@@ -199,6 +209,7 @@ class Cell:
     def measured(self) -> bool:
         return self.row is not None and self.row["status"] == "ok"
 
+    @cached_property
     def marks(self) -> list[str]:
         if self.row is None or not self.measured:
             return []
@@ -211,22 +222,22 @@ class Cell:
 
 
 class _Index:
-    """The rows that may fill one column, by the table's row key."""
+    """The rows that may fill one column, by the table's row key and its value across."""
 
     def __init__(self, rows: Rows, column: Column, keys: Sequence[str]) -> None:
         self.column = column
         self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        used = dict.fromkeys([*FIELDS, *CONTEXT, *keys, column.field])
-        for row in records(rows[[name for name in used if name in rows]]):
+        for row in records(rows):
             key = tuple(row.get(name) for name in keys)
             if row["status"] == "ok" or not any(map(pd.isna, key)):
                 self.exact[key].append(row)
             else:
                 self.partial.append((key, row))
 
-    def cell(self, key: tuple[Any, ...]) -> Cell:
+    def cell(self, across: tuple[Any, ...], key: tuple[Any, ...]) -> Cell:
         """The cell of one table row: a measured value, or a row that says why there is none."""
+        key = (*key, *across)
         found = self.exact.get(key, [])
         measured = [row for row in found if row["status"] == "ok"]
         if len(measured) > 1:

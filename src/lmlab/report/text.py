@@ -10,6 +10,7 @@ from markupsafe import Markup
 GIB, MIB = 2**30, 2**20
 DASH = "–"
 UNSTEADY = ("drifting", "bimodal")
+SPECIAL = re.compile(r"[\\`*|\[\]&<>_]")
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -87,6 +88,8 @@ def escape(text: object) -> str:
     if isinstance(text, Markup):
         return str(text)
     line = " ".join(str(text).split())
+    if not SPECIAL.search(line):  # most cells of a table
+        return line
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`*|\[\]])", r"\\\1", line)
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", line)

@@ -1,7 +1,9 @@
 """Paths of the repository, and atomic file writes."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -15,6 +17,19 @@ class NotWritten(OSError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}; it is not written"
+
+
+def check_writable(files: Iterable[str]) -> None:
+    """Raise a one-line error for the first folder in which one of some files cannot be created."""
+    parents = (Path(file).absolute().parents for file in files)
+    for folder in dict.fromkeys(next(filter(os.path.exists, above)) for above in parents):
+        try:
+            TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise ValueError(
+                f"{folder}: {error.strerror}; make it a folder that you may write to, or measure "
+                "in another one (snakemake --directory)"
+            ) from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -7,7 +7,6 @@ names it; whatever passes is valid.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -30,8 +29,6 @@ SIZE_LIMIT_BYTES = 200_000
 LARGEST_FILE_BYTES = 4 * SIZE_LIMIT_BYTES
 # Nothing that is measured or computed comes near; beyond it, arithmetic on pages overflows.
 LARGEST_NUMBER = 1e36
-# Text in which a number may be larger; plain results are parsed much faster without the check.
-MAY_BE_LARGE = re.compile(r"[eE]\+?\d|\d{36}")
 # A progress line fits the phases of a step, not dozens of variants.
 HEADLINE_TIMES = 6
 
@@ -115,9 +112,7 @@ def parse(content: str | bytes, path: Path | str) -> Result:
     """A result from the content of its file; `path` is named in errors."""
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
-        bounded = {"parse_float": _number, "parse_int": _integer}
-        hooks: dict[str, Any] = bounded if MAY_BE_LARGE.search(text) else {}
-        values = json.loads(text, parse_constant=_number, **hooks)
+        values = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:200]
         raise ResultError(f"{path}: not a readable JSON file ({line})") from error

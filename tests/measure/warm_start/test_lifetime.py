@@ -12,7 +12,7 @@ import pytest
 
 from lmlab.measure.warm_start import helper, run
 from lmlab.measure.warm_start.processes import relay_signals
-from lmlab.measure.warm_start.socket_path import connect, listen, private_directory
+from lmlab.measure.warm_start.socket_path import connect, listen, private_directory, socket_path
 from tests.measure.warm_start.conftest import Lab, finish, is_gone, wait_until
 
 pytestmark = pytest.mark.slow
@@ -164,6 +164,15 @@ def test_an_unsafe_directory_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("LMLAB_RUNTIME_DIR", str(tmp_path / "link"))
     with pytest.raises(PermissionError, match="link"):
         private_directory()
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"])
+def test_an_allocation_has_a_helper_of_its_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    paths = set()
+    for job in ("1", "2"):
+        monkeypatch.setenv(name, job)
+        paths.add(socket_path())
+    assert len(paths) == 2
 
 
 def test_switched_off_no_helper_is_started(lab: Lab) -> None:

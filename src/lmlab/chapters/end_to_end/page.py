@@ -1,7 +1,7 @@
 """Step times: by size and context, host against GPU, fp32 against bf16, and what warm-up does."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -170,19 +170,20 @@ COMPARISONS = {
 }
 
 
+def _speedups(rows: Rows) -> Iterator[Rows]:
+    for name, basis in (("bf16_device", "device time"), ("bf16", "wall time")):
+        if pairs := COMPARISONS[name].run(rows):
+            yield pairs.rows().assign(basis=basis)
+
+
 def speedups(rows: Rows) -> Rows:
     """bf16 over fp32 as rows: by device time and by wall clock."""
-    parts = [
-        COMPARISONS[name].run(rows).rows().assign(basis=basis)
-        for name, basis in (("bf16_device", "device time"), ("bf16", "wall time"))
-    ]
-    return pd.concat([part for part in parts if not part.empty] or [rows.head(0)])
+    return pd.concat([*_speedups(rows)] or [rows.head(0)])
 
 
 def front_speedups(rows: Rows) -> Rows:
     """By device time, which repeats from machine to machine; by wall clock on a CPU."""
-    found = select(speedups(rows), main=True)
-    return found if found.empty else select(found, basis=found["basis"].iloc[0])
+    return select(next(_speedups(rows), rows.head(0)), main=True)
 
 
 def graph_checked(rows: Rows) -> Rows:

@@ -26,8 +26,10 @@ from pathlib import Path
 _READ_AT_IMPORT = (
     *("ATEN_", "CUDA_", "DNNL_", "GLIBC_", "GLOO_", "GOMP_", "KMP_", "LANG", "LC_", "LD_"),
     *("MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH"),
-    *("TORCH", "TRITON", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+    *("TORCH", "TRITON"),
 )
+# The allocation of a batch system: Slurm, PBS, LSF, Grid Engine.
+_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
 def socket_path() -> Path:
@@ -82,7 +84,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def _environment() -> dict[str, str]:
-    variables = {k: v for k, v in os.environ.items() if k.startswith(_READ_AT_IMPORT)}
+    variables = {k: v for k, v in os.environ.items() if k.startswith(_READ_AT_IMPORT + _JOB)}
     folders = variables.get("PYTHONPATH", "").split(os.pathsep)
     variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders)
     variables.pop("CUDA_VISIBLE_DEVICES", None)  # read later
