@@ -25,8 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": {*LIBRARY, "measure", "study"},
     "chapters": {*LIBRARY, "measure", "study", "jobs"},
     "report": {"study", "planning"},
-    "comparison": {"study", "report"},
-    "cli": {*LIBRARY, "measure", "study", "jobs", "report", "comparison", "chapters"},
+    "result_sets": {"study", "report"},
+    "cli": {*LIBRARY, "measure", "study", "jobs", "report", "result_sets", "chapters"},
 }
 # Single files of a chapter have rules of their own.
 FILES = {

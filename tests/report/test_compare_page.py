@@ -11,9 +11,9 @@ import yaml
 
 from lmlab.chapters import compare_page
 from lmlab.cli.machines import write_comparison
-from lmlab.comparison.machines import Machine, Question, ceilings, section
 from lmlab.report.frame import load_references, table_of
 from lmlab.report.table import Table, time
+from lmlab.result_sets.machines import Machine, Question, ceilings, section
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 from lmlab.study.selection import NoResults, compared
 

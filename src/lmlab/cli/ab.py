@@ -22,9 +22,9 @@ from statistics import median
 import pandas as pd
 
 from lmlab.cli.compare import gate, line, records
-from lmlab.comparison.sets import commit_of, git
 from lmlab.report.compare import paired
 from lmlab.report.frame import Rows
+from lmlab.result_sets.sets import commit_of, git
 from lmlab.study.files import ROOT
 from lmlab.study.results import Result, ResultError, parse
 

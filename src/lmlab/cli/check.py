@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lmlab.cli.keys import read_config
-from lmlab.comparison.sets import RATES, files_of, summarized
 from lmlab.jobs.catalog import points_of
 from lmlab.measure.peaks import peaks_of
+from lmlab.result_sets.sets import RATES, files_of, summarized
 from lmlab.study.config import load
 from lmlab.study.points import Point, PointError
 from lmlab.study.results import LARGEST_FILE_BYTES, Result, ResultError, parse

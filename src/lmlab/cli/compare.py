@@ -15,11 +15,11 @@ from typing import Any
 from lmlab.chapters.end_to_end import page
 from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
-from lmlab.comparison.differences import VERDICTS, Differences, Noise, differences
-from lmlab.comparison.sets import MEMORY, ResultSet, load_set
 from lmlab.report.compare import SLOWER
 from lmlab.report.frame import Rows
 from lmlab.report.text import MIB, number
+from lmlab.result_sets.differences import VERDICTS, Differences, Noise, differences
+from lmlab.result_sets.sets import MEMORY, ResultSet, load_set
 
 LARGEST, LISTED = 10, 12
 # Of what is not a time, and what to divide by.

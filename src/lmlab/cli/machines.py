@@ -11,8 +11,11 @@ from markupsafe import Markup
 from lmlab.chapters import compare_page
 from lmlab.cli.compare import noise
 from lmlab.cli.report import chapters_of, load_results, page_of
-from lmlab.comparison.differences import DEVICE, UNKNOWN, Differences, differences
-from lmlab.comparison.machines import (
+from lmlab.measure.peaks import known_devices, peaks_of
+from lmlab.report.frame import load_references, select, table_of
+from lmlab.report.page import described, environment_for
+from lmlab.result_sets.differences import DEVICE, UNKNOWN, Differences, differences
+from lmlab.result_sets.machines import (
     COPY,
     Machine,
     Question,
@@ -21,10 +24,7 @@ from lmlab.comparison.machines import (
     questions,
     section,
 )
-from lmlab.comparison.sets import load_set
-from lmlab.measure.peaks import known_devices, peaks_of
-from lmlab.report.frame import load_references, select, table_of
-from lmlab.report.page import described, environment_for
+from lmlab.result_sets.sets import load_set
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
 from lmlab.study.selection import device_of

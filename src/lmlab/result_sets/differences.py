@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmlab.comparison.sets import MEMORY, RATES, TIME, ResultSet
 from lmlab.report.compare import (
     FASTER,
     SAME,
@@ -28,6 +27,7 @@ from lmlab.report.compare import (
     verdicts,
 )
 from lmlab.report.frame import Rows
+from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
 
 KEYS = ["chapter", "point", "quantity", "clock"]
 # Settings that say how long to measure, not what.
