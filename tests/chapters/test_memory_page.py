@@ -123,9 +123,6 @@ def test_attention_weights_are_apart_from_other_activations() -> None:
         **{"parameters": 1.0, "weight_copies": 0.5, "fp32_weights": 1.5, "half_weights": 0.75},
         **{"activations": 0.25, "workspace": 0.75, "peak": 4.75},
     }
-    change = select(chapter.results.rows, quantity="bf16_change").set_index("part")["value"] / GIB
-    expected = {"attention weights, 16-bit": 0.75, "other activations": -0.25, "peak": 1.0}
-    assert {name: change[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -208,18 +208,6 @@ TABLES = {
         columns={"{context}": time(phase="total")},
         where=MAIN,
     ),
-    "front_layers": Table(
-        title="Forward and backward pass of a bf16 training step at the shortest context, "
-        "milliseconds per layer",
-        rows=["size", "num_layers"],
-        headers={"num_layers": "layers"},
-        columns={
-            "wall": quantity("per_layer", "ms", clock="wall"),
-            "device": quantity("per_layer", "ms", clock="device"),
-        },
-        where={"precision": "bf16", "main": True},
-        data=lambda rows: select(rows, context=_shortest(rows)),
-    ),
     "front_bf16": Table(
         title="Speed-up of a bf16 training step over fp32 by context length, {basis}",
         rows=["size"],
@@ -235,7 +223,6 @@ TABLES = {
         columns={
             "first step (ms)": quantity("first_step", "ms"),
             "settled (ms)": quantity("settled_step", "ms"),
-            "settled from step": quantity("settles_at", "integer"),
             "sd, 0 warm-ups (ms)": quantity("sd_0", "ms"),
             "sd, 5 warm-ups (ms)": quantity("sd_5", "ms"),
         },

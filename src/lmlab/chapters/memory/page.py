@@ -64,7 +64,6 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = pd.concat([rows, _parts(rows), _peaks_with_phase(rows)], ignore_index=True)
     parts = {p: {"quantity": "part", "precision": p} for p in PRECISIONS}
     point = ("topic", "size", "context", "mode", "part")
-    rows = combine(rows, "bf16_change", parts, lambda p: p.bf16 - p.fp32, unit="B", on=point)
     peaks = {p: {**where, "part": "peak"} for p, where in parts.items()}
     rows = combine(rows, "bf16_ratio", peaks, lambda p: p.bf16 / p.fp32, on=point)
     counters = {name: {"quantity": f"{name}_peak"} for name in ("replayed", "allocator")}
@@ -281,10 +280,7 @@ TABLES = {
         rows=["part"],
         where=STEP,
         data=largest,
-        columns={
-            **{f"{p} (GiB)": quantity("part", "GiB", precision=p) for p in PRECISIONS},
-            "change (GiB)": quantity("bf16_change", "GiB"),
-        },
+        columns={f"{p} (GiB)": quantity("part", "GiB", precision=p) for p in PRECISIONS},
     ),
     "front_strategies": Table(
         title="Training step of {point}; every-K keeps the input of every K blocks",

@@ -236,8 +236,9 @@ MATMUL_SHARES = {
     f"matmul, {title}": quantity("matmul_share", "percent", mode=mode)
     for mode, title in MODES.items()
 }
+PART_TIMES = {f"{PARTS[p]} (ms)": quantity("part_total_time", "ms", part=p) for p in PARTS}
 ATTENTION = {
-    **{f"{PARTS[part]} (ms)": quantity("part_total_time", "ms", part=part) for part in PARTS},
+    **PART_TIMES,
     "softmax / matmuls, time": quantity("softmax_to_matmuls"),
     "softmax / matmuls, FLOPs": quantity("flops_to_matmuls"),
     "scale and mask / softmax": quantity("mask_to_softmax", "times"),
@@ -271,7 +272,7 @@ TABLES = {
         title="Parts of attention in one forward pass at the longest context, all layers",
         rows=["size"],
         data=lambda rows: at_longest(one_precision(rows)),
-        columns=ATTENTION,
+        columns=PART_TIMES,
     ),
     "clock": Table(
         title="A forward pass by the host's clock and by the profiler, {precision}",
