@@ -133,7 +133,7 @@ def test_a_changed_result_is_read_or_named(draws: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "most"), [(1, 3), pytest.param(4, None, marks=pytest.mark.slow)]
+    ("rounds", "most"), [(1, 3), pytest.param(3, None, marks=pytest.mark.slow)]
 )
 def test_no_changed_result_stops_a_page(
     rounds: int, most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
