@@ -1,12 +1,18 @@
-"""Which modules are slow as a whole: they render many pages, or start many processes.
+"""Which tests are slow, and which run in one process because they share an expensive start.
 
-Single tests carry the mark themselves. `make test-fast` leaves both out.
+Modules that render many pages or start many processes are slow as a whole; single tests carry the
+mark themselves. `make test-fast` leaves both out.
 """
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.parallel.launcher import RankPool
 
 TESTS = Path(__file__).parent
 SLOW = {
@@ -14,6 +20,18 @@ SLOW = {
     "jobs/test_launch.py",
     "report/test_golden.py",
 }
+# Each line is for one process of `pytest -n`; the longest first. Other files are on their own.
+GROUPS = (
+    ("workflow/test_slurm.py",),
+    # These share a measured study,
+    *(tuple(f"workflow/test_{name}.py" for name in ("command", "clone", "stale", "ranks_rule")),),
+    # these a helper that has imported torch,
+    ("workflow/",),
+    # and these rank processes.
+    ("parallel/", "chapters/test_parallel_chapters.py"),
+    *(("report/test_mutations.py",), ("report/test_golden.py",), ("study/test_drawn_configs.py",)),
+    *(("jobs/test_launch.py",), ("cli/test_ab.py",)),
+)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -25,14 +43,34 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA GPU")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of a slow module."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark slow tests; with several processes, assign groups and begin with the longest."""
+    groups = {}
     for item in items:
-        if item.path.relative_to(TESTS).as_posix() in SLOW:
+        path = item.path.relative_to(TESTS).as_posix()
+        if path in SLOW or "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+        found = (number for number, files in enumerate(GROUPS) if path.startswith(files))
+        groups[item] = next(found, len(GROUPS))
+        if config.getoption("dist", "no") == "loadgroup":
+            own = groups[item] == len(GROUPS)
+            item.add_marker(pytest.mark.xdist_group(path if own else str(groups[item])))
+    items.sort(key=lambda item: groups[item])
 
 
-def pytest_collection_finish() -> None:
-    """Keep modules out of collections, which measuring asks for at every turn."""
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects_to_collect() -> None:
+    """Measuring often asks for a collection, which takes a second with all modules loaded."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator["RankPool"]:
+    """Processes that run a function as the ranks of one group."""
+    from tests.parallel.launcher import RankPool
+
+    pool = RankPool()
+    yield pool
+    pool.stop()

@@ -1,7 +1,6 @@
 """The chapters that train on several ranks, measured for real on two small ones."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -51,13 +50,6 @@ def point(chapter: str, **parameters: Any) -> Point:
 
 def work_of(chapter: str) -> RankWork:
     return RankWork(candidates(point(chapter))[0].workload, CPU)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.stop()
 
 
 def measure_here(chapter: str) -> Any:
