@@ -160,7 +160,6 @@ def test_an_interrupt_leaves_nothing_behind(
     assert is_clean(project)
 
 
-@pytest.mark.slow
 def test_the_project_itself_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

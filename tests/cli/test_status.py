@@ -70,11 +70,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "; 1 with failed variants",
     ),
     "code": ({"code_fingerprint": "0" * 16}, ": stale: code changed", "; 1 stale (code changed)"),
-    "uncommitted": (
-        {"commit": {"id": None, "dirty": True}},
-        "",
-        "; 1 from uncommitted code",
-    ),
 }
 
 

@@ -152,7 +152,6 @@ def test_the_command_runs_as_written_with_this_environments_torchrun(
     assert ended == (3, "--nnodes 1 -m some.program\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
@@ -171,7 +170,6 @@ def test_a_rank_that_fails_ends_the_job_with_its_reason(
     assert re.match(reason, str(result.reason)), result.reason
 
 
-@pytest.mark.slow
 def test_two_nodes_measure_one_point_and_one_of_them_writes_it(
     tree: Path, tmp_path: Path, start_script: Start
 ) -> None:
@@ -211,7 +209,6 @@ def test_a_job_in_which_nothing_moves_is_killed_whole(
     assert "sleep 601.125" not in left
 
 
-@pytest.mark.slow
 def test_an_interrupt_ends_ranks_that_hang_in_one_line(
     tree: Path, tmp_path: Path, wait_for: Callable[[Path], None], start_script: Start
 ) -> None:

@@ -56,18 +56,6 @@ def report(folder: Path, results: Results, module: ModuleType) -> tuple[Report, 
     return Report(results, chapters, folder / "out", folder / "templates", "full"), faults
 
 
-def test_front_page_chapter_index_and_figures(tmp_path: Path) -> None:
-    made, faults = report(tmp_path, small_study(tmp_path / "results"), page())
-    assert faults + made.write() == []
-    out = tmp_path / "out"
-    front = (out / "writeup.md").read_text()
-    assert "### Is it fast?" in front
-    assert "figures/steps/steps.png" in front
-    assert "../figures/steps/steps.png" in (out / "chapters" / "steps.md").read_text()
-    assert (out / "figures" / "steps" / "steps.png").exists()
-    assert "is-it-fast: Yes." in (out / "index.md").read_text()
-
-
 def raising(*arguments: Any) -> Any:
     raise KeyError("no such column")
 

@@ -123,18 +123,7 @@ def test_a_number_that_is_none_is_not_written(tmp_path: Path) -> None:
         make(data={"x": float("nan")}).write(tmp_path / "result.json")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="empty"),
-        pytest.param('{"schema_version": 2', id="half written"),
-        pytest.param('{"schema_version": 1}', id="an earlier version"),
-        pytest.param("[]", id="a list"),
-        pytest.param('{"schema_version": 2}', id="keys missing"),
-        pytest.param('{"schema_version": 3}', id="a later version"),
-        pytest.param("\x00\xff", id="binary"),
-    ],
-)
+@pytest.mark.parametrize("text", ["", '{"schema_version": 3}', "\x00\xff"])
 def test_a_file_that_is_no_result_is_named_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(text.encode("latin-1"))
