@@ -99,9 +99,7 @@ def test_another_tool_replaces_a_result_instead_of_adding_one(changes: dict[str,
         *(("profile", None, "nsys_options", [o]) for o in ("stats", "--output=x", "--a=$(id)")),
     ],
 )
-def test_what_does_not_exist_is_one_line(
-    chapter: str, part: str | None, key: str, wrong: Any
-) -> None:
+def test_wrong_values_are_one_line(chapter: str, part: str | None, key: str, wrong: Any) -> None:
     place = ".".join(word for word in (chapter, part, key) if word)
     with pytest.raises(ConfigError, match=rf"^[^\n]*{place}[^\n]*(allowed|now called)[^\n]*$"):
         points(chapter, part, **{key: wrong})

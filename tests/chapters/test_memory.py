@@ -83,9 +83,7 @@ def test_tensors_of_known_size_are_found_and_predicted_after_each_phase(outcome:
 
 
 @pytest.mark.parametrize("mode", PHASES)
-def test_the_predicted_peak_lies_between_tensors_and_tensors_with_workspace(
-    outcome: Outcome, mode: str
-) -> None:
+def test_the_predicted_peak_is_that_of_tensors(outcome: Outcome, mode: str) -> None:
     predicted = value_of(outcome, "predicted_peak", mode=mode)
     live = by(outcome, "category", "live", mode=mode, stage="peak")
     tensors = sum(live[category] for category in TENSORS)

@@ -77,9 +77,7 @@ VARIANTS = {
     ("chapter", "phase"),
     [*((chapter, "total") for chapter in CHAPTERS), ("sharded_optimizer", "optimizer")],
 )
-def test_all_variants_are_timed_in_the_same_rounds(
-    measured: dict[str, Outcome], chapter: str, phase: str
-) -> None:
+def test_variants_share_rounds(measured: dict[str, Outcome], chapter: str, phase: str) -> None:
     outcome = measured[chapter]
     assert tuple(by(outcome, "variant", "time", phase=phase)) == VARIANTS[chapter]
     for variant in VARIANTS[chapter]:
@@ -171,9 +169,7 @@ def test_timed_optimizers_share_one_state() -> None:
         assert all(state[parameter] is plain[parameter] for parameter in state)
 
 
-def test_the_sharded_optimizer_keeps_only_its_share_as_the_cost_model_expects(
-    measured: dict[str, Outcome],
-) -> None:
+def test_the_sharded_optimizer_has_its_share_as_predicted(measured: dict[str, Outcome]) -> None:
     sharded = measured["sharded_optimizer"]
     after = {"stage": "after_step", "category": "optimizer_state"}
     state = by(sharded, "variant", "memory", **after)
@@ -262,9 +258,7 @@ def test_pytorchs_variant_may_not_run_here_but_ours_must() -> None:
         ("no mesh", ["unsupported"]),
     ],
 )
-def test_only_variants_with_the_losses_of_data_parallelism_are_timed(
-    losses: Any, statuses: list[str]
-) -> None:
+def test_only_variants_with_equal_losses_are_timed(losses: Any, statuses: list[str]) -> None:
     def alone(own: list[float]) -> list[dict[str, Any]]:
         return [{"losses": own, "stages": {}, "peaks": {}}]
 

@@ -109,9 +109,7 @@ def test_costs_are_given_where_they_are_known(changes: dict[str, Any], has_parts
     assert not values(outcome, "flops", "part")
 
 
-def test_a_mode_that_does_not_fit_leaves_the_others_their_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_mode_that_does_not_fit_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(step: Step) -> None:
         raise torch.OutOfMemoryError("no")
 
@@ -236,9 +234,7 @@ def test_the_report_completes_what_the_process_measured(tmp_path: Path, export: 
 
 
 @pytest.mark.parametrize("missing", ["measured", "export"])
-def test_a_missing_half_is_one_line_and_no_result(
-    tmp_path: Path, export: Path, missing: str
-) -> None:
+def test_a_missing_half_gives_no_result(tmp_path: Path, export: Path, missing: str) -> None:
     paths = {"measured": tmp_path / "measured.json", "export": export}
     MEASURED.write(paths["measured"])
     paths[missing].unlink()

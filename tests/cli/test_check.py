@@ -55,9 +55,7 @@ def test_every_machine_in_the_repository_passes(run: Check, folder: Path) -> Non
 @pytest.mark.parametrize(
     "folder", [f for f in committed() if f != H200], ids=lambda folder: folder.name
 )
-def test_pages_of_every_machine_render(
-    folder: Path, tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_contributed_pages_render(folder: Path, tmp_path: Path, config: dict[str, Any]) -> None:
     """Those of the H200 and the golden results are compared with committed pages elsewhere."""
     device = "cpu" if folder.name.startswith("cpu-") else "cuda"
     faults = write_report(
@@ -132,10 +130,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "foreign file": ("misplaced", lambda f: (f / "notes.txt").write_text("hello")),
     "link": ("misplaced", lambda f: (f / "passwords").symlink_to("/etc/passwd")),
     "folder": ("misplaced", lambda f: f.rename(f.with_name("cpu-mine"))),
-    "large file": (
-        "size",
-        edited(lambda result: result["data"].update(kernels="x" * 900_000)),
-    ),
+    "large file": ("size", edited(lambda result: result["data"].update(kernels="x" * 900_000))),
 }
 
 
@@ -183,9 +178,7 @@ def test_a_step_faster_than_the_peak_is_impossible(run: Check, tmp_path: Path) -
     assert {line.partition(":")[0] for line in lines} == {"impossible"}
 
 
-def test_a_machine_is_limited_in_compressed_size(
-    run: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_are_limited(run: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "MACHINE_LIMIT_BYTES", 100_000)
     folder = tmp_path / "cpu-golden"
     shutil.copytree(GOLDEN, folder)

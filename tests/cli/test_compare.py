@@ -138,9 +138,7 @@ def test_machines_and_versions_that_differ_come_first(capsys: pytest.CaptureFixt
         assert any(line.startswith(f"differs: {fact}: ") for line in differing), fact
 
 
-def test_without_repeated_work_only_the_spread_within_jobs_counts(
-    compare: Compare, tmp_path: Path
-) -> None:
+def test_without_repeats_the_spread_within_jobs_counts(compare: Compare, tmp_path: Path) -> None:
     changed = copied(GOLDEN, tmp_path / "a", "collectives")
     rewrite(next(changed.rglob("*.json")), scale(1000))
     status, found = compare(GOLDEN / "collectives", changed / "collectives")
@@ -158,9 +156,7 @@ def test_without_repeated_work_only_the_spread_within_jobs_counts(
         ["nvidia-h200", "nvidia-h200", "--where", "size"],
     ],
 )
-def test_a_wrong_argument_is_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_end(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("results").mkdir()
     Path("results/nvidia-h200").symlink_to(H200)
     assert main(["compare", *arguments]) == 2

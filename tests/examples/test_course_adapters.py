@@ -31,9 +31,7 @@ def group() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", ["pytorch", "triton"])
 @pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
-def test_attention_functions_save_the_log_sum_exp(
-    adapters: ModuleType, kind: str, is_causal: bool
-) -> None:
+def test_attention_saves_the_log_sum_exp(adapters: ModuleType, kind: str, is_causal: bool) -> None:
     function = getattr(adapters, f"get_flashattention_autograd_function_{kind}")()
     generator = torch.Generator().manual_seed(0)
     draws = (torch.randn(2, 32, 16, generator=generator) for _ in range(4))

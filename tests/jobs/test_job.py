@@ -108,9 +108,7 @@ def test_an_interrupt_is_one_line_even_if_the_point_hangs(
     ("number", "recorded"),
     [(signal.SIGABRT, True), (signal.SIGKILL, True), (signal.SIGTERM, False)],
 )
-def test_a_deadly_signal_is_recorded_but_not_a_request_to_end(
-    run: Run, number: signal.Signals, recorded: bool
-) -> None:
+def test_only_a_deadly_signal_is_recorded(run: Run, number: signal.Signals, recorded: bool) -> None:
     status, out = run(lambda _: -number)
     assert status == (0 if recorded else 128 + number)
     assert (number.name in str(read(out).reason)) if recorded else not out.exists()

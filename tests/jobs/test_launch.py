@@ -120,11 +120,7 @@ def test_what_a_machine_lacks_is_known_before_any_rank_starts(
     ("world_size", "budget_s", "reason"), [(3, 1e12, "needs 3 CPU cores"), (2, 240, "skipped: ")]
 )
 def test_a_point_that_cannot_be_measured_starts_no_rank(
-    measure: Measure,
-    monkeypatch: pytest.MonkeyPatch,
-    world_size: int,
-    budget_s: float,
-    reason: str,
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, world_size: int, budget_s: float, reason: str
 ) -> None:
     plan = {"began": 1, "study_s": budget_s, "chapters_s": {}}
     monkeypatch.setenv("LMLAB_BUDGET", json.dumps(plan))
@@ -140,7 +136,7 @@ def test_uneven_nodes_and_another_machine_are_refused(tmp_path: Path) -> None:
         run_ranks(point_of(), "nvidia-z9000", tmp_path / "x.json", ["torchrun"])
 
 
-def test_the_command_runs_as_written_with_this_environments_torchrun(
+def test_this_environments_torchrun_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program of that name next to this Python is found before any other on the PATH."""
@@ -170,7 +166,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_reason(
     assert re.match(reason, str(result.reason)), result.reason
 
 
-def test_two_nodes_measure_one_point_and_one_of_them_writes_it(
+def test_one_of_two_nodes_writes_the_result(
     tree: Path, tmp_path: Path, start_script: Start
 ) -> None:
     with socket.socket() as free:

@@ -73,9 +73,7 @@ ENDS: dict[str, tuple[Stand, str, str]] = {
 
 
 @pytest.mark.parametrize(("chapter", "status", "reason"), ENDS.values(), ids=ENDS)
-def test_a_point_that_cannot_be_measured_is_a_result_with_a_reason(
-    measure: Measure, chapter: Stand, status: str, reason: str
-) -> None:
+def test_failures_have_a_reason(measure: Measure, chapter: Stand, status: str, reason: str) -> None:
     code, out = measure(chapter)
     result = read(out)
     assert (code, result.status, result.measurements, result.data) == (0, status, (), {})
@@ -112,9 +110,7 @@ def test_noise_is_judged_by_the_total(measurements: list[records.Record], noisy:
     assert Outcome(measurements=measurements).noisy is noisy
 
 
-def test_another_machine_is_refused_in_one_line_but_not_another_set_of_results(
-    measure: Measure, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_machine_is_refused(measure: Measure, capsys: pytest.CaptureFixture[str]) -> None:
     here = find_machine().id
     code, out = measure(raising(AssertionError("must not run")), machine="nvidia-z9000")
     [line] = capsys.readouterr().err.splitlines()

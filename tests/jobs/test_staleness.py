@@ -91,9 +91,7 @@ def test_torch_is_not_compared_for_another_machine(result: Result, tmp_path: Pat
     ],
     ids=["another point", "another chapter", "another machine"],
 )
-def test_a_file_that_is_not_its_points_result_is_named_in_one_line(
-    result: Result, tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_foreign_results_are_named(result: Result, tmp_path: Path, change: dict[str, Any]) -> None:
     path = POINT.path(tmp_path, MACHINE)
     replace(result, **change).write(path)
     found = state_of(POINT, tmp_path, MACHINE, TORCH)

@@ -51,9 +51,7 @@ def test_a_mesh_dimension_of_one_device_sends_nothing() -> None:
 
 @pytest.mark.parametrize("matrices", [2, 3])
 @pytest.mark.parametrize("mesh", [MESH, Mesh(fsdp=64, tp=2), Mesh(fsdp=8, tp=8, tp_axes=2)])
-def test_at_the_minimum_batch_computing_takes_as_long_as_the_messages(
-    mesh: Mesh, matrices: int
-) -> None:
+def test_at_the_minimum_batch_computing_equals_sending(mesh: Mesh, matrices: int) -> None:
     block = replace(XXL, matrices=matrices)
     hidden, exposed = (
         batch.min_tokens_overlapped(V5P, mesh, block),

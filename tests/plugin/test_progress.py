@@ -79,9 +79,7 @@ def job(log: str | None, result: str | None, indent: bool = True) -> dict[str, A
     ],
     ids=["broke", "measured", "an empty log", "not begun", "not of an allocation"],
 )
-def test_of_a_failed_allocation_only_the_job_that_broke_is_reported(
-    failed: tuple[Any, ...], to_blame: bool
-) -> None:
+def test_only_the_job_that_broke_is_reported(failed: tuple[Any, ...], to_blame: bool) -> None:
     assert broke(job(*failed)) is to_blame
 
 

@@ -41,9 +41,7 @@ def results(rate: float, limit: float = 700.0, flags: tuple[str, ...] = ()) -> R
         (950.0, {}, "libraries"),
     ],
 )
-def test_a_figure_outside_its_range_has_a_likely_cause(
-    rate: float, more: dict[str, Any], cause: str
-) -> None:
+def test_an_odd_figure_has_a_likely_cause(rate: float, more: dict[str, Any], cause: str) -> None:
     (found,) = against_bands(results(rate, **more), BANDS)
     assert found["outside"] == bool(cause)
     assert cause in found["cause"]

@@ -161,7 +161,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
     ],
     ids=["in turn", "with a pause", "at the same time", "no such time"],
 )
-def test_the_cost_counts_the_time_between_points(
+def test_the_cost_includes_time_between_points(
     tmp_path: Path, starts: list[str], cost: str
 ) -> None:
     results = [

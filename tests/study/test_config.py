@@ -114,9 +114,7 @@ def test_only_folders_of_a_run_are_taken_outside_of_the_checkout(
 
 
 @pytest.mark.parametrize(("device", "study"), [("cuda", "full"), ("cpu", "tiny")])
-def test_auto_takes_the_study_that_suits_the_device(
-    config: Config, device: str, study: str
-) -> None:
+def test_auto_is_the_study_for_the_device(config: Config, device: str, study: str) -> None:
     assert load(config, device).name == study
 
 

@@ -35,9 +35,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("content", "complaint"), UNREADABLE.values(), ids=UNREADABLE)
-def test_a_file_that_is_not_clear_is_named_in_one_line(
-    content: bytes, complaint: str, tmp_path: Path
-) -> None:
+def test_an_unclear_file_is_one_line(content: bytes, complaint: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=complaint) as caught:

@@ -132,9 +132,7 @@ def spoilt(config: Config, draw: Random, file: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("draws", [150, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_every_configuration_gives_points_or_one_line(
-    draws: int, base: Config, tmp_path: Path
-) -> None:
+def test_configurations_give_points_or_one_line(draws: int, base: Config, tmp_path: Path) -> None:
     among = places(base["studies"]["nano"])
     draw, file = Random(draws), Path("config.yaml")
     valid = rejected = 0

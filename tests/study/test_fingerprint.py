@@ -108,9 +108,7 @@ def test_an_excluded_module_is_followed_but_does_not_count(package: Path) -> Non
 
 
 @pytest.mark.parametrize(("text", "changes"), [("a: 2\n", True), ("# why\na: 1\n", False)])
-def test_a_yaml_file_of_the_same_name_is_a_modules_data(
-    package: Path, text: str, changes: bool
-) -> None:
+def test_a_yaml_file_of_a_modules_name_is_its_data(package: Path, text: str, changes: bool) -> None:
     (package / "lab/deep.yaml").write_text("a: 1\n")
     before = code_fingerprint(["lab.run"], [str(package)])
     (package / "lab/deep.yaml").write_text(text)

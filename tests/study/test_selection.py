@@ -48,9 +48,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("case", NOTHING)
-def test_a_run_that_can_neither_measure_nor_read_says_what_is_there(
-    case: str, tmp_path: Path
-) -> None:
+def test_a_run_without_device_or_results_names_what_exists(case: str, tmp_path: Path) -> None:
     config, complaint = NOTHING[case]
     (tmp_path / "nvidia-h200").mkdir()
     (tmp_path / "a-file").touch()

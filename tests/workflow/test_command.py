@@ -18,9 +18,7 @@ CHAPTERS = {
 }
 
 
-def test_the_study_gives_a_page_per_chapter_and_every_figure_that_pages_link_to(
-    first_run: Project,
-) -> None:
+def test_the_study_gives_every_page_and_every_linked_figure(first_run: Project) -> None:
     report = first_run.folder / "report"
     pages = [report / "writeup.md", report / "index.md"]
     pages += [report / "chapters" / f"{chapter}.md" for chapter in CHAPTERS]
@@ -66,9 +64,7 @@ def test_a_second_run_has_nothing_to_do(measured: Project) -> None:
     assert "Nothing to be done" in measured.run(COMMAND).stderr
 
 
-def test_parsing_needs_no_torch_and_a_study_may_have_a_folder_of_its_own(
-    fresh: Project, tmp_path: Path
-) -> None:
+def test_a_study_in_its_own_folder_is_planned_without_torch(fresh: Project, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     (trap / "torch").mkdir(parents=True)
     (trap / "torch" / "__init__.py").write_text("raise SystemExit('torch!')\n")
@@ -110,9 +106,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("old", "new", "complaint"), WRONG.values(), ids=WRONG)
-def test_a_wrong_config_ends_in_one_line_before_any_job(
-    fresh: Project, old: str, new: str, complaint: str
-) -> None:
+def test_a_wrong_config_is_one_line(fresh: Project, old: str, new: str, complaint: str) -> None:
     fresh.replace("config.yaml", old, new)
     done = fresh.run("snakemake", check=False)
     assert done.returncode != 0

@@ -33,9 +33,7 @@ def test_what_changes_no_number_reruns_nothing(measured: Project, tmp_path: Path
         pytest.param("report/templates/machine.md.j2", "\nMore.\n", set(), id="a template"),
     ],
 )
-def test_an_edit_reruns_the_points_that_run_it(
-    measured: Project, file: str, text: str, stale: set[str]
-) -> None:
+def test_edits_rerun_their_points(measured: Project, file: str, text: str, stale: set[str]) -> None:
     path = measured.folder / file
     before = path.stat()
     measured.append(file, text)

@@ -47,9 +47,7 @@ def test_naive_times_both_passes_and_counts_what_is_saved(cpu: torch.device) -> 
     json.dumps(outcome.measurements, allow_nan=False)
 
 
-def test_memory_of_a_problem_excludes_what_others_hold(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_excludes_other_tensors(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(TINY, cpu, seed=0)
     inputs, others = 4 * problem.q.nbytes, 1000
     allocated, peaks = iter([0, 10]), iter([25, 70])
