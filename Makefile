@@ -39,7 +39,7 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 		docs/nvidia-h200/writeup.md docs/nvidia-h200/explore.html
 
 # In the order and groups of tests/conftest.py; many tests wait, so four processes fill two cores.
-PYTEST := pytest -n 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: setup lint ## every check and every test
 	$(PYTEST)

@@ -7,7 +7,7 @@ mark themselves. `make test-fast` leaves both out.
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,20 +44,35 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA GPU")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow tests; with several processes, assign groups and begin with the longest."""
-    groups = {}
-    for item in items:
-        path = item.path.relative_to(TESTS).as_posix()
+def group_of(path: str) -> int:
+    """The line of `GROUPS` that a file below tests/ belongs to."""
+    found = (number for number, files in enumerate(GROUPS) if path.startswith(files))
+    return next(found, len(GROUPS))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow tests, and put the longest groups first."""
+    paths = {item: item.path.relative_to(TESTS).as_posix() for item in items}
+    for item, path in paths.items():
         if path in SLOW or "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-        found = (number for number, files in enumerate(GROUPS) if path.startswith(files))
-        groups[item] = next(found, len(GROUPS))
-        if config.getoption("dist", "no") == "loadgroup":
-            own = groups[item] == len(GROUPS)
-            item.add_marker(pytest.mark.xdist_group(path if own else str(groups[item])))
-    items.sort(key=lambda item: groups[item])
+    items.sort(key=lambda item: group_of(paths[item]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, the files of a group go to the same process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Grouped(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            group = group_of(file.removeprefix("tests/"))
+            return file if group == len(GROUPS) else str(group)
+
+    return Grouped(config, log)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -164,7 +164,7 @@ def test_wrong_arguments_end(arguments: list[str], capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("share", ["5", "x%", "-5%"])
-def test_a_gate_is_a_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gate_is_a_share(share: str) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", f"--fail-if-slower={share}"])
 
