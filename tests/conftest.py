@@ -36,7 +36,6 @@ GROUPS = (
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
         import torch
 

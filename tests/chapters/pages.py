@@ -14,7 +14,6 @@ from lmlab.study.files import TEMPLATES
 
 
 def found(outcome: Outcome, quantity: str, **labels: Any) -> list[dict[str, Any]]:
-    """The records of a quantity that have these labels."""
     return [
         record
         for record in outcome.measurements
@@ -23,13 +22,11 @@ def found(outcome: Outcome, quantity: str, **labels: Any) -> list[dict[str, Any]
 
 
 def value_of(outcome: Outcome, quantity: str, **labels: Any) -> Any:
-    """The value of the one record that matches."""
     (record,) = found(outcome, quantity, **labels)
     return record["value"]
 
 
 def by(outcome: Outcome, label: str, quantity: str, **labels: Any) -> dict[Any, Any]:
-    """Values of a quantity by one of its labels."""
     rows = found(outcome, quantity, **labels)
     return {record["labels"][label]: record["value"] for record in rows}
 

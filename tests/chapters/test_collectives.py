@@ -28,9 +28,8 @@ from lmlab.measure.records import Record, without_value
 from lmlab.report.frame import Results
 from lmlab.study.points import Point
 from tests.chapters.pages import built, rendered
-from tests.chapters.rank_results import two_groups
 from tests.measure.one_rank import group_of_one
-from tests.report.study import time_record
+from tests.report.study import time_record, two_groups
 
 CPU = torch.device("cpu")
 FOUR = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -47,7 +46,6 @@ def collectives_point(**changes: Any) -> Point:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group with this process as its only rank."""
     with group_of_one(tmp_path):
         yield
 

@@ -202,7 +202,6 @@ def test_a_failed_capture_costs_a_check(monkeypatch: pytest.MonkeyPatch, cpu: to
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_says_how_busy_it_was_and_how_much_it_held() -> None:
     device = torch.device("cuda", 0)
     outcome = end_to_end.measure(end_to_end_point(), device)

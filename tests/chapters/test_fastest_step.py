@@ -34,10 +34,6 @@ LADDER: dict[str, Any] = {
     "samples": 3,
     "variant_cap_s": 0.01,
 }
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
 
 
 def ladder_point(**changes: Any) -> Point:
@@ -174,7 +170,7 @@ def test_the_deepest_model_is_tried(cpu: torch.device, monkeypatch: pytest.Monke
         pytest.param(["fp32", "bf16", "attention", "compile", "graph"], marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_every_rung_on_a_gpu(rungs: list[str], device: str) -> None:
     sizes = {"d_model": 128, "d_ff": 256, "vocab_size": 1000}
     point = ladder_point(rungs=rungs, attentions=["flash", "sdpa_cudnn"], energy_s=0.1, **sizes)

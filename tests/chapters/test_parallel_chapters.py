@@ -29,7 +29,6 @@ CHAPTERS = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimiz
 
 
 def point(chapter: str, **parameters: Any) -> Point:
-    """A model of a few thousand parameters."""
     return Point(
         chapter,
         {
@@ -117,8 +116,6 @@ def test_messages_are_counted_and_profiles_show_them(measured: dict[str, Outcome
 
 
 class Wrong(FlatDDP):
-    """Changes the last averaged gradient."""
-
     def finish_gradient_synchronization(self) -> None:
         super().finish_gradient_synchronization()
         list(self.module.parameters())[-1].grad.mul_(1.5)  # type: ignore[union-attr]
@@ -189,8 +186,6 @@ def test_the_sharded_optimizer_has_its_share_as_predicted(measured: dict[str, Ou
 
 
 class Stale(ShardedOptimizer):
-    """Keeps its updates to itself."""
-
     def _messages(self) -> Any:
         return iter(())
 

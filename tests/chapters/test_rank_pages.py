@@ -16,8 +16,7 @@ from lmlab.measure.records import Record, value, without_value
 from lmlab.report.frame import Results
 from lmlab.report.page import Chapter
 from tests.chapters.pages import built, rendered
-from tests.chapters.rank_results import group, two_groups
-from tests.report.study import time_record
+from tests.report.study import group, time_record, two_groups
 
 CHAPTERS = ("data_parallel", "sharded_optimizer", "fsdp")
 MIB = 2**20

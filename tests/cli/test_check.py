@@ -38,8 +38,6 @@ def committed() -> list[Path]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Check:
-    """The exit status and the lines but the last."""
-
     def run(folder: object, *options: str) -> tuple[int, list[str]]:
         status = main(["check", str(folder), *options])
         return status, capsys.readouterr().out.splitlines()[:-1]
@@ -80,8 +78,6 @@ def edited(change: Callable[[dict[str, Any]], None], name: str = STEP) -> Callab
 
 
 def first_time(**values: Any) -> Callable[[Path], None]:
-    """Overwrite fields of the first wall time."""
-
     def change(result: dict[str, Any]) -> None:
         times = [r for r in result["measurements"] if r["quantity"] == "time"]
         times[0].update(values)

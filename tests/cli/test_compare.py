@@ -20,8 +20,6 @@ Compare = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
-    """Run the command; its exit status and its JSON."""
-
     def run(*arguments: object) -> tuple[int, dict[str, Any]]:
         status = main(["compare", *map(str, arguments), "--json"])
         return status, json.loads(capsys.readouterr().out.splitlines()[0])
@@ -30,7 +28,6 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
 
 
 def copied(folder: Path, to: Path, chapters: str = "machine.json end_to_end") -> Path:
-    """Some chapters of a machine, to be changed."""
     for name in chapters.split():
         source = folder / name
         if source.is_dir():

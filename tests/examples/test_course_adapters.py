@@ -23,7 +23,6 @@ def adapters() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
-    """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -62,8 +62,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @pytest.fixture
 def start(start_script: Start, tmp_path: Path, environment: dict[str, str]) -> Start:
-    """Measure a point whose model makes a call."""
-
     def start(call: str, **more: str) -> subprocess.Popen[str]:
         (tmp_path / "own.py").write_text(MODEL.format(call=call))
         point, out = end_to_end_point(model="own:Model"), Path("point.json")

@@ -65,7 +65,6 @@ def point_of(way: str = "ends well", **changes: Any) -> Point:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources with that chapter in it."""
     folder = tmp_path_factory.mktemp("ranks")
     shutil.copytree(ROOT / "src" / "lmlab", folder / "src" / "lmlab")
     shutil.copytree(ROOT / "workflow" / "schemas", folder / "workflow" / "schemas")
@@ -78,7 +77,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def measure(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
-    """Run a point with real ranks and read its result."""
     monkeypatch.chdir(tree)
     monkeypatch.setenv("PYTHONPATH", str(tree))
     monkeypatch.setattr(warm_start, "run", lambda module, arguments: record.main(arguments))
@@ -223,7 +221,6 @@ def test_an_interrupt_ends_ranks_that_hang_in_one_line(
 
 
 def summary(*failures: tuple[str, int, int]) -> str:
-    """The list of failures that torchrun prints."""
     blocks = [
         f"[{index}]:\n  time      : 2026-01-01_{when}\n  host      : here\n"
         f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 7)\n"

@@ -57,7 +57,6 @@ def serve(connection: Connection) -> None:
 
 
 def join_group(backend: str, store: str, rank: int, world_size: int) -> None:
-    """Replace this process's group."""
     if dist.is_initialized():
         dist.destroy_process_group()
     if backend == "nccl":
@@ -156,6 +155,5 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def run_program(test: tuple[str, str], **kwargs: Any) -> None:
-    """Call the function that `on_ranks` has decorated, in a rank process."""
     module, name = test
     getattr(importlib.import_module(module), name).__wrapped__(**kwargs)

@@ -21,7 +21,6 @@ class Named(Results):
 
 
 def results(rate: float, limit: float = 700.0, flags: tuple[str, ...] = ()) -> Results:
-    """A machine card with one rate."""
     base = {"chapter": "machine", "status": "ok"}
     card = {**base, "quantity": "power_limit_w", "value": limit}
     bf16 = {**base, "quantity": "matmul_rate", "dtype": "bf16", "value": rate, "flags": flags}

@@ -42,7 +42,6 @@ VALUES = (
 
 
 def spoilt(text: str, draw: Random) -> str:
-    """The text of a result after one drawn change."""
     if draw.random() < 0.1:
         return _spoilt_text(text, draw)
     values = json.loads(text)
@@ -60,7 +59,6 @@ def spoilt(text: str, draw: Random) -> str:
 
 
 def _place(values: Any, draw: Random) -> tuple[Any, Any]:
-    """A container somewhere in the result, and a key of it."""
     holder = values
     while True:
         key = draw.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
@@ -71,7 +69,6 @@ def _place(values: Any, draw: Random) -> tuple[Any, Any]:
 
 
 def _spoilt_text(text: str, draw: Random) -> str:
-    """Cut off, or with a character changed."""
     at = draw.randrange(len(text))
     if draw.random() < 0.3:
         return text[:at]
@@ -89,7 +86,6 @@ def small_config() -> dict[str, Any]:
 
 
 def measured(config: dict[str, Any]) -> list[tuple[Point, Path]]:
-    """Points of the study whose results are committed, with their files."""
     points = all_points(load(config, "cuda"))
     paths = [(point, point.path(ROOT / "results", MACHINE)) for point in points]
     return [(point, path) for point, path in paths if path.exists()]
@@ -176,7 +172,6 @@ def test_no_changed_result_stops_a_page(
 
 
 def only(config: dict[str, Any], chapters: list[str]) -> dict[str, Any]:
-    """The study with those chapters alone, and the machine."""
     for name, block in config["studies"]["full"].items():
         if "enabled" in block:
             block["enabled"] = name in chapters

@@ -53,7 +53,6 @@ def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
 
 
 def leaves(value: Any, allowed: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Path and schema of everything that may be drawn again."""
     if isinstance(value, dict):
         for key, inner in value.items():
             of_key = allowed.get("properties", {}).get(key, allowed.get("additionalProperties"))

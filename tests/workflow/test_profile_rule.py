@@ -25,7 +25,6 @@ def path_with(project: Project, fault: str | None = "") -> str:
 
 
 def value_of(result: Result, quantity: str) -> str:
-    """The value of the one record of a quantity."""
     (value,) = (r["value"] for r in result.measurements if r["quantity"] == quantity)
     return str(value)
 

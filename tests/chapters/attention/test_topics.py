@@ -25,13 +25,11 @@ TINY = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_c
 
 
 def timed(outcome: Outcome) -> list[tuple[str, str]]:
-    """Variant and phase of every time that has a value."""
     labels = [r["labels"] for r in found(outcome, "time") if r["status"] == "ok"]
     return [(each["variant"], each["phase"]) for each in labels]
 
 
 def status(outcome: Outcome, variant: str) -> str:
-    """What became of a variant."""
     return str(next(r["status"] for r in found(outcome, "time", variant=variant)))
 
 
