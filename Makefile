@@ -44,7 +44,7 @@ PYTEST := pytest -n 4 --dist loadfile --no-loadscope-reorder
 test: setup lint ## every check and every test
 	$(PYTEST)
 
-test-fast: setup ## the tests that take a minute, for work in progress
+test-fast: setup ## all but the slow tests, for work in progress
 	$(PYTEST) -m "not slow"
 
 licences: setup ## list every installed package with its version and licence

@@ -202,7 +202,7 @@ def test_a_failed_capture_costs_a_check(monkeypatch: pytest.MonkeyPatch, cpu: to
 
 
 @pytest.mark.gpu
-def test_a_gpu_says_how_busy_it_was_and_how_much_it_held() -> None:
+def test_a_gpu_has_busy_times_and_a_peak() -> None:
     device = torch.device("cuda", 0)
     outcome = end_to_end.measure(end_to_end_point(), device)
     device_times = [r for r in found(outcome, "time") if r["clock"] == "device"]

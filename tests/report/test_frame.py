@@ -1,4 +1,4 @@
-"""One row per measured quantity; what has no value is a row that says why."""
+"""One row per measured quantity; what has no value is a row with the reason."""
 
 from pathlib import Path
 

@@ -90,7 +90,7 @@ def test_only_files_in_the_closure_count(package: Path, file: str, changes: bool
     assert (code_fingerprint(["lab.run"], [str(copy)]) != before) is changes
 
 
-def test_a_file_beside_a_users_module_counts(package: Path) -> None:
+def test_a_file_next_to_a_users_module_counts(package: Path) -> None:
     (package / "mine.py").write_text("from parts import block\nimport json\n")
     (package / "parts.py").write_text("block = 1\n")
     assert sorted(import_closure(["mine"], [str(package)])) == ["mine", "parts"]

@@ -19,7 +19,7 @@ def test_a_path_reads_as_the_study_does() -> None:
     )
 
 
-def test_a_point_without_parameters_lies_beside_the_chapters() -> None:
+def test_a_point_without_parameters_is_one_file() -> None:
     assert Point("machine").path(Path("results"), "m") == Path("results/m/machine.json")
 
 

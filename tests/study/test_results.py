@@ -1,4 +1,4 @@
-"""A result is whole or not there, and a file that is none says why in one line."""
+"""A result is whole or not there, and a file that is none is one line."""
 
 import errno
 import os

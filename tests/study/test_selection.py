@@ -1,4 +1,4 @@
-"""A run measures on its own machine, reads another's, and plans for a cluster when told to."""
+"""A run measures on its own machine, reads another's, and plans for a cluster when asked to."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ NOTHING = {
         "config: machine = 'nvidia-h20' has no results here; "
         "allowed: cpu-here (this one), nvidia-h200",
     ),
-    "this machine, told not to measure": (
+    "this machine, not to be measured": (
         {"measure": "never"},
         "config: measure = 'never', but cpu-here (this machine) has no results here; "
         "allowed: auto, machine = nvidia-h200",
