@@ -137,13 +137,6 @@ def test_ranks_are_started_by_torchrun(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["parameters"]["world_size"] == 4
 
 
-def test_a_world_too_large_starts_no_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COLLECTIVES[:2], "placement=own_gpu", "world_size=1024", *NANO]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["status"] == "unsupported"
-    assert result["reason"].startswith("needs 1024 GPUs")
-
-
 # As torchrun does, it answers a signal with a traceback and the status of a failure.
 ENDED_BY_A_SIGNAL = """#!{python}
 import pathlib, signal, sys, time
