@@ -38,13 +38,13 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200 -- \
 		docs/nvidia-h200/writeup.md docs/nvidia-h200/explore.html
 
-# The longest first; many wait for other processes, so four of them fill two cores.
-PYTEST := pytest -n 4 --dist loadfile tests/workflow tests
+# In the order and groups of tests/conftest.py; many tests wait, so four processes fill two cores.
+PYTEST := pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: setup lint ## every check and every test
 	$(PYTEST)
 
-test-fast: setup ## the tests that take a minute, for work in progress
+test-fast: setup ## all but the slow tests, for work in progress
 	$(PYTEST) -m "not slow"
 
 licences: setup ## list every installed package with its version and licence

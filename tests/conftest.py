@@ -1,22 +1,41 @@
-"""Which modules are slow as a whole: they render many pages, or start many processes.
+"""Which tests are slow, and which run in one process because they share an expensive start.
 
-Single tests carry the mark themselves. `make test-fast` leaves both out.
+Modules that render many pages or start many processes are slow as a whole; single tests carry the
+mark themselves. `make test-fast` leaves both out.
 """
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from tests.parallel.launcher import RankPool
+
 TESTS = Path(__file__).parent
-SLOW = {
-    "chapters/test_profile_page.py",
-    "jobs/test_launch.py",
-    "report/test_golden.py",
-}
+SLOW = (
+    *("chapters/attention/test_page.py", "chapters/test_end_to_end_page.py"),
+    *("chapters/test_memory_page.py", "chapters/test_profile_page.py"),
+    *("chapters/test_rank_pages.py", "cli/test_ab.py", "cli/test_compare.py", "cli/test_pipe.py"),
+    *("jobs/test_launch.py", "report/test_compare_page.py", "report/test_golden.py"),
+)
+# Each line is for one process of `pytest -n`; the longest first. Other files are on their own.
+GROUPS = (
+    ("workflow/test_slurm.py",),
+    # These share a measured study,
+    *(tuple(f"workflow/test_{name}.py" for name in ("command", "clone", "stale", "ranks_rule")),),
+    # these a helper that has imported torch,
+    ("workflow/",),
+    # and these rank processes.
+    ("parallel/", "chapters/test_parallel_chapters.py"),
+    *(("report/test_mutations.py",), ("report/test_golden.py",), ("study/test_drawn_configs.py",)),
+    *(("jobs/test_launch.py",), ("cli/test_ab.py",)),
+)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -24,8 +43,49 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA GPU")
 
 
+def group_of(path: str) -> int:
+    """The line of `GROUPS` that a file below tests/ belongs to."""
+    found = (number for number, files in enumerate(GROUPS) if path.startswith(files))
+    return next(found, len(GROUPS))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of a slow module."""
-    for item in items:
-        if item.path.relative_to(TESTS).as_posix() in SLOW:
+    """Mark slow tests, and put the longest groups first."""
+    paths = {item: item.path.relative_to(TESTS).as_posix() for item in items}
+    for item, path in paths.items():
+        if path in SLOW or "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: group_of(paths[item]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, the files of a group go to the same process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Grouped(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            group = group_of(file.removeprefix("tests/"))
+            return file if group == len(GROUPS) else str(group)
+
+    return Grouped(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects_to_collect() -> None:
+    """Measuring often asks for a collection, which takes a second with all modules loaded."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator["RankPool"]:
+    """Processes that run a function as the ranks of one group."""
+    from tests.parallel.launcher import RankPool
+
+    pool = RankPool()
+    yield pool
+    pool.stop()

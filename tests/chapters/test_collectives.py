@@ -28,9 +28,8 @@ from lmlab.measure.records import Record, without_value
 from lmlab.report.frame import Results
 from lmlab.study.points import Point
 from tests.chapters.pages import built, rendered
-from tests.chapters.rank_results import two_groups
 from tests.measure.one_rank import group_of_one
-from tests.report.study import time_record
+from tests.report.study import time_record, two_groups
 
 CPU = torch.device("cpu")
 FOUR = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -47,7 +46,6 @@ def collectives_point(**changes: Any) -> Point:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group with this process as its only rank."""
     with group_of_one(tmp_path):
         yield
 
@@ -92,9 +90,7 @@ def test_a_wrong_result_fails_the_point(alone: None, monkeypatch: pytest.MonkeyP
         measure(collectives_point(), CPU)
 
 
-def test_an_operation_that_the_backend_refuses_is_unsupported(
-    alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_operation_is_unsupported(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(whole: Tensor, part: Tensor) -> Any:
         raise RuntimeError("gloo has no\nreduce_scatter")
 
@@ -115,9 +111,7 @@ def test_cases_after_the_time_is_up_have_a_reason(alone: None) -> None:
     ("left_s", "each_s", "skipped"),
     [(2.5, 1.0, True), (3.0, 1.0, False), (2.0, 0.5, True), (2.5, 0.5, False), (0.0, 0.0, True)],
 )
-def test_the_minimum_number_of_repetitions_must_fit(
-    left_s: float, each_s: float, skipped: bool
-) -> None:
+def test_the_fewest_repetitions_must_fit(left_s: float, each_s: float, skipped: bool) -> None:
     assert bool(why_skipped(left_s, each_s)) is skipped
 
 

@@ -34,10 +34,6 @@ LADDER: dict[str, Any] = {
     "samples": 3,
     "variant_cap_s": 0.01,
 }
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
 
 
 def ladder_point(**changes: Any) -> Point:
@@ -63,9 +59,7 @@ def wrong(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     return v
 
 
-def test_every_rung_agrees_with_the_first_and_alternates_with_the_one_before(
-    cpu: torch.device,
-) -> None:
+def test_rungs_agree_with_the_first_and_alternate_with_the_last(cpu: torch.device) -> None:
     outcome = measure(ladder_point(rungs=["fp32", "attention", "batch"]), cpu)
     for rung in ("fp32", "attention", "batch"):
         assert value_of(outcome, "gradient_error", variant=rung) < 1e-5
@@ -80,9 +74,7 @@ def test_every_rung_agrees_with_the_first_and_alternates_with_the_one_before(
     assert per_token["value"] == pytest.approx(step["value"] / (8 * best))
 
 
-def test_what_a_cpu_cannot_do_has_a_reason_and_is_skipped_by_the_next_rung(
-    cpu: torch.device,
-) -> None:
+def test_what_a_cpu_cannot_do_is_skipped_with_a_reason(cpu: torch.device) -> None:
     rungs = ["fp32", "tf32", "attention", "adamw", "loss", "masters", "graph"]
     outcome = measure(ladder_point(rungs=rungs, attentions=["sdpa_math"]), cpu)
     status = {r["labels"]["rung"]: r["status"] for r in found(outcome, "time")}
@@ -99,9 +91,7 @@ def test_a_rung_with_wrong_gradients_gets_no_time(cpu: torch.device) -> None:
     assert after["labels"]["attention"] == "naive"
 
 
-def test_checkpointing_takes_the_batches_that_do_not_fit_without_it(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpointing_takes_the_rest(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_beyond(monkeypatch, lambda rung: 2 if rung.checkpoint == "none" else 4)
     outcome = measure(ladder_point(rungs=["fp32", "batch", "checkpoint"]), cpu)
     tries = {
@@ -156,9 +146,7 @@ def test_what_cannot_be_measured_is_unsupported(point: Point, cpu: torch.device)
         measure(point, cpu)
 
 
-def test_the_deepest_model_is_predicted_and_then_tried(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_deepest_model_is_tried(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 B and 6 B per layer: 14 layers would fill 97 % of 100 B, but 13 turn out to fit."""
 
     def step_at(depth: int, *_: Any) -> Any:
@@ -182,7 +170,7 @@ def test_the_deepest_model_is_predicted_and_then_tried(
         pytest.param(["fp32", "bf16", "attention", "compile", "graph"], marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_every_rung_on_a_gpu(rungs: list[str], device: str) -> None:
     sizes = {"d_model": 128, "d_ff": 256, "vocab_size": 1000}
     point = ladder_point(rungs=rungs, attentions=["flash", "sdpa_cudnn"], energy_s=0.1, **sizes)

@@ -39,13 +39,6 @@ def of(topic: str, chapter: str = "attention", **changes: Any) -> list[Point]:
     return [point for point in asked if point.parameters["topic"] == topic]
 
 
-@pytest.mark.parametrize("study", ["full", "tiny", "nano"])
-@pytest.mark.parametrize("chapter", ["attention", "end_to_end", "memory", "profile", "precision"])
-def test_every_point_has_its_own_path(chapter: str, study: str, tmp_path: Path) -> None:
-    paths = [point.path(tmp_path, "m") for point in points(chapter, study=study)]
-    assert len(set(paths)) == len(paths)
-
-
 def test_the_end_to_end_grid_has_its_points_once_and_checks_some_of_them() -> None:
     check = {"size": "cpu-small", "context": 8, "precision": "bf16", "batch": 2}
     block = {"modes": ["forward_backward"], "graph_checks": [check], "steps": 3, "max_steps": 9}
@@ -106,9 +99,7 @@ def test_another_tool_replaces_a_result_instead_of_adding_one(changes: dict[str,
         *(("profile", None, "nsys_options", [o]) for o in ("stats", "--output=x", "--a=$(id)")),
     ],
 )
-def test_what_does_not_exist_is_one_line(
-    chapter: str, part: str | None, key: str, wrong: Any
-) -> None:
+def test_wrong_values_are_one_line(chapter: str, part: str | None, key: str, wrong: Any) -> None:
     place = ".".join(word for word in (chapter, part, key) if word)
     with pytest.raises(ConfigError, match=rf"^[^\n]*{place}[^\n]*(allowed|now called)[^\n]*$"):
         points(chapter, part, **{key: wrong})
@@ -123,7 +114,7 @@ def test_attention_has_every_shape() -> None:
     assert counts == {**attention, **{topic: sizes * n for topic, n in models.items()}}
 
 
-def test_variants_that_compile_take_part_where_the_study_says() -> None:
+def test_variants_compile_only_where_asked() -> None:
     compiled = [
         (point.parameters["head_dim"], point.parameters["sequence"])
         for point in of("benchmark", compile={"head_dims": [64], "sequences": [1024]})
@@ -141,6 +132,24 @@ def test_the_leaderboard_is_the_published_shape_and_backward_swaps_tile_sizes() 
     forward, backward = (point.settings["tiles"] for point in of("tiles")[:2])
     assert [128, 16] in forward
     assert [pair[::-1] for pair in backward] == forward
+
+
+@pytest.mark.parametrize("chapter", ["data_parallel", "sharded_optimizer", "fsdp"])
+def test_ranks_choose_from_all_sizes_in_every_placement_and_world(chapter: str) -> None:
+    found = points(chapter)
+    worlds = [(p.parameters["placement"], p.parameters["world_size"]) for p in found]
+    assert worlds == [*(("own_gpu", n) for n in (2, 4, 6, 8)), ("shared_gpu", 2)]
+    sizes = found[0].settings["sizes"]
+    assert [size["size"] for size in sizes] == ["xl", "large", "medium", "small"]
+    assert sizes[0] == {"size": "xl", **CONFIG["sizes"]["xl"]}
+    assert found[0].settings["vocab_size"] == 10000
+    assert "d_model" not in found[0].settings
+
+
+def test_the_torch_bucket_has_one_of_ours_of_the_same_size() -> None:
+    for name in ("full", "tiny", "nano"):
+        settings = points("data_parallel", study=name)[0].settings
+        assert settings["torch_bucket_mb"] in settings["bucket_sizes_mb"]
 
 
 def test_every_question_of_a_study_without_results_is_answered(tmp_path: Path) -> None:

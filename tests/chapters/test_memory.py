@@ -83,9 +83,7 @@ def test_tensors_of_known_size_are_found_and_predicted_after_each_phase(outcome:
 
 
 @pytest.mark.parametrize("mode", PHASES)
-def test_the_predicted_peak_lies_between_tensors_and_tensors_with_workspace(
-    outcome: Outcome, mode: str
-) -> None:
+def test_the_predicted_peak_is_that_of_tensors(outcome: Outcome, mode: str) -> None:
     predicted = value_of(outcome, "predicted_peak", mode=mode)
     live = by(outcome, "category", "live", mode=mode, stage="peak")
     tensors = sum(live[category] for category in TENSORS)
@@ -129,7 +127,7 @@ def test_what_does_not_fit_leaves_the_others_their_numbers(
 @pytest.mark.parametrize(
     ("gib", "device", "refused"), [(12, "cuda", False), (13, "cuda", True), (13, "cpu", False)]
 )
-def test_a_mode_that_cannot_fit_is_not_tried_where_the_study_says_so(
+def test_a_mode_that_cannot_fit_may_be_refused(
     gib: int, device: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 2**30, 0))
@@ -162,7 +160,7 @@ def of_block(**changes: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_block_saves_what_the_cost_model_says(precision: str) -> None:
+def test_a_block_saves_what_the_cost_model_predicts(precision: str) -> None:
     outcome = of_block(precision=precision)
     saved = value_of(outcome, "saved_for_backward", variant="eager")
     assert saved == value_of(outcome, "predicted_saved")

@@ -128,9 +128,7 @@ def test_attention_weights_are_apart_from_other_activations() -> None:
 @pytest.mark.parametrize(
     ("bf16", "smaller", "greater"), [(1.0, 0, 0), (1.019, 0, 0), (1.03, 0, 1), (0.97, 1, 0)]
 )
-def test_a_peak_counts_as_changed_beyond_two_percent(
-    bf16: float, smaller: int, greater: int
-) -> None:
+def test_a_peak_has_changed_beyond_two_percent(bf16: float, smaller: int, greater: int) -> None:
     facts = chapter_of(
         step({"parameters": 1.0}), step({"parameters": bf16}, precision="bf16")
     ).facts

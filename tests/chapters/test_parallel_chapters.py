@@ -1,7 +1,6 @@
 """The chapters that train on several ranks, measured for real on two small ones."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -30,7 +29,6 @@ CHAPTERS = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimiz
 
 
 def point(chapter: str, **parameters: Any) -> Point:
-    """A model of a few thousand parameters."""
     return Point(
         chapter,
         {
@@ -51,13 +49,6 @@ def point(chapter: str, **parameters: Any) -> Point:
 
 def work_of(chapter: str) -> RankWork:
     return RankWork(candidates(point(chapter))[0].workload, CPU)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.stop()
 
 
 def measure_here(chapter: str) -> Any:
@@ -85,9 +76,7 @@ VARIANTS = {
     ("chapter", "phase"),
     [*((chapter, "total") for chapter in CHAPTERS), ("sharded_optimizer", "optimizer")],
 )
-def test_all_variants_are_timed_in_the_same_rounds(
-    measured: dict[str, Outcome], chapter: str, phase: str
-) -> None:
+def test_variants_share_rounds(measured: dict[str, Outcome], chapter: str, phase: str) -> None:
     outcome = measured[chapter]
     assert tuple(by(outcome, "variant", "time", phase=phase)) == VARIANTS[chapter]
     for variant in VARIANTS[chapter]:
@@ -127,8 +116,6 @@ def test_messages_are_counted_and_profiles_show_them(measured: dict[str, Outcome
 
 
 class Wrong(FlatDDP):
-    """Changes the last averaged gradient."""
-
     def finish_gradient_synchronization(self) -> None:
         super().finish_gradient_synchronization()
         list(self.module.parameters())[-1].grad.mul_(1.5)  # type: ignore[union-attr]
@@ -179,9 +166,7 @@ def test_timed_optimizers_share_one_state() -> None:
         assert all(state[parameter] is plain[parameter] for parameter in state)
 
 
-def test_the_sharded_optimizer_keeps_only_its_share_as_the_cost_model_expects(
-    measured: dict[str, Outcome],
-) -> None:
+def test_the_sharded_optimizer_has_its_share_as_predicted(measured: dict[str, Outcome]) -> None:
     sharded = measured["sharded_optimizer"]
     after = {"stage": "after_step", "category": "optimizer_state"}
     state = by(sharded, "variant", "memory", **after)
@@ -201,8 +186,6 @@ def test_the_sharded_optimizer_keeps_only_its_share_as_the_cost_model_expects(
 
 
 class Stale(ShardedOptimizer):
-    """Keeps its updates to itself."""
-
     def _messages(self) -> Any:
         return iter(())
 
@@ -270,9 +253,7 @@ def test_pytorchs_variant_may_not_run_here_but_ours_must() -> None:
         ("no mesh", ["unsupported"]),
     ],
 )
-def test_only_variants_with_the_losses_of_data_parallelism_are_timed(
-    losses: Any, statuses: list[str]
-) -> None:
+def test_only_variants_with_equal_losses_are_timed(losses: Any, statuses: list[str]) -> None:
     def alone(own: list[float]) -> list[dict[str, Any]]:
         return [{"losses": own, "stages": {}, "peaks": {}}]
 

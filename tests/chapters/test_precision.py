@@ -32,9 +32,7 @@ def layernorm() -> Outcome:
     return outcome_of("layernorm")
 
 
-def test_the_loops_end_where_published_ones_do_and_the_trace_explains_the_fp16_sum(
-    accumulation: Outcome,
-) -> None:
+def test_the_loops_end_where_published_ones_do_and_why(accumulation: Outcome) -> None:
     sums = {r["labels"]["loop"]: r["value"] for r in found(accumulation, "sum")}
     assert {loop: round(total, 4) for loop, total in sums.items()} == {
         "fp32 += fp32": 10.0001,
@@ -86,9 +84,7 @@ def test_what_cannot_be_done_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> No
     ("dtype", "exponent", "mantissa", "ones"),
     [("fp16", 5, 10, 2**11), ("bf16", 8, 7, 2**8), ("fp32", 8, 23, 2**24)],
 )
-def test_a_format_is_its_bits_and_a_sum_of_ones_stalls_in_it(
-    dtype: str, exponent: int, mantissa: int, ones: int
-) -> None:
+def test_sums_of_ones_stall(dtype: str, exponent: int, mantissa: int, ones: int) -> None:
     outcome = outcome_of("formats")
     expected = {
         **{"exponent_bits": exponent, "mantissa_bits": mantissa, "spacing": 2.0**-mantissa},
@@ -100,9 +96,7 @@ def test_a_format_is_its_bits_and_a_sum_of_ones_stalls_in_it(
     assert max(sums[dtype]) == min(ones, sums["step"][-1])
 
 
-def test_fp16_loses_range_bf16_digits_and_sums_in_the_format_most(
-    layernorm: Outcome,
-) -> None:
+def test_fp16_loses_range_bf16_digits_and_narrow_sums_most(layernorm: Outcome) -> None:
     reasons = [r["reason"] for r in found(layernorm, "variance_error", dtype="fp16", sums="fp32")]
     assert (reasons[0], reasons[-1]) == ("underflow", "overflow")
     assert None in reasons

@@ -44,7 +44,6 @@ def outcome() -> Outcome:
 
 
 def values(outcome: Outcome, quantity: str, *labels: str) -> dict[Any, Any]:
-    """Values of a quantity by these labels."""
     return {
         tuple(record["labels"].get(label) for label in labels): record["value"]
         for record in outcome.measurements
@@ -109,9 +108,7 @@ def test_costs_are_given_where_they_are_known(changes: dict[str, Any], has_parts
     assert not values(outcome, "flops", "part")
 
 
-def test_a_mode_that_does_not_fit_leaves_the_others_their_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_mode_that_does_not_fit_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(step: Step) -> None:
         raise torch.OutOfMemoryError("no")
 
@@ -150,7 +147,6 @@ def test_under_nsys_the_trace_is_left_to_the_report(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_a_gpu_every_phase_has_kernels_and_launches_come_before_them() -> None:
     outcome = measure(profile_point(), torch.device("cuda", 0))
     kernels = values(outcome, "kernels", "mode", "phase")
@@ -236,9 +232,7 @@ def test_the_report_completes_what_the_process_measured(tmp_path: Path, export: 
 
 
 @pytest.mark.parametrize("missing", ["measured", "export"])
-def test_a_missing_half_is_one_line_and_no_result(
-    tmp_path: Path, export: Path, missing: str
-) -> None:
+def test_a_missing_half_gives_no_result(tmp_path: Path, export: Path, missing: str) -> None:
     paths = {"measured": tmp_path / "measured.json", "export": export}
     MEASURED.write(paths["measured"])
     paths[missing].unlink()

@@ -16,8 +16,7 @@ from lmlab.measure.records import Record, value, without_value
 from lmlab.report.frame import Results
 from lmlab.report.page import Chapter
 from tests.chapters.pages import built, rendered
-from tests.chapters.rank_results import group, two_groups
-from tests.report.study import time_record
+from tests.report.study import group, time_record, two_groups
 
 CHAPTERS = ("data_parallel", "sharded_optimizer", "fsdp")
 MIB = 2**20
@@ -170,9 +169,7 @@ def test_what_communication_costs_comes_from_paired_rounds(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flat", "hideable"), [([12.0, 22.0, 12.0, 22.0], 2.0), ([11.0, 19.0, 9.0, 21.0], 0.0)]
 )
-def test_overlap_cannot_hide_more_than_there_is_communication(
-    tmp_path: Path, flat: list[float], hideable: float
-) -> None:
+def test_overlap_hides_no_more_than_all(tmp_path: Path, flat: list[float], hideable: float) -> None:
     results = results_of(tmp_path, "data_parallel", flat=flat)
     facts = built(results, "data_parallel")["data_parallel"].facts
     assert facts["hideable"] == pytest.approx(hideable)
@@ -181,9 +178,7 @@ def test_overlap_cannot_hide_more_than_there_is_communication(
 
 @settings(deadline=None, max_examples=25)
 @given(per_byte=st.floats(1e-9, 1e-6), call=st.floats(1e-3, 1.0))
-def test_the_bucket_model_recovers_bandwidth_and_time_per_message(
-    per_byte: float, call: float
-) -> None:
+def test_the_bucket_model_recovers_its_parameters(per_byte: float, call: float) -> None:
     n, total = np.array([1.0, 200.0, 200.0, 50.0, 10.0, 2.0]), 1e9
     hide = np.array([0.0, 0.0, 100.0, 100.0, 100.0, 100.0])
     added = data_parallel.added_ms(total, n, hide, per_byte, call)

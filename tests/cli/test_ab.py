@@ -137,9 +137,7 @@ def test_what_cannot_be_measured_is_one_line(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing_behind(
-    project: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupt_cleans_up(project: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = ["-c", "import sys; from lmlab.cli import main; sys.exit(main())", "ab"]
     run = subprocess.Popen(
         [sys.executable, *command, "base", "hang", "--", "end_to_end"],
@@ -160,7 +158,6 @@ def test_an_interrupt_leaves_nothing_behind(
     assert is_clean(project)
 
 
-@pytest.mark.slow
 def test_the_project_itself_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

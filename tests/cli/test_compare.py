@@ -20,8 +20,6 @@ Compare = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
-    """Run the command; its exit status and its JSON."""
-
     def run(*arguments: object) -> tuple[int, dict[str, Any]]:
         status = main(["compare", *map(str, arguments), "--json"])
         return status, json.loads(capsys.readouterr().out.splitlines()[0])
@@ -30,7 +28,6 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
 
 
 def copied(folder: Path, to: Path, chapters: str = "machine.json end_to_end") -> Path:
-    """Some chapters of a machine, to be changed."""
     for name in chapters.split():
         source = folder / name
         if source.is_dir():
@@ -162,9 +159,7 @@ def test_machines_and_versions_that_differ_come_first(capsys: pytest.CaptureFixt
         assert any(line.startswith(f"differs: {fact}: ") for line in differing), fact
 
 
-def test_without_repeated_work_only_the_spread_within_jobs_counts(
-    compare: Compare, tmp_path: Path
-) -> None:
+def test_without_repeats_the_spread_within_jobs_counts(compare: Compare, tmp_path: Path) -> None:
     changed = copied(GOLDEN, tmp_path / "a", "collectives")
     rewrite(next(changed.rglob("*.json")), scale(1000))
     status, found = compare(GOLDEN / "collectives", changed / "collectives")
@@ -182,9 +177,7 @@ def test_without_repeated_work_only_the_spread_within_jobs_counts(
         ["nvidia-h200", "nvidia-h200", "--where", "size"],
     ],
 )
-def test_a_wrong_argument_is_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_end(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("results").mkdir()
     Path("results/nvidia-h200").symlink_to(H200)
     assert main(["compare", *arguments]) == 2
@@ -192,7 +185,7 @@ def test_a_wrong_argument_is_one_line(
 
 
 @pytest.mark.parametrize("share", ["5", "x%", "-5%"])
-def test_a_gate_is_a_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gate_is_a_share(share: str) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", f"--fail-if-slower={share}"])
 

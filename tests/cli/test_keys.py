@@ -77,9 +77,7 @@ def test_hyper_parameters_replace_those_of_a_size(full: Study) -> None:
     ],
     ids=" ".join,
 )
-def test_keys_choose_the_experiment_that_has_them(
-    nano: Study, args: list[str], parameters: dict[str, str]
-) -> None:
+def test_keys_choose_experiments(nano: Study, args: list[str], parameters: dict[str, str]) -> None:
     assert point_from_args(nano, "precision", args).parameters == parameters
 
 
@@ -121,9 +119,7 @@ def test_a_mistake_ends_in_one_line(
     assert message in captured.err
 
 
-def test_a_points_value_after_the_configuration_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_value_after_the_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure", "end_to_end", *NANO, "steps=5"]) == 2
     assert capsys.readouterr().err.endswith("; a point's own values come before --config\n")
 
@@ -133,18 +129,13 @@ TWO_NODES = {"nnodes": 2, "rdzv_backend": "c10d"}
 MERGED: dict[str, tuple[list[str], dict[str, Any]]] = {
     "nothing": ([], {"study": "auto", "ranks": RANKS}),
     "a key": (["study=nano"], {"study": "nano", "ranks": RANKS}),
-    "a part of a mapping": (
-        ["ranks={nnodes: 2}"],
-        {"study": "auto", "ranks": TWO_NODES},
-    ),
+    "a part of a mapping": (["ranks={nnodes: 2}"], {"study": "auto", "ranks": TWO_NODES}),
     "a value in place of a mapping": (["ranks=3"], {"study": "auto", "ranks": 3}),
 }
 
 
 @pytest.mark.parametrize(("overrides", "merged"), MERGED.values(), ids=MERGED)
-def test_overrides_change_what_they_name(
-    overrides: list[str], merged: dict[str, Any], tmp_path: Path
-) -> None:
+def test_overrides_merge(overrides: list[str], merged: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("study: auto\nranks: {nnodes: 1, rdzv_backend: c10d}\n")
     assert read_config(file, overrides) == merged

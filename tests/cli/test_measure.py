@@ -58,9 +58,7 @@ def test_the_last_line_is_the_result_and_the_table_is_above_it(
     assert not list(tmp_path.rglob("*.json")), "nothing is written unless asked for"
 
 
-def test_a_result_is_written_where_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_go_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["measure", "precision", "topic=accumulation"]
     main([*arguments, "--out", "mine.json", *NANO])
     assert read(tmp_path / "mine.json").parameters == {"topic": "accumulation"}
@@ -115,9 +113,7 @@ ABOVE: dict[str, tuple[list[records.Record], list[str]]] = {
 
 
 @pytest.mark.parametrize(("measurements", "lines"), ABOVE.values(), ids=ABOVE)
-def test_what_rows_do_not_show_is_above_them(
-    measurements: list[records.Record], lines: list[str]
-) -> None:
+def test_what_rows_lack_is_above(measurements: list[records.Record], lines: list[str]) -> None:
     result = make(measurements=tuple(measurements), flags=())
     above = table(Point("attention"), result).splitlines()[2:]
     assert above[: len(lines)] == lines
@@ -139,13 +135,6 @@ def test_ranks_are_started_by_torchrun(
     assert main([*COLLECTIVES[:2], *keys, *NANO]) == 0
     assert asked[0][:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["parameters"]["world_size"] == 4
-
-
-def test_a_world_too_large_starts_no_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COLLECTIVES[:2], "placement=own_gpu", "world_size=1024", *NANO]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["status"] == "unsupported"
-    assert result["reason"].startswith("needs 1024 GPUs")
 
 
 # As torchrun does, it answers a signal with a traceback and the status of a failure.
@@ -173,10 +162,7 @@ def torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("torchrun")
 @pytest.mark.parametrize(
     ("number", "status", "said"),
-    [
-        (signal.SIGINT, 130, "lmlab: interrupted, nothing is written\n"),
-        (signal.SIGTERM, 143, ""),
-    ],
+    [(signal.SIGINT, 130, "lmlab: interrupted, nothing is written\n"), (signal.SIGTERM, 143, "")],
 )
 def test_a_signal_ends_the_ranks_without_their_tracebacks(
     tmp_path: Path, number: int, status: int, said: str, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,6 @@ BY_SIGPIPE = 141
 
 
 def run_without_a_reader(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command whose output goes to a pipe that is closed at the other end."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

@@ -70,11 +70,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "; 1 with failed variants",
     ),
     "code": ({"code_fingerprint": "0" * 16}, ": stale: code changed", "; 1 stale (code changed)"),
-    "uncommitted": (
-        {"commit": {"id": None, "dirty": True}},
-        "",
-        "; 1 from uncommitted code",
-    ),
 }
 
 
@@ -102,9 +97,7 @@ def test_results_of_another_machine_are_read_on_request(lines: Lines) -> None:
     assert found[-1].startswith("nano on cpu-elsewhere:")
 
 
-def test_another_gpus_results_are_those_of_the_full_study(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_another_gpu_has_results_of_the_full_study(capsys: pytest.CaptureFixture[str]) -> None:
     Path("results/nvidia-z9000").mkdir(parents=True)
     assert main(["status", "--machine", "nvidia-z9000"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("full on nvidia-z9000: ")

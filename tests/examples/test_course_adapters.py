@@ -23,7 +23,6 @@ def adapters() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
-    """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -31,9 +30,7 @@ def group() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", ["pytorch", "triton"])
 @pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
-def test_attention_functions_save_the_log_sum_exp(
-    adapters: ModuleType, kind: str, is_causal: bool
-) -> None:
+def test_attention_saves_the_log_sum_exp(adapters: ModuleType, kind: str, is_causal: bool) -> None:
     function = getattr(adapters, f"get_flashattention_autograd_function_{kind}")()
     generator = torch.Generator().manual_seed(0)
     draws = (torch.randn(2, 32, 16, generator=generator) for _ in range(4))

@@ -42,7 +42,6 @@ def precision_point(topic: str, **more: Any) -> Point:
 
 
 def profile_point(**changes: Any) -> Point:
-    """A profile of the same small model."""
     settings = {**SETTINGS, "warmup": 1, "profiler": "torch"}
     return changed("profile", MODEL, {**settings, "keep_traces": False}, changes)
 
@@ -56,7 +55,6 @@ def memory_point(topic: str = "timeline", **changes: Any) -> Point:
 def changed(
     chapter: str, parameters: dict[str, Any], settings: dict[str, Any], changes: dict[str, Any]
 ) -> Point:
-    """A point with some of its parameters and settings replaced."""
     return Point(
         chapter,
         {key: changes.get(key, value) for key, value in parameters.items()},

@@ -16,9 +16,7 @@ def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(budget.VARIABLE)
 
 
-def test_a_point_is_skipped_from_the_deadline_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_points_after_the_deadline_skip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert budget.why_skipped("memory", tmp_path) is None
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     budget.start(240, {})

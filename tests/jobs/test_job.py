@@ -63,8 +63,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @pytest.fixture
 def start(start_script: Start, tmp_path: Path, environment: dict[str, str]) -> Start:
-    """Measure a point whose model makes a call."""
-
     def start(call: str, **more: str) -> subprocess.Popen[str]:
         (tmp_path / "own.py").write_text(MODEL.format(call=call))
         point, out = end_to_end_point(model="own:Model"), Path("point.json")
@@ -109,9 +107,7 @@ def test_an_interrupt_is_one_line_even_if_the_point_hangs(
     ("number", "recorded"),
     [(signal.SIGABRT, True), (signal.SIGKILL, True), (signal.SIGTERM, False)],
 )
-def test_a_deadly_signal_is_recorded_but_not_a_request_to_end(
-    run: Run, number: signal.Signals, recorded: bool
-) -> None:
+def test_only_a_deadly_signal_is_recorded(run: Run, number: signal.Signals, recorded: bool) -> None:
     status, out = run(lambda _: -number)
     assert status == (0 if recorded else 128 + number)
     assert (number.name in str(read(out).reason)) if recorded else not out.exists()

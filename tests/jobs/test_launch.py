@@ -65,7 +65,6 @@ def point_of(way: str = "ends well", **changes: Any) -> Point:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources with that chapter in it."""
     folder = tmp_path_factory.mktemp("ranks")
     shutil.copytree(ROOT / "src" / "lmlab", folder / "src" / "lmlab")
     shutil.copytree(ROOT / "workflow" / "schemas", folder / "workflow" / "schemas")
@@ -78,7 +77,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def measure(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
-    """Run a point with real ranks and read its result."""
     monkeypatch.chdir(tree)
     monkeypatch.setenv("PYTHONPATH", str(tree))
     monkeypatch.setattr(warm_start, "run", lambda module, arguments: record.main(arguments))
@@ -120,11 +118,7 @@ def test_what_a_machine_lacks_is_known_before_any_rank_starts(
     ("world_size", "budget_s", "reason"), [(3, 1e12, "needs 3 CPU cores"), (2, 240, "skipped: ")]
 )
 def test_a_point_that_cannot_be_measured_starts_no_rank(
-    measure: Measure,
-    monkeypatch: pytest.MonkeyPatch,
-    world_size: int,
-    budget_s: float,
-    reason: str,
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, world_size: int, budget_s: float, reason: str
 ) -> None:
     plan = {"began": 1, "study_s": budget_s, "chapters_s": {}}
     monkeypatch.setenv("LMLAB_BUDGET", json.dumps(plan))
@@ -140,7 +134,7 @@ def test_uneven_nodes_and_another_machine_are_refused(tmp_path: Path) -> None:
         run_ranks(point_of(), "nvidia-z9000", tmp_path / "x.json", ["torchrun"])
 
 
-def test_the_command_runs_as_written_with_this_environments_torchrun(
+def test_this_environments_torchrun_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program of that name next to this Python is found before any other on the PATH."""
@@ -152,7 +146,6 @@ def test_the_command_runs_as_written_with_this_environments_torchrun(
     assert ended == (3, "--nnodes 1 -m some.program\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
@@ -171,8 +164,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_reason(
     assert re.match(reason, str(result.reason)), result.reason
 
 
-@pytest.mark.slow
-def test_two_nodes_measure_one_point_and_one_of_them_writes_it(
+def test_one_of_two_nodes_writes_the_result(
     tree: Path, tmp_path: Path, start_script: Start
 ) -> None:
     with socket.socket() as free:
@@ -211,7 +203,6 @@ def test_a_job_in_which_nothing_moves_is_killed_whole(
     assert "sleep 601.125" not in left
 
 
-@pytest.mark.slow
 def test_an_interrupt_ends_ranks_that_hang_in_one_line(
     tree: Path, tmp_path: Path, wait_for: Callable[[Path], None], start_script: Start
 ) -> None:
@@ -230,7 +221,6 @@ def test_an_interrupt_ends_ranks_that_hang_in_one_line(
 
 
 def summary(*failures: tuple[str, int, int]) -> str:
-    """The list of failures that torchrun prints."""
     blocks = [
         f"[{index}]:\n  time      : 2026-01-01_{when}\n  host      : here\n"
         f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 7)\n"

@@ -71,9 +71,7 @@ def test_what_the_device_lacks_or_is_slow_at_is_refused(point: Point, reason: st
 
 @pytest.mark.usefixtures("slow_bf16")
 @pytest.mark.parametrize(("device", "point"), MEASURED.values(), ids=MEASURED)
-def test_what_is_short_or_fast_or_not_counted_or_cold_is_measured(
-    device: str, point: Point
-) -> None:
+def test_what_is_short_fast_cold_or_not_counted_is_measured(device: str, point: Point) -> None:
     refuse_unsupported(point, torch.device(device))
 
 
@@ -101,9 +99,7 @@ def test_products_of_every_point_can_be_counted(study: str) -> None:
     assert counted == {"end_to_end", "memory", "profile", "attention", "fastest_step"}
 
 
-def test_a_product_is_timed_in_one_thread_and_all_are_there_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_product_is_timed_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before, asked = torch.get_num_threads(), list[int]()
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     product_s.cache_clear()

@@ -63,7 +63,6 @@ class Emulated:
 
 
 def emulated(argument: Any) -> Any:
-    """A launch argument in the emulator's terms."""
     if isinstance(argument, Tensor):
         elements = argument.untyped_storage().nbytes() // argument.itemsize
         return Pointer(argument.as_strided((elements,), (1,)).numpy())
@@ -117,7 +116,6 @@ def assert_forward(shape: Shape, is_causal: bool, tiles: Tiles) -> None:
 def assert_gradients(
     inputs: Gradients, is_causal: bool, tiles: Tiles, atol: float = TOLERANCE[torch.float16]
 ) -> None:
-    """Gradients of the kernels are those of the formula in float64."""
     q, k, v, grad_o = inputs
     wide = tuple(x.double() for x in inputs)
     o, lse = attend(*wide[:3], is_causal)

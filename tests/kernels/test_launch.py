@@ -25,7 +25,6 @@ GROUPED = Shape(keys=37, queries=21, head_dim=12, batch=2, heads=4, group=2)
 
 
 def run(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> tuple[Tensor, ...]:
-    """Output and gradients."""
     q, k, v, grad_o = inputs
     scale = q.shape[-1] ** -0.5
     o, lse = launch.forward(q, k, v, is_causal=is_causal, scale=scale, tiles=tiles)

@@ -166,10 +166,8 @@ def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
         process.kill()
 
 
-def test_a_second_process_waits_and_says_for_whom_once(
-    holder: subprocess.Popen[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_second_process_waits_and_names_the_first_once(
+    holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def said(*words: str, **_: object) -> None:
         """While it waits, the holder dies, and leaves no lock behind."""

@@ -166,9 +166,7 @@ def test_a_union_is_disjoint_and_covers_the_same(intervals: list[Interval]) -> N
 
 
 @given(intervals=INTERVALS, most=st.integers(1, 5))
-def test_a_reduced_set_has_few_intervals_or_is_the_union(
-    intervals: list[Interval], most: int
-) -> None:
+def test_reduced_intervals_are_few_or_the_union(intervals: list[Interval], most: int) -> None:
     joined, chosen = union(intervals), reduced(intervals, most)
     assert len(chosen) == min(most, len(joined))
     assert len(joined) > most or chosen == joined

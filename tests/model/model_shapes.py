@@ -29,7 +29,6 @@ SMALL = shape_of(4, 128, 768, 3072, 12, 12, 10_000)
 
 
 def build(shape: ModelShape, device: str = "meta") -> TransformerLM:
-    """The model of a shape; on "meta" it has no values."""
     width, layers = shape.d_model, shape.num_layers
     sizes = shape.vocab_size, shape.context, width, layers, shape.num_heads, shape.d_ff
     return TransformerLM(*sizes, device=device)

@@ -1,4 +1,4 @@
-"""Which matrices FSDP communicates together, what it sends in a step, and what is in memory."""
+"""Which matrices FSDP communicates together, in which order, and what is in memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlab.parallel import FSDP
+from lmlab.parallel.fsdp_scheduler import ExecutionOrder
 from tests.parallel import training
 from tests.parallel.launcher import on_ranks
 from tests.parallel.models import build
@@ -17,12 +18,10 @@ from tests.parallel.training import Message, backward, batch_of, own_part, recor
 
 
 def pair() -> nn.Sequential:
-    """Two matrices that are not in a list."""
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 
 
 def module(**children: nn.Module | nn.Parameter) -> nn.Module:
-    """A module with these attributes."""
     parent = nn.Module()
     for name, child in children.items():
         setattr(parent, name, child)
@@ -257,3 +256,56 @@ def test_full_weights(compute_dtype: torch.dtype | None, checkpointed: bool, fro
     assert found["backward"] <= 3  # in use, prefetched, about to be freed
     assert found["gradients in backward"] <= 1
     assert found["after backward"] == 0
+
+
+def after_forward(groups: list[int], ahead: int = 2) -> ExecutionOrder:
+    order = ExecutionOrder(ahead)
+    order.begin_forward()
+    for group in groups:
+        order.forward(group)
+    return order
+
+
+@pytest.mark.parametrize(
+    ("previous", "ahead", "current", "predicted"),
+    [
+        ([], 2, [0, 1, 2], [[], [], []]),
+        ([0, 1, 2, 3], 2, [0, 1, 2, 3], [[1, 2], [2, 3], [3], []]),
+        ([0, 1, 0], 1, [0, 1, 0], [[1], [0], []]),
+        ([0, 1, 2], 1, [0, 2, 1], [[1], [], []]),
+    ],
+    ids=["first", "same", "used_twice", "deviates"],
+)
+def test_a_forward_predicts_the_next_and_whether_a_group_ends_it(
+    previous: list[int], ahead: int, current: list[int], predicted: list[list[int]]
+) -> None:
+    order = after_forward(previous, ahead)
+    order.begin_forward()
+    order.begin_forward()  # a forward without groups is ignored
+    assert not any(order.is_last(group) for group in current)
+    assert [order.forward(group) for group in current] == predicted
+    assert order.is_last(current[-1]) is (previous == current)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "forward", "backward", "predicted"),
+    [
+        (2, [0, 1, 2, 3], [3, 2, 1, 0], [[2, 1], [1, 0], [0], []]),
+        (2, [0, 1, 2, 3], [3, 1, 3, 7], [[2, 1], [0], [2, 1], []]),
+        (1, [0, 1, 0], [0, 1, 0], [[1], [0], []]),
+        (1, [0, 1, 0, 1], [1, 1, 0, 0, 1, 1, 0], [[0], [0], [1], [1], [0], [0], []]),
+    ],
+    ids=["reversed", "skips_and_restarts", "used_twice", "several_outputs"],
+)
+def test_backward_is_predicted_from_forward(
+    ahead: int, forward: list[int], backward: list[int], predicted: list[list[int]]
+) -> None:
+    order = after_forward(forward, ahead)
+    assert [order.backward(group) for group in backward] == predicted
+
+
+def test_recomputation_runs_up_to_where_backward_is() -> None:
+    order = after_forward([0, 1, 2, 3, 4, 5])
+    order.backward(5)
+    order.backward(4)
+    assert [order.recomputed(group) for group in (2, 3, 4, 9)] == [[3, 4], [4], [], []]

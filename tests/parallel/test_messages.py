@@ -103,7 +103,6 @@ def test_a_step_sends_every_gradient_once(scheme: str) -> None:
 
 
 def five_equal_layers() -> nn.Sequential:
-    """Five matrices of 1 kB."""
     return nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(5)])
 
 

@@ -41,13 +41,11 @@ def sgd(parameters: Any) -> Optimizer:
 
 
 def batch_of(step: int, samples_per_rank: int = 2) -> Tensor:
-    """Token ids of all ranks together."""
     size = (samples_per_rank * dist.get_world_size(), LENGTH)
     return torch.randint(VOCABULARY, size, generator=torch.Generator().manual_seed(step))
 
 
 def own_part(batch: Tensor) -> Tensor:
-    """The samples of this rank."""
     return batch.chunk(dist.get_world_size())[dist.get_rank()]
 
 
@@ -135,7 +133,6 @@ def assert_near(
 
 
 def distance(ours: Tensor | None, expected: Tensor | None) -> float:
-    """Largest difference relative to the largest expected number."""
     assert ours is not None
     assert expected is not None
     assert ours.shape == expected.shape

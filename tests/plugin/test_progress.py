@@ -31,7 +31,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_finished_point_says_what_it_gave_and_what_is_left() -> None:
+def test_a_finished_point_has_its_headline_and_what_is_left() -> None:
     seconds = iter([0.0, 4.0])
     progress = Progress(lambda: next(seconds))
     progress.expected = 4
@@ -81,7 +81,7 @@ def job(log: str | None, result: str | None, indent: bool = True) -> dict[str, A
     ids=["broke", "measured", "an empty log", "not begun", "not of an allocation"],
 )
 @pytest.mark.parametrize("earlier", [None, "the driver is too old"])
-def test_of_a_failed_allocation_only_the_job_that_broke_is_reported(
+def test_only_the_job_that_broke_is_reported(
     failed: tuple[Any, ...],
     to_blame: bool,
     earlier: str | None,
@@ -142,7 +142,7 @@ rule point:
     [("touch started; sleep 3600", "interrupted; "), ("echo too large; false", "point failed: ")],
     ids=["interrupted", "failed"],
 )
-def test_snakemake_itself_says_no_more(command: str, line: str) -> None:
+def test_snakemake_itself_prints_no_more(command: str, line: str) -> None:
     Path("Snakefile").write_text(SNAKEFILE.format(command))
     snakemake = subprocess.Popen(
         [sys.executable, "-m", "snakemake", "--cores", "1", "--logger", "lmlab"],

@@ -14,7 +14,6 @@ MACHINE = "test-gpu"
 
 
 def time_record(samples: Sequence[float], clock: Any = "wall", **labels: Any) -> Record:
-    """A time with these samples."""
     measurement = Measurement(
         samples_ms=tuple(samples), clock=clock, cache="warm", stopped=f"{len(samples)} samples"
     )
@@ -30,7 +29,6 @@ def result(
     reason: str | None = None,
     **more: Any,
 ) -> Result:
-    """A result that passes the schema."""
     return Result(
         chapter=chapter,
         parameters=parameters,
@@ -80,3 +78,40 @@ def small_study(folder: Path) -> Results:
         result({"size": "large", "precision": "bf16"}, status="oom", reason="asked for 40 GiB")
     )
     return written(folder, results, [Point("steps", {"size": "huge", "precision": "fp32"}, {})])
+
+
+def group(world_size: int, *, gpus: int = 0) -> dict[str, Any]:
+    """`data` with what a process group reports of itself."""
+    return {
+        "ranks": {
+            "backend": "nccl" if gpus == world_size else "gloo",
+            "world_size": world_size,
+            "device": "cuda" if gpus else "cpu",
+            "gpus": gpus,
+            "nnodes": 1,
+            "threads": 1,
+        }
+    }
+
+
+def two_groups(
+    folder: Path,
+    chapter: str,
+    on_cpu: Sequence[Record],
+    on_gpus: Sequence[Record] | None,
+    *,
+    cpu_ranks: int = 2,
+    parameters: Mapping[str, Any] = {},
+    data: Mapping[str, Any] = {},
+    **more: Any,
+) -> Results:
+    """A group of CPU ranks, and one of two GPUs that was measured or, without records, refused."""
+    cpu = {"placement": "cpu", "world_size": cpu_ranks, **parameters}
+    gpus = {"placement": "own_gpu", "world_size": 2, **parameters}
+    refused = {"status": "unsupported", "reason": "needs 2 GPUs, 1 found"}
+    outcome = refused if on_gpus is None else {"data": {**group(2, gpus=2), **data}}
+    results = [
+        result(cpu, on_cpu, chapter=chapter, data={**group(cpu_ranks), **data}, **more),
+        result(gpus, on_gpus or (), chapter=chapter, **outcome, **more),
+    ]
+    return written(folder / chapter, results)

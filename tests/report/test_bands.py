@@ -21,7 +21,6 @@ class Named(Results):
 
 
 def results(rate: float, limit: float = 700.0, flags: tuple[str, ...] = ()) -> Results:
-    """A machine card with one rate."""
     base = {"chapter": "machine", "status": "ok"}
     card = {**base, "quantity": "power_limit_w", "value": limit}
     bf16 = {**base, "quantity": "matmul_rate", "dtype": "bf16", "value": rate, "flags": flags}
@@ -41,9 +40,7 @@ def results(rate: float, limit: float = 700.0, flags: tuple[str, ...] = ()) -> R
         (950.0, {}, "libraries"),
     ],
 )
-def test_a_figure_outside_its_range_has_a_likely_cause(
-    rate: float, more: dict[str, Any], cause: str
-) -> None:
+def test_an_odd_figure_has_a_likely_cause(rate: float, more: dict[str, Any], cause: str) -> None:
     (found,) = against_bands(results(rate, **more), BANDS)
     assert found["outside"] == bool(cause)
     assert cause in found["cause"]

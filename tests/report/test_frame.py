@@ -1,4 +1,4 @@
-"""One row per measured quantity; what has no value is a row that says why."""
+"""One row per measured quantity; what has no value is a row with the reason."""
 
 from pathlib import Path
 
@@ -29,25 +29,12 @@ def test_points_without_a_value_are_rows_with_a_reason(tmp_path: Path) -> None:
     assert results.problems == ()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[" * 200_000,
-        '{"schema_version": 1}',
-        '{"a": NaN}',
-        "9" * 5000,
-        "null",
-        b"\xff\xfe".decode("latin1"),
-    ],
-    ids=["empty", "nested", "schema 1", "NaN", "long integer", "null", "no JSON"],
-)
-def test_an_unusable_file_is_named_and_the_rest_is_read(tmp_path: Path, text: str) -> None:
+def test_an_unusable_file_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     good = result({"size": "small"}, [time_record([1.0], phase="total")])
     written(tmp_path, [good])
     points = [Point("steps", {"size": size}, {}) for size in ("small", "bad")]
     bad = points[1].path(tmp_path, MACHINE)
-    bad.write_text(text)
+    bad.write_text("[" * 200_000)
     results = load(points, tmp_path, MACHINE)
     assert len(results.results) == 1
     assert [str(bad) in line and "\n" not in line for line in results.problems] == [True]

@@ -56,18 +56,6 @@ def report(folder: Path, results: Results, module: ModuleType) -> tuple[Report, 
     return Report(results, chapters, folder / "out", folder / "templates", "full"), faults
 
 
-def test_front_page_chapter_index_and_figures(tmp_path: Path) -> None:
-    made, faults = report(tmp_path, small_study(tmp_path / "results"), page())
-    assert faults + made.write() == []
-    out = tmp_path / "out"
-    front = (out / "writeup.md").read_text()
-    assert "### Is it fast?" in front
-    assert "figures/steps/steps.png" in front
-    assert "../figures/steps/steps.png" in (out / "chapters" / "steps.md").read_text()
-    assert (out / "figures" / "steps" / "steps.png").exists()
-    assert "is-it-fast: Yes." in (out / "index.md").read_text()
-
-
 def raising(*arguments: Any) -> Any:
     raise KeyError("no such column")
 
@@ -156,7 +144,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
         size: size == "edited" for size in commits
     }
     alone = TABLE.render(written(tmp_path / "edited", results[1:2]).rows)
-    assert "| edited | fp32 | 7.00 |" in alone, "where it holds for all, the caption says so"
+    assert "| edited | fp32 | 7.00 |" in alone, "what holds for all is in the caption"
     assert "All measured with uncommitted code" in alone
     numbers = re.findall(r"\d+", provenance.unreproducible(found))
     assert numbers == ["4", "1", "2"], "of 4 results, 1 uncommitted, 2 unverified"
@@ -173,7 +161,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
     ],
     ids=["in turn", "with a pause", "at the same time", "no such time"],
 )
-def test_the_cost_counts_the_time_between_points(
+def test_the_cost_includes_time_between_points(
     tmp_path: Path, starts: list[str], cost: str
 ) -> None:
     results = [

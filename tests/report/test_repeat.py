@@ -45,9 +45,7 @@ def test_times_are_counted_by_what_limits_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("faster", "within"), [(1.029, 1), (1 / 1.029, 1), (1.031, 0)])
-def test_values_agree_within_three_percent_either_way(
-    tmp_path: Path, faster: float, within: int
-) -> None:
+def test_values_agree_within_three_percent(tmp_path: Path, faster: float, within: int) -> None:
     found = {each["kind"]: each for each in agreement(both(tmp_path, faster), "steps")}
     assert found[OTHER]["within"] == within
 

@@ -62,15 +62,8 @@ def package(tmp_path: Path) -> Path:
 
 def test_the_closure_follows_every_import_and_no_others(package: Path) -> None:
     closure = import_closure(["lab.run"], [str(package)])
-    assert sorted(closure) == [
-        "lab",
-        "lab.deep",
-        "lab.inner",
-        "lab.inner.sibling",
-        "lab.inner.tool",
-        "lab.lazy",
-        "lab.run",
-    ]
+    inner = {"lab.inner", "lab.inner.sibling", "lab.inner.tool"}
+    assert set(closure) == {"lab", "lab.deep", "lab.lazy", "lab.run", *inner}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +83,7 @@ def test_only_files_in_the_closure_count(package: Path, file: str, changes: bool
     assert (code_fingerprint(["lab.run"], [str(copy)]) != before) is changes
 
 
-def test_a_file_beside_a_users_module_counts(package: Path) -> None:
+def test_a_file_next_to_a_users_module_counts(package: Path) -> None:
     (package / "mine.py").write_text("from parts import block\nimport json\n")
     (package / "parts.py").write_text("block = 1\n")
     assert sorted(import_closure(["mine"], [str(package)])) == ["mine", "parts"]
@@ -108,26 +101,11 @@ def test_an_excluded_module_is_followed_but_does_not_count(package: Path) -> Non
 
 
 @pytest.mark.parametrize(("text", "changes"), [("a: 2\n", True), ("# why\na: 1\n", False)])
-def test_a_yaml_file_of_the_same_name_is_a_modules_data(
-    package: Path, text: str, changes: bool
-) -> None:
+def test_a_yaml_file_of_a_modules_name_is_its_data(package: Path, text: str, changes: bool) -> None:
     (package / "lab/deep.yaml").write_text("a: 1\n")
     before = code_fingerprint(["lab.run"], [str(package)])
     (package / "lab/deep.yaml").write_text(text)
     assert (code_fingerprint(["lab.run"], [str(package)]) != before) is changes
-
-
-def test_a_moved_checkout_keeps_its_fingerprint(package: Path) -> None:
-    elsewhere = package.parent / "elsewhere"
-    shutil.copytree(package, elsewhere)
-    here, there = (code_fingerprint(["lab.run"], [str(p)]) for p in (package, elsewhere))
-    assert here == there
-
-
-def test_an_edit_is_seen_in_the_same_process(package: Path) -> None:
-    before = code_fingerprint(["lab.run"], [str(package)])
-    (package / "lab/deep.py").write_text("thing = 2\n")
-    assert code_fingerprint(["lab.run"], [str(package)]) != before
 
 
 def test_a_module_that_is_not_there_is_named(package: Path) -> None:

@@ -19,7 +19,7 @@ def test_a_path_reads_as_the_study_does() -> None:
     )
 
 
-def test_a_point_without_parameters_lies_beside_the_chapters() -> None:
+def test_a_point_without_parameters_is_one_file() -> None:
     assert Point("machine").path(Path("results"), "m") == Path("results/m/machine.json")
 
 
@@ -30,9 +30,7 @@ def test_a_point_survives_its_json(parameters: dict[str, str | int]) -> None:
 
 
 @given(first=PARAMETERS, second=PARAMETERS)
-def test_different_parameters_give_different_paths(
-    first: dict[str, str | int], second: dict[str, str | int]
-) -> None:
+def test_paths_are_unique(first: dict[str, str | int], second: dict[str, str | int]) -> None:
     as_text = [[(k, str(v)) for k, v in items.items()] for items in (first, second)]
     paths = [Point("c", items).path(Path("r"), "m") for items in (first, second)]
     assert (paths[0] == paths[1]) == (as_text[0] == as_text[1])

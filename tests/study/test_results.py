@@ -1,4 +1,4 @@
-"""A result is whole or not there, and a file that is none says why in one line."""
+"""A result is whole or not there, and a file that is none is one line."""
 
 import errno
 import os
@@ -43,9 +43,7 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_permissions_follow_the_umask_and_nothing_is_left_behind(
-    tmp_path: Path, umask: int, mode: int
-) -> None:
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
         make().write(tmp_path / "result.json")
@@ -59,7 +57,7 @@ FAULTS = {"a full disk": errno.ENOSPC, "a read-only folder": errno.EROFS, "no ri
 
 
 @pytest.mark.parametrize("number", FAULTS.values(), ids=FAULTS)
-def test_a_result_that_cannot_be_written_is_one_line_and_leaves_the_old_one(
+def test_failed_writes_end_well(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "result.json"
@@ -78,9 +76,7 @@ def test_a_result_that_cannot_be_written_is_one_line_and_leaves_the_old_one(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_interrupted_write_leaves_the_old_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_writes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
     make().write(path)
     before = path.read_bytes()
@@ -110,9 +106,7 @@ def test_an_interrupted_write_leaves_the_old_result(
         pytest.param({"data": {"big": "x" * 300_000}}, "200,000", id="too large"),
     ],
 )
-def test_a_result_against_the_schema_is_not_written(
-    tmp_path: Path, changes: dict[str, Any], complaint: str
-) -> None:
+def test_wrong_results_stay_out(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ResultError, match=complaint):
         make(**changes).write(tmp_path / "result.json")
     assert list(tmp_path.iterdir()) == []
@@ -123,18 +117,7 @@ def test_a_number_that_is_none_is_not_written(tmp_path: Path) -> None:
         make(data={"x": float("nan")}).write(tmp_path / "result.json")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="empty"),
-        pytest.param('{"schema_version": 2', id="half written"),
-        pytest.param('{"schema_version": 1}', id="an earlier version"),
-        pytest.param("[]", id="a list"),
-        pytest.param('{"schema_version": 2}', id="keys missing"),
-        pytest.param('{"schema_version": 3}', id="a later version"),
-        pytest.param("\x00\xff", id="binary"),
-    ],
-)
+@pytest.mark.parametrize("text", ["", '{"schema_version": 3}', "\x00\xff"])
 def test_a_file_that_is_no_result_is_named_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(text.encode("latin-1"))

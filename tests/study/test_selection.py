@@ -1,4 +1,4 @@
-"""A run measures on its own machine, reads another's, and plans for a cluster when told to."""
+"""A run measures on its own machine, reads another's, and plans for a cluster when asked to."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ NOTHING = {
         "config: machine = 'nvidia-h20' has no results here; "
         "allowed: cpu-here (this one), nvidia-h200",
     ),
-    "this machine, told not to measure": (
+    "this machine, not to be measured": (
         {"measure": "never"},
         "config: measure = 'never', but cpu-here (this machine) has no results here; "
         "allowed: auto, machine = nvidia-h200",
@@ -48,9 +48,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("case", NOTHING)
-def test_a_run_that_can_neither_measure_nor_read_says_what_is_there(
-    case: str, tmp_path: Path
-) -> None:
+def test_a_run_without_device_or_results_names_what_exists(case: str, tmp_path: Path) -> None:
     config, complaint = NOTHING[case]
     (tmp_path / "nvidia-h200").mkdir()
     (tmp_path / "a-file").touch()

@@ -42,7 +42,6 @@ class Project:
     folder: Path
 
     def start(self, command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command line in the checkout."""
         return subprocess.Popen(
             command.split(),
             cwd=self.folder,
@@ -65,7 +64,6 @@ class Project:
     def run(
         self, command: str, check: bool = True, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command line in the checkout to its end."""
         process = self.start(command, **environment)
         stdout, stderr = process.communicate(timeout=1200)
         if check and process.returncode:
@@ -93,7 +91,6 @@ class Project:
         }
 
     def append(self, file: str, text: str) -> None:
-        """Add lines to a file."""
         with (self.folder / file).open("a") as stream:
             stream.write(text)
 
@@ -133,7 +130,6 @@ def checkout(folder: Path) -> Project:
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Project:
-    """A checkout in which nothing was measured yet."""
     return checkout(tmp_path / "fresh")
 
 
@@ -156,5 +152,4 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 @pytest.fixture
 def measured(first_run: Project, tmp_path: Path) -> Project:
-    """A copy of the measured project, for one test to edit."""
     return first_run.copy_to(tmp_path / "project")

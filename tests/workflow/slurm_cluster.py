@@ -71,8 +71,6 @@ SRUN = '#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {srun} "$@"\n'
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What the controller remembers of a job."""
-
     id: str
     state: str
     gpus: str
@@ -96,7 +94,6 @@ class Cluster:
         }
 
     def ask(self, *words: str) -> str:
-        """What one of Slurm's own commands prints."""
         environment = {**os.environ, **self.environment}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
         return done.stdout

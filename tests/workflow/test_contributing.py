@@ -16,7 +16,6 @@ LONGEST = 80
 
 
 def example() -> tuple[dict[str, str], str, str]:
-    """Files by path, the block of the study, and its schema."""
     files, parts = {}, {}
     for language, text in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text()):
         named = NAMED.match(text)

@@ -43,9 +43,7 @@ def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> Non
     assert (fresh.folder / "report/writeup.md").exists()
 
 
-def test_points_after_the_time_budget_are_skipped_and_measured_by_the_next_run(
-    fresh: Project,
-) -> None:
+def test_points_after_the_time_budget_are_left_for_the_next_run(fresh: Project) -> None:
     shape = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32"}
     cold = {**shape, "warmups": {}}
     grid = {"contexts": [16, 24], "precisions": ["fp32"], "modes": ["forward"], "cold_start": cold}

@@ -5,11 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from lmlab.jobs.catalog import points_of
-from lmlab.study.config import load
-from lmlab.study.files import ROOT
 from lmlab.study.results import Result, read
 from tests.measure.trace.standin_nsys import install
 from tests.workflow.conftest import MACHINE, NANO, Project
@@ -29,7 +25,6 @@ def path_with(project: Project, fault: str | None = "") -> str:
 
 
 def value_of(result: Result, quantity: str) -> str:
-    """The value of the one record of a quantity."""
     (value,) = (r["value"] for r in result.measurements if r["quantity"] == quantity)
     return str(value)
 
@@ -75,12 +70,11 @@ def test_an_nsys_that_was_asked_for_and_does_not_work_ends_in_one_line(fresh: Pr
 
 
 def test_nsys_around_torchrun_leaves_a_report_and_no_result(fresh: Project) -> None:
-    fresh.configure(profile={"profiler": "nsys", "nsys_options": ["--cuda-memory-usage=true"]})
-    config = yaml.safe_load((ROOT / "config.yaml").read_text()) | {"study": "nano"}
-    (point,) = points_of(load(config, "cpu"), "data_parallel")
-    result = point.path(Path("results"), MACHINE).as_posix()
-    trace = result.replace("results/", "traces/").removesuffix(".json") + ".nsys"
-    fresh.run(f"snakemake {trace} {NANO}", PATH=path_with(fresh))
-    assert read(fresh.folder / trace / "result.json").status == "ok"
-    assert (fresh.folder / trace / "report.nsys-rep").exists()
-    assert not (fresh.folder / result).exists()
+    nsys = {"profiler": "nsys", "nsys_options": ["--cuda-memory-usage=true"]}
+    fresh.configure(profile=nsys, collectives={"placements": {"cpu": [1]}})
+    stem = f"{MACHINE}/collectives/placement~cpu/world_size~1"
+    fresh.run(f"snakemake traces/{stem}.nsys {NANO}", PATH=path_with(fresh))
+    trace = fresh.folder / f"traces/{stem}.nsys"
+    assert read(trace / "result.json").status == "ok"
+    assert (trace / "report.nsys-rep").exists()
+    assert not (fresh.folder / f"results/{stem}.json").exists()

@@ -13,7 +13,6 @@ RESULT = f"results/{MACHINE}/collectives/placement~cpu/world_size~2.json"
 
 
 def shell_of(project: Project) -> list[str]:
-    """The words of the shell command that measures the point."""
     done = project.run(f"snakemake -n -p {NANO} -- {RESULT}")
     [shell] = [line for line in done.stderr.splitlines() if "ranks.py" in line]
     return shlex.split(shell.partition("Shell command: ")[2])

@@ -122,7 +122,7 @@ def test_a_second_run_submits_nothing(
     assert "Nothing to be done" in done.stderr
 
 
-def test_a_job_that_lands_on_another_machine_names_it_and_writes_nothing(
+def test_a_job_elsewhere_is_refused(
     others: dict[str, Project], printed: dict[Project, str]
 ) -> None:
     lost = others["lost"]
@@ -156,9 +156,7 @@ def test_a_job_that_is_refused_ends_the_run_with_the_reason(
     assert lost.results() == {}
 
 
-def test_the_main_command_runs_inside_one_allocation(
-    cluster: Cluster, others: dict[str, Project]
-) -> None:
+def test_the_main_command_in_one_allocation(cluster: Cluster, others: dict[str, Project]) -> None:
     inside = others["inside"]
     shutil.copy(ROOT / "Makefile", inside.folder)
     inside.replace("config.yaml", "study: auto", "study: nano")
@@ -172,9 +170,7 @@ def test_the_main_command_runs_inside_one_allocation(
     assert (inside.folder / "report/writeup.md").exists()
 
 
-def test_a_cancelled_allocation_keeps_what_it_has_measured(
-    cluster: Cluster, others: dict[str, Project]
-) -> None:
+def test_a_cancelled_allocation_has_results(cluster: Cluster, others: dict[str, Project]) -> None:
     user, environment = others["cancelled"], cluster.environment
     command = HERE.replace("points=2", "points=10")
     run = user.start(command, **environment)

@@ -26,17 +26,14 @@ def test_what_changes_no_number_reruns_nothing(measured: Project, tmp_path: Path
     assert measured.copy_to(tmp_path / "moved").plan() == {}
 
 
-EDITS = {
-    "the model": ("src/lmlab/model/transformer.py", CODE, RUN_THE_MODEL),
-    "the stated peaks": ("src/lmlab/measure/peaks.yaml", "\n- names: [Test GPU]\n", {"machine"}),
-    "a template": ("report/templates/machine.md.j2", "\nOne more sentence.\n", set()),
-}
-
-
-@pytest.mark.parametrize(("file", "text", "stale"), EDITS.values(), ids=EDITS)
-def test_an_edit_reruns_the_points_that_run_it(
-    measured: Project, file: str, text: str, stale: set[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("file", "text", "stale"),
+    [
+        pytest.param("src/lmlab/model/transformer.py", CODE, RUN_THE_MODEL, id="the model"),
+        pytest.param("report/templates/machine.md.j2", "\nMore.\n", set(), id="a template"),
+    ],
+)
+def test_edits_rerun_their_points(measured: Project, file: str, text: str, stale: set[str]) -> None:
     path = measured.folder / file
     before = path.stat()
     measured.append(file, text)
@@ -45,12 +42,16 @@ def test_an_edit_reruns_the_points_that_run_it(
     assert set(measured.plan()) == {*stale, "report"}
 
 
-def test_an_attention_variant_reruns_only_the_points_that_name_it(measured: Project) -> None:
+def test_edits_and_new_values_rerun_only_their_own_points(measured: Project) -> None:
+    measured.append("src/lmlab/measure/peaks.yaml", "\n- names: [Test GPU]\n")
     measured.append("src/lmlab/attention/tiled.py", CODE)
+    measured.configure(end_to_end={"contexts": [16, 24]})
     jobs = measured.plan()
-    assert set(jobs) == {"attention", "report"}
+    assert set(jobs) == {"machine", "attention", "end_to_end", "report"}
     topics = sorted(Path(path).parts[3] for path in jobs["attention"])
     assert topics == ["topic~benchmark", "topic~model"]
+    assert len(jobs["end_to_end"]) == 4
+    assert all("context~24" in output for output in jobs["end_to_end"])
 
 
 def test_another_torch_version_makes_measurements_stale(measured: Project) -> None:
@@ -59,11 +60,3 @@ def test_another_torch_version_makes_measurements_stale(measured: Project) -> No
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
     assert set(measured.plan()) == {*MEASURE, "report"}
-
-
-def test_a_new_value_measures_only_its_own_points(measured: Project) -> None:
-    measured.configure(end_to_end={"contexts": [16, 24]})
-    jobs = measured.plan()
-    assert set(jobs) == {"end_to_end", "report"}
-    assert len(jobs["end_to_end"]) == 4
-    assert all("context~24" in output for output in jobs["end_to_end"])

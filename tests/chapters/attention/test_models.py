@@ -26,9 +26,7 @@ def test_attentions_share_a_model_and_have_one_loss(cpu: torch.device) -> None:
     assert value_of(outcome, "tokens") == 2 * 8
 
 
-def test_an_attention_with_another_loss_is_not_timed_and_one_that_does_not_fit_is_skipped(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_fitting_equals_are_timed(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points, "last_rows_zero", lambda q, k, v, *, is_causal: 0 * v)
     outcome = measure(model_point("model", TOO_LARGE, "tiled", WRONG), cpu)
     assert [status(outcome, name) for name in (TOO_LARGE, WRONG)] == ["oom", "failed"]
@@ -40,9 +38,7 @@ def test_attention_of_a_users_model_cannot_be_exchanged(cpu: torch.device) -> No
     assert outcome.status == "unsupported"
 
 
-def test_eager_and_compiled_run_the_same_steps(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eager_and_compiled_agree(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     # The graph alone: inductor's code is for a GPU, and for its own tests.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     outcome = measure(model_point("model_compile", num_layers=1), cpu)
@@ -55,9 +51,7 @@ def test_eager_and_compiled_run_the_same_steps(
         assert both < step
 
 
-def test_eager_times_remain_where_compiling_fails(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_compiling_costs_itself(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(tokens: Tensor) -> Tensor:
         raise MemoryError("no room")
 

@@ -25,7 +25,6 @@ ATTENTION: dict[str, Any] = {"head_dim": 64, "precision": "bf16"}
 
 
 def times(variant: str, clock: str = "wall", **ms: float) -> list[Any]:
-    """Times of a variant by phase."""
     return [
         time_record([each * j for j in JITTER], clock, variant=variant, phase=phase)
         for phase, each in ms.items()
@@ -33,7 +32,6 @@ def times(variant: str, clock: str = "wall", **ms: float) -> list[Any]:
 
 
 def attention(parameters: dict[str, Any], *records: Any, **more: Any) -> Result:
-    """A result of the chapter."""
     return result(parameters, records, chapter="attention", settings=SETTINGS, **more)
 
 

@@ -49,9 +49,7 @@ def expected() -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("name", topic.NAMES)
 @pytest.mark.parametrize("number", [0.0, float("nan")])
-def test_one_wrong_tile_among_small_rows_fails(
-    expected: tuple[Tensor, ...], name: str, number: float
-) -> None:
+def test_one_wrong_tile_fails(expected: tuple[Tensor, ...], name: str, number: float) -> None:
     wrong = [x.clone() for x in expected]
     wrong[topic.NAMES.index(name)][:, 270:290] = number
     with pytest.raises(WrongNumbers, match=name):
@@ -76,9 +74,7 @@ def test_flops_follow_the_usual_convention(causal: bool) -> None:
 
 @MASKS
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_autograd_saves_the_weights_and_the_mask(
-    cpu: torch.device, causal: bool, precision: str
-) -> None:
+def test_autograd_saves_weights_and_mask(cpu: torch.device, causal: bool, precision: str) -> None:
     asked = {**SHAPE, "causal": causal, "precision": precision}
     problem = Problem(shape_of(asked), cpu, seed=0)
     call = partial(naive.attention, *problem.inputs, is_causal=causal)

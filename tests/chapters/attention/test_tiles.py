@@ -25,9 +25,7 @@ def kernel(direction: Direction, device: torch.device) -> topic.Kernel:
 
 
 @DIRECTIONS
-def test_a_tile_size_is_launched_checked_and_estimated(
-    cpu: torch.device, direction: Direction
-) -> None:
+def test_tiles_are_launched_checked_and_estimated(cpu: torch.device, direction: Direction) -> None:
     run = kernel(direction, cpu)
     tiles = topic.tiles_of(32, 16, direction, stages=2)
     errors = run.errors(tiles)
@@ -45,9 +43,7 @@ def test_m_counts_queries_and_n_counts_keys_in_both_directions(direction: Direct
     assert labels["num_warps"] == (8 if direction == "forward" else 4), "by the tile held"
 
 
-def test_tiles_that_do_not_fit_are_unsupported(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tiles_are_unsupported(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(**_: object) -> None:
         raise topic.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
 

@@ -25,13 +25,11 @@ TINY = Shape(batch=1, heads=None, sequence=8, head_dim=4, precision="fp32", is_c
 
 
 def timed(outcome: Outcome) -> list[tuple[str, str]]:
-    """Variant and phase of every time that has a value."""
     labels = [r["labels"] for r in found(outcome, "time") if r["status"] == "ok"]
     return [(each["variant"], each["phase"]) for each in labels]
 
 
 def status(outcome: Outcome, variant: str) -> str:
-    """What became of a variant."""
     return str(next(r["status"] for r in found(outcome, "time", variant=variant)))
 
 
@@ -47,9 +45,7 @@ def test_naive_times_both_passes_and_counts_what_is_saved(cpu: torch.device) -> 
     json.dumps(outcome.measurements, allow_nan=False)
 
 
-def test_memory_of_a_problem_excludes_what_others_hold(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_excludes_other_tensors(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(TINY, cpu, seed=0)
     inputs, others = 4 * problem.q.nbytes, 1000
     allocated, peaks = iter([0, 10]), iter([25, 70])

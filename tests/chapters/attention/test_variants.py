@@ -45,9 +45,7 @@ def test_an_error_becomes_a_record(error: Exception, status: str, reason: str) -
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True], ids=["plain", "wrapped"])
-def test_tensors_of_a_failed_variant_are_freed(
-    monkeypatch: pytest.MonkeyPatch, is_wrapped: bool
-) -> None:
+def test_failed_variants_free_tensors(monkeypatch: pytest.MonkeyPatch, is_wrapped: bool) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
     alive: list[bool] = []
 

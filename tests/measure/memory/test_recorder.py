@@ -37,7 +37,7 @@ def recorded(observed: frozenset[str]) -> Recording:
     )
 
 
-def test_observing_tells_weight_copies_from_inputs_and_does_not_change_the_peak() -> None:
+def test_weight_copies_are_recognized_and_the_peak_is_unchanged() -> None:
     observed, unobserved = (recorded(frozenset(names)) for names in (["forward"], []))
     copies = label(observed, keeps_graph=True).query("category == 'weight_copies'")
     found = copies[["what", "size"]].to_numpy().tolist()

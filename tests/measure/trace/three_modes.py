@@ -80,7 +80,6 @@ class Recorder:
 
 
 def write_export(path: Path) -> None:
-    """Write the export of one point to a new file."""
     with ExportBuilder(path) as builder:
         run = Recorder(builder)
         with run.range("mode forward"):

@@ -32,15 +32,12 @@ print(f"status {status}", file=sys.stderr)
 
 
 class Outcome(NamedTuple):
-    """What a client saw of its job."""
-
     status: int
     stdout: str
     stderr: str
 
 
 def finish(client: subprocess.Popen[str], stdin: str | None = None) -> Outcome:
-    """Wait for the end of a client and of its output."""
     stdout, stderr = client.communicate(stdin, timeout=DEADLINE_S)
     assert client.returncode == 0, stderr
     stderr, _, status = stderr.rpartition("status ")
@@ -102,7 +99,6 @@ class Lab:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, and fail if it never holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -132,6 +128,5 @@ def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def torch_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The same with the real torch."""
     with contextlib.closing(Lab(tmp_path_factory.mktemp("torch"), real_torch=True)) as lab:
         yield lab

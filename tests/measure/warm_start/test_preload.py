@@ -26,7 +26,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return name
 
 
-def test_the_compiler_is_imported(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_is_imported(compiler: str) -> None:
     helper.preload()
     assert sys.modules.pop(compiler).FOUND is True
 

@@ -1,4 +1,4 @@
-"""Bounds on batch and devices: by hand, and as the point where computing outlasts sending."""
+"""Memory, rings, and bounds on batch and devices: by hand, and where computing outlasts sending."""
 
 from dataclasses import astuple, replace
 
@@ -8,6 +8,16 @@ from hypothesis import strategies as st
 
 from lmlab.planning import batch
 from lmlab.planning.batch import FeedForward, Mesh, Network, Pass, Scheme, block_times
+from lmlab.planning.memory import (
+    BYTES_PER_PARAMETER,
+    Blocks,
+    activation_bytes,
+    devices_for,
+    min_devices,
+    sharded_bytes,
+    training_state,
+)
+from lmlab.planning.rings import gather_bytes, gather_steps, ring_bytes, ring_steps
 
 V5P = Network(flops_per_s=4.6e14, bytes_per_s=1.8e11)
 MESH = Mesh(fsdp=16, tp=4, fsdp_axes=2, tp_axes=1)
@@ -41,9 +51,7 @@ def test_a_mesh_dimension_of_one_device_sends_nothing() -> None:
 
 @pytest.mark.parametrize("matrices", [2, 3])
 @pytest.mark.parametrize("mesh", [MESH, Mesh(fsdp=64, tp=2), Mesh(fsdp=8, tp=8, tp_axes=2)])
-def test_at_the_minimum_batch_computing_takes_as_long_as_the_messages(
-    mesh: Mesh, matrices: int
-) -> None:
+def test_at_the_minimum_batch_computing_equals_sending(mesh: Mesh, matrices: int) -> None:
     block = replace(XXL, matrices=matrices)
     hidden, exposed = (
         batch.min_tokens_overlapped(V5P, mesh, block),
@@ -117,3 +125,71 @@ def test_the_best_split_equals_both_messages_on_any_axes() -> None:
     fsdp = batch.best_fsdp(4096, 64, XXL, fsdp_axes=2, tp_axes=3)
     times = block_times(V5P, Mesh(fsdp=fsdp, tp=64 / fsdp, fsdp_axes=2, tp_axes=3), XXL, 4096)
     assert times.weights == pytest.approx(times.activations)
+
+
+# One block of 2 x 3: 12 parameters; the inputs of its layers are 2 and 3 numbers per token.
+ONE_BLOCK = Blocks(d_model=2, d_ff=3, num_blocks=1)
+XXL_BLOCKS = Blocks(d_model=16384, d_ff=53248, num_blocks=126)
+
+
+def test_a_block_has_two_matrices_and_saves_their_inputs() -> None:
+    assert ONE_BLOCK.parameters == 2 * 2 * 3
+    assert activation_bytes(ONE_BLOCK, 10) == 10 * (2 + 3) * 2
+
+
+def test_state_is_sixteen_bytes_per_parameter() -> None:
+    state = training_state(ONE_BLOCK)
+    assert (state.master_weights, state.gradients, state.optimizer) == (48, 48, 96)
+    assert state.total == 16 * 12
+    totals = [sum(parts.values()) for parts in BYTES_PER_PARAMETER.values()]
+    assert totals == [16, 16, 18], "master weights cost what 16-bit weights and gradients save"
+
+
+def test_what_is_not_sharded_is_replicated() -> None:
+    assert sharded_bytes(100, 40, 4, share=0.5) == (100 + 20) / 4 + 20
+    assert sharded_bytes(100, 40, 4, share=1.0) == 35
+    assert [devices_for(total, 80) for total in (1, 80, 81)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "devices"),
+    [
+        # state / 95 GB = 37.03
+        (0, 38),
+        # 4096 tokens save 71.87 GB: (3517.58 + 35.94) / (95 - 35.94) = 60.2
+        (4096, 61),
+        # 10828 tokens save 190.002 GB, half of which does not fit on a device
+        (10828, None),
+    ],
+)
+def test_the_minimum_number_of_devices(tokens: int, devices: int | None) -> None:
+    state, saved = training_state(XXL_BLOCKS).total, activation_bytes(XXL_BLOCKS, tokens)
+    assert min_devices(state, saved, 95e9, share=0.5) == devices
+    if devices:
+        assert sharded_bytes(state, saved, devices, share=0.5) <= 95e9
+        assert sharded_bytes(state, saved, devices - 1, share=0.5) > 95e9
+
+
+def simulate_ring(ranks: int) -> tuple[list[list[int]], int]:
+    """All-reduce [rank] * ranks piece by piece, one per step: the result and the steps."""
+    held = [[rank] * ranks for rank in range(ranks)]
+    steps = 0
+    for adding in (True, False):
+        for step in range(ranks - 1):
+            first = 0 if adding else 1
+            moving = [held[rank][(rank + first - step) % ranks] for rank in range(ranks)]
+            for rank in range(ranks):
+                target, piece = (rank + 1) % ranks, (rank + first - step) % ranks
+                held[target][piece] = moving[rank] + (held[target][piece] if adding else 0)
+            steps += 1
+    return held, steps
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_ring_sends_one_piece_per_step_and_whole_tensors_half_as_many(ranks: int) -> None:
+    held, steps = simulate_ring(ranks)
+    assert held == [[sum(range(ranks))] * ranks] * ranks
+    assert ring_steps(ranks) == steps
+    assert ring_bytes(1.0, ranks) == pytest.approx(steps / ranks)
+    assert gather_steps(ranks) * 2 == ring_steps(ranks)
+    assert gather_bytes(3.0, ranks) == pytest.approx(ring_bytes(3.0, ranks) * ranks / 2)
