@@ -112,9 +112,7 @@ TABLES = {
         rows=["principle"],
         columns={
             "without": Column({"quantity": "time", "pair": "without"}, "text", "variant"),
-            "(ms)": time(clock=EVENTS, pair="without"),
             "with": Column({"quantity": "time", "pair": "with"}, "text", "variant"),
-            "(ms) ": time(clock=EVENTS, pair="with"),
             "speed-up": quantity("speedup", "text", field="speedup"),
             "share of ceiling": quantity("share", "percent", pair="with"),
         },
