@@ -1,6 +1,7 @@
 """Flash attention as compiled for a GPU: all types, large shapes, memory, launches."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -200,3 +201,11 @@ def test_every_variant_is_correct_or_reports_why_not(name: str, dtype: torch.dty
         pytest.skip(reason)
     inputs = Shape(keys=256, head_dim=64, heads=2, batch=2).inputs(dtype, "cuda")
     assert_correct(partial(registry.load(name), is_causal=True), inputs, True)
+
+
+def test_a_known_call_runs_in_a_new_thread() -> None:
+    """Its first CUDA work may be ours, before PyTorch has given the thread a context."""
+    inputs = Shape(keys=256, head_dim=64).inputs(torch.bfloat16, "cuda")[:3]
+    expected = [CAUSAL(*inputs) for _ in range(2)][-1]
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(CAUSAL, *inputs).result(), expected)

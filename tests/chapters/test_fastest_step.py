@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.chapters.fastest_step.measure import leaderboard, measure
+from lmlab.chapters.fastest_step.measure import ladder, leaderboard, measure
 from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -59,7 +59,11 @@ def wrong(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     return v
 
 
-def test_rungs_agree_with_the_first_and_alternate_with_the_last(cpu: torch.device) -> None:
+@pytest.mark.parametrize(("worthwhile", "tried"), [(0.0, {4, 8, 16}), (1e9, {4, 8})])
+def test_rungs_agree_with_the_first_and_alternate_with_the_last(
+    worthwhile: float, tried: set[int], cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "WORTHWHILE", worthwhile)
     outcome = measure(ladder_point(rungs=["fp32", "attention", "batch"]), cpu)
     for rung in ("fp32", "attention", "batch"):
         assert value_of(outcome, "gradient_error", variant=rung) < 1e-5
@@ -67,7 +71,7 @@ def test_rungs_agree_with_the_first_and_alternate_with_the_last(cpu: torch.devic
     assert sorted(sides) == ["before", "other", "rung"]
     best = value_of(outcome, "tokens", variant="batch") // 8
     rates = {r["labels"]["batch_size"]: r["value"] for r in found(outcome, "tried_throughput")}
-    assert set(rates) == {4, 8, 16}
+    assert set(rates) == tried
     assert max(rates, key=lambda batch: rates[batch]) == best
     step = found(outcome, "time", rung="batch", side="rung")[0]
     (per_token,) = found(outcome, "token_time", rung="batch", side="rung")
@@ -92,6 +96,7 @@ def test_a_rung_with_wrong_gradients_gets_no_time(cpu: torch.device) -> None:
 
 
 def test_checkpointing_takes_the_rest(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "WORTHWHILE", 0.0)
     fail_beyond(monkeypatch, lambda rung: 2 if rung.checkpoint == "none" else 4)
     outcome = measure(ladder_point(rungs=["fp32", "batch", "checkpoint"]), cpu)
     tries = {

@@ -33,6 +33,14 @@ class Driver:
         self.launched.append((function.value, shape, given.stream, values))
         return self.status
 
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: int) -> int:
+        context._obj.value = 1 + device
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.status = 0 if context.value else step.NO_CONTEXT
+        return 0
+
     def cuTensorMapEncodeTiled(self, *arguments: Any) -> int:
         self.maps.append(("encode", arguments[3].value, list(arguments[4]), list(arguments[5])))
         return 0
@@ -68,6 +76,9 @@ def test_parameters_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> Non
     moved = torch.zeros(2, 3, 4)
     for tensor in (x, x, moved):
         run([tensor.data_ptr(), y.data_ptr()])
+    driver.status = step.NO_CONTEXT
+    run([moved.data_ptr(), y.data_ptr()])
+    assert len(driver.launched) == 5, "launched again with a context"
     driver.status = 700
     with pytest.raises(RuntimeError, match="CUDA error 700"):
         run([x.data_ptr(), y.data_ptr()])

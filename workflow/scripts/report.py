@@ -22,7 +22,7 @@ def main() -> int:
         "--out", type=Path, required=True, help="folder of the pages, or an HTML file"
     )
     arguments = vars(parser.parse_args())
-    # Thousands of results are millions of objects, and none of them becomes garbage.
+    # Thousands of results are millions of objects, and hardly any becomes garbage.
     gc.disable()
     try:
         faults = write_report(arguments.pop("config"), **arguments)

@@ -30,6 +30,12 @@ TABLES = {
         where={"start": "warm", "mode": "train_step", "phase": PASSES},
         columns={"ms": time()},
     ),
+    "Is the host or the GPU the bottleneck?": Table(
+        title="Forward and backward pass of a bf16 training step, milliseconds per layer",
+        rows=["size", "context"],
+        where={"precision": "bf16", "main": True},
+        columns={"wall": quantity("per_layer", "ms", clock="wall")},
+    ),
     "Where is the memory peak?": Table(
         title="Peak of a training step",
         facet="precision",

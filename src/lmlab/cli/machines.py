@@ -50,14 +50,12 @@ def write_comparison(
     facts = [differences(sets[0], other, noise()) for other in sets[1:]]
     variation = _variation(facts)
     sections: list[dict[str, Any]] = []
-    for question in questions(templates, list(study.chapters), lambda c: page_of(c).TABLES):
-        # A table of plain records, where published figures can take part.
-        table = compare_page.TABLES.get(question.heading)
-        asked = replace(question, table=table) if table else question
+    tables = compare_page.TABLES  # of plain records, where published figures can take part
+    for question in questions(templates, list(study.chapters), lambda c: page_of(c).TABLES, tables):
         card = question.chapter == "machine"
-        mine = [*columns, *(p for p in published if card or (table and _takes_part(p, asked)))]
+        mine = [*columns, *(p for p in published if card or _takes_part(p, question))]
         try:
-            found = section(asked, mine, compare_page.COLUMNS.get(asked.heading), variation)
+            found = section(question, mine, compare_page.COLUMNS.get(question.heading), variation)
             path = out.with_suffix("") / f"{question.chapter}-{len(sections)}.png"
             figure = found.figure(path) if found.entries else False
             shown = ceilings(mine) if card else found.markdown() if found.entries else None
@@ -115,8 +113,11 @@ def _published(references: Path) -> list[Machine]:
 
 
 def _takes_part(machine: Machine, question: Question) -> bool:
+    if question.heading not in compare_page.TABLES:
+        return False
     rows = machine.chapters.get(question.chapter, table_of([]))
     wanted = {k: v for k, v in question.table.where.items() if k == "topic" and k in rows}
+    wanted["quantity"] = next(iter(question.table.columns.values())).where["quantity"]
     return not select(rows, status="ok", **wanted).empty
 
 

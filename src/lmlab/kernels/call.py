@@ -84,7 +84,7 @@ class Call:
         self.steps.append(Step(kernel, grid, tuple(arguments), constants))
 
     def __call__(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
-        """Allocate and launch; the inputs are at these addresses, which the first call ignores."""
+        """Allocate and launch; the inputs are at these addresses, which Triton does not need."""
         direct = self._direct
         if direct is None or direct.device != torch._C._cuda_getDevice():
             return self._call_slowly(inputs, addresses)
@@ -102,7 +102,8 @@ class Call:
         return results
 
     def _call_slowly(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
-        """On a device that is not the current one; or by Triton, for the first time."""
+        """On a device that is not the current one; or by Triton: the first time, and whenever a
+        launch cannot be repeated."""
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with on_device:
             if self._direct is not None:

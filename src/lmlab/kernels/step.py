@@ -6,8 +6,8 @@ it also encodes each TMA descriptor anew. On the host that takes 20 to 150 micro
 a GPU needs for a short sequence. But all of it follows from shapes and strides, which repeat step
 after step. So a `Step` holds everything about a launch except the tensors, which it refers to by
 their place in a list (`Operand`). The first time it goes through Triton, which compiles the kernel.
-After that it passes the kernel's parameters straight to the CUDA driver: only pointers change, and
-with them the address inside a TMA descriptor.
+After that `DirectLaunches` passes its parameters straight to the CUDA driver: only pointers change,
+and with them the address inside a TMA descriptor.
 
 Triton passes a kernel its non-constant arguments in order (tuples flattened; a descriptor as the
 128-byte map, its shape and its strides) and then two scratch pointers, unused here.
@@ -28,6 +28,8 @@ from triton.compiler import CompiledKernel
 
 from lmlab.kernels.interpreted import kernel_for
 
+NO_CONTEXT = 201
+"""CUDA_ERROR_INVALID_CONTEXT: nothing has run in this thread yet."""
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 """Of a CUtensorMap."""
 MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
@@ -135,7 +137,11 @@ class DirectLaunches:
                     tensor_map.move(address)
             for config, launch in self._launches:
                 config.stream = stream
-                if status := launch():
+                status = launch()
+                if status == NO_CONTEXT:  # the first launch of this thread
+                    bind_context(self.device)
+                    status = launch()
+                if status:
                     raise RuntimeError(f"flash: CUDA error {status} at a launch")
 
     def _prepare(self, step: Step) -> tuple[LaunchConfig, Callable[[], int]]:
@@ -211,3 +217,13 @@ def cuda() -> Any:
     library = ctypes.PyDLL("libcuda.so.1")
     library.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return library
+
+
+def bind_context(device: int) -> None:
+    """Give this thread the context that PyTorch uses, as PyTorch does at its first own launch."""
+    context = ctypes.c_void_p()
+    if status := (
+        cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        or cuda().cuCtxSetCurrent(context)
+    ):
+        raise RuntimeError(f"flash: CUDA error {status} when binding the context")

@@ -93,7 +93,8 @@ def unpaired(
         errors.append(float(median_errors(q1, median, q3, len(samples), known=known)))
         medians.append(median)
     freedom = df if known else len(variant) + len(baseline) - 2
-    return _interval(medians[1] / medians[0], math.hypot(*errors, between), freedom)
+    ratio = float(np.divide(medians[1], medians[0]))  # of zeros: not a number, so undecided
+    return _interval(ratio, math.hypot(*errors, between), freedom)
 
 
 def median_errors(q1: Any, median: Any, q3: Any, n: Any, *, known: Any) -> Any:

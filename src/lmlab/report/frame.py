@@ -120,7 +120,7 @@ def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
     rows = []
     for record in result.measurements:
         labels = record["labels"]
-        if clash := {*labels} & {*FIELDS, *result.parameters}:
+        if clash := {*labels} & {*FIELDS, *result.parameters, "labels"}:
             raise ResultError(f"{path}: label {sorted(clash)[0]!r} is a parameter or a field")
         own = {**record, **labels}
         del own["labels"]

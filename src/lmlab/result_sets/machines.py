@@ -175,17 +175,23 @@ class Section:
 
 
 def questions(
-    templates: Path, chapters: Sequence[str], tables: Callable[[str], Mapping[str, Table]]
+    templates: Path,
+    chapters: Sequence[str],
+    tables: Callable[[str], Mapping[str, Table]],
+    own: Mapping[str, Table],
 ) -> Iterator[Question]:
-    """Headings of the front page and the first table below each, in the order of the study."""
+    """Headings of the front page in the order of the study, each with its `own` table or the first
+    below it."""
     for chapter in chapters:
         file = templates / "front" / f"{chapter}.md.j2"
         text = file.read_text() if file.exists() else ""
         for part in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
-            if found := re.search(r'(\w+)\.table\("(\w+)"\)', part):
-                owner = chapter if found[1] == "chapter" else found[1]
-                if table := tables(owner).get(found[2]):
-                    yield Question(part.partition("\n")[0].strip(), owner, table)
+            heading = part.partition("\n")[0].strip()
+            found = re.search(r'(\w+)\.table\("(\w+)"\)', part)
+            owner = chapter if not found or found[1] == "chapter" else found[1]
+            table = own.get(heading) or (found and tables(owner).get(found[2]))
+            if table:
+                yield Question(heading, owner, table)
 
 
 def section(
@@ -219,8 +225,8 @@ def section(
 
 
 def _chosen(table: Table, column: str | None) -> tuple[str, Column]:
-    if column in table.columns:
-        return str(column), table.columns[str(column)]
+    if column is not None:
+        return column, table.columns[column]
     for formats in PREFERRED:
         for header, each in table.columns.items():
             if each.format in formats:

@@ -22,7 +22,7 @@ class NotWritten(OSError, ValueError):
 def check_writable(files: Iterable[str]) -> None:
     """Raise a one-line error for the first folder in which one of some files cannot be created."""
     parents = (Path(file).absolute().parents for file in files)
-    for folder in dict.fromkeys(next(filter(os.path.exists, above)) for above in parents):
+    for folder in dict.fromkeys(next(filter(os.path.lexists, above)) for above in parents):
         try:
             TemporaryFile(dir=folder).close()
         except OSError as error:

@@ -89,11 +89,12 @@ def _model(study: Study, block: Block, asked: Block) -> Topic:
 
 
 def _model_compile(study: Study, block: Block, asked: Block) -> Topic:
-    for grid in ({**block, **asked}, *asked["more"]):
-        for precision, size in product(grid["precisions"], grid["sizes"]):
-            point = {"size": size, **_only(asked, "context"), "precision": precision}
-            attention = _only(study.common, "attention")
-            yield {**point, **study.own_model()}, {**_training(study, point, asked), **attention}
+    grids = ({**block, **asked}, *asked["more"])
+    pairs = (pair for grid in grids for pair in product(grid["precisions"], grid["sizes"]))
+    for precision, size in dict.fromkeys(pairs):
+        point = {"size": size, **_only(asked, "context"), "precision": precision}
+        attention = _only(study.common, "attention")
+        yield {**point, **study.own_model()}, {**_training(study, point, asked), **attention}
 
 
 TOPICS: dict[str, Callable[[Study, Block, Block], Topic]] = {

@@ -237,9 +237,10 @@ MATMUL_SHARES = {
     for mode, title in MODES.items()
 }
 PART_TIMES = {f"{PARTS[p]} (ms)": quantity("part_total_time", "ms", part=p) for p in PARTS}
+SOFTMAX_TIME = {"softmax / matmuls, time": quantity("softmax_to_matmuls")}
 ATTENTION = {
     **PART_TIMES,
-    "softmax / matmuls, time": quantity("softmax_to_matmuls"),
+    **SOFTMAX_TIME,
     "softmax / matmuls, FLOPs": quantity("flops_to_matmuls"),
     "scale and mask / softmax": quantity("mask_to_softmax", "times"),
 }
@@ -272,7 +273,7 @@ TABLES = {
         title="Parts of attention in one forward pass at the longest context, all layers",
         rows=["size"],
         data=lambda rows: at_longest(one_precision(rows)),
-        columns=PART_TIMES,
+        columns={**PART_TIMES, **SOFTMAX_TIME},
     ),
     "clock": Table(
         title="A forward pass by the host's clock and by the profiler, {precision}",

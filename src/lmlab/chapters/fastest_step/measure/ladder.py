@@ -3,9 +3,9 @@
 Each rung is checked first (its loss and gradients against those of the first rung, within what its
 precision explains), then timed in alternating rounds with the rung below it and with the same rung
 on other attentions. A rung that fails is recorded with its reason, and the next one builds on the
-last that worked. `batch` tries larger batches until one does not fit and keeps the one with most
-tokens per second; `checkpoint` does the same with the batches beyond that. Steps that do not fit
-next to each other are rebuilt for every round (`rebuilt`).
+last that worked. `batch` tries larger batches until one does not fit or brings no more tokens per
+second, and keeps the best; `checkpoint` does the same with those that did not fit. Steps that do
+not fit next to each other are rebuilt for every round (`rebuilt`).
 
 Records have the labels rung, precision, attention, batch_size, checkpoint and side (`rung`,
 `before` for the one below it, `other` for another attention): `time` and `token_time` (ms per step
@@ -51,6 +51,8 @@ from lmlab.study.points import Point
 GRADIENT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.05}
 """Relative difference of all sampled gradients to fp32's, by precision."""
 REBUILT_ROUNDS = 3
+WORTHWHILE = 1.02
+"""By how much a larger batch has to raise the tokens per second for the next one to be tried."""
 BELOW = "below"
 
 
@@ -134,7 +136,7 @@ class Ladder:
         return Variants({name: each.labels(batch) for name, each in rungs.items()}, self._device)
 
     def _take_best(self, name: str, candidates: list[int], checkpoint: str) -> None:
-        """Try batches until one does not fit, and take the one with the most tokens per second."""
+        """Try batches while they fit and get faster; take the one with most tokens per second."""
         if self._below is not None:
             self._below.close()
         rates: dict[int, float] = {}
@@ -144,14 +146,17 @@ class Ladder:
             if rate is None:
                 self._full = [each for each in candidates if each >= copies]
                 break
+            is_better = rate > WORTHWHILE * max(rates.values(), default=0.0)
             rates[copies] = rate
+            if not is_better:
+                break
         if rates:
             best = max(rates, key=lambda copies: rates[copies])
             best_rung = replace(self.rung, name=name, copies=best, checkpoint=checkpoint)
             self.take(best_rung, rebuilt=True)
         else:
             variants = self._variants({name: replace(self.rung, name=name)})
-            reason = "no larger batch fits" if candidates else "all batches fit without it"
+            reason = "no larger batch fits" if candidates else "the best batch fits without it"
             variants.stop(name, Unsupported(reason))
             self.records += variants.records
 
