@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from lmlab.cli.report import write_report
 from lmlab.jobs.catalog import all_points
+from lmlab.report.provenance import MAX_LINES
 from lmlab.study import results
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
@@ -129,10 +130,10 @@ def test_a_changed_result_is_read_or_named(draws: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "most"), [(1, 3), pytest.param(3, None, marks=pytest.mark.slow)]
+    ("rounds", "most"), [(1, 3), pytest.param(3, MAX_LINES, marks=pytest.mark.slow)]
 )
 def test_no_changed_result_stops_a_page(
-    rounds: int, most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rounds: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round changes one result of every chapter, then renders those chapters."""
     monkeypatch.chdir(tmp_path)
@@ -149,7 +150,7 @@ def test_no_changed_result_stops_a_page(
         shutil.copy(path, copied)
     named = 0
     for _ in range(rounds):
-        chapters = draw.sample(sorted(points), most or len(points))
+        chapters = draw.sample(sorted(points), most)
         drawn = [draw.choice(points[chapter]) for chapter in chapters]
         files = {point.path(Path("results"), MACHINE): point for point in drawn}
         texts |= {file: file.read_text() for file in files}

@@ -176,3 +176,11 @@ def test_the_cost_includes_time_between_points(
     # Kernels that torch.compile has Triton compile are counted by both.
     twice = [replace(each, spent_s={"measuring": 30, "compiling": 50}) for each in results]
     assert " and 0 % set-up" in provenance.summary(written(tmp_path / "twice", twice[:1]))
+
+
+def test_unreadable_results_beyond_some_are_counted(tmp_path: Path) -> None:
+    problems = [f"{number}.json: bad" for number in range(provenance.MAX_LINES + 2)]
+    found = replace(written(tmp_path, [result({"size": "small"})]), problems=problems)
+    text = provenance.summary(found)
+    assert text.count("Unreadable") == provenance.MAX_LINES + 1
+    assert "2 more" in text

@@ -33,6 +33,8 @@ def summary(results: Results) -> Markup:
     parts = [f"{points} points: {_counted(states)}"]
     parts += [_code(readable), _cost(readable)] if readable else []
     problems = [f"Unreadable: {escape(problem)}" for problem in results.problems[:MAX_LINES]]
+    if more := len(results.problems) - len(problems):
+        problems.append(f"Unreadable: {more} more, which `lmlab status` names.")
     return Markup("\n\n".join([". ".join(parts) + ".", *problems]))
 
 

@@ -163,8 +163,8 @@ def _check_records(records: Sequence[Mapping[str, Any]], path: Path | str) -> No
     for record in records:
         if record["unit"] and isinstance(record["value"], str | bool):
             raise ResultError(
-                f"{path}: {record['quantity']} = {short(record['value'])} {record['unit']}; "
-                "a quantity with a unit is a number"
+                f"{path}: {record['quantity']} = {short(record['value'])}, unit = "
+                f"{short(record['unit'])}; a quantity with a unit is a number"
             )
         labels = frozenset(record["labels"].items())
         if (key := (record["quantity"], record.get("clock"), labels)) in seen:
@@ -182,7 +182,8 @@ def _one_record_per_line(values: Mapping[str, Any]) -> str:
 
 
 def _label(record: Mapping[str, Any]) -> str:
-    return " ".join(str(value) for value in record["labels"].values()) or record["quantity"]
+    words = " ".join(str(value) for value in record["labels"].values()).split()
+    return " ".join(words) or str(record["quantity"])
 
 
 def _number(text: str) -> float:

@@ -137,7 +137,7 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     assert chapter.value(quantity="written_to_matmuls") == 2.5
     assert [pair.ratio for pair in chapter.facts["shapes"]["both"].pairs] == [pytest.approx(2)]
     cells = ("| small | 512 | 2.00 | 0.500 | 5.00 |", "| over-cap |", "| 64x32 | 2.00 | 1.00 |")
-    cells += ("| 2.0x | 1.50x |",)
+    cells += ("| 2.00x | 1.50x |",)
     assert [cell for cell in cells if cell not in pages["attention"]] == []
     assert "ours (Triton) 2.50 ms" in front
 
