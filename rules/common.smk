@@ -258,7 +258,9 @@ setattr(GroupJob, "rule", property(lambda group: next(iter(group.jobs)).rule))
 
 onstart:
     try:
-        check_writable(file for job in workflow.dag.needrun_jobs() for file in [*job.output, *job.log])
+        check_writable(
+            file for job in workflow.dag.needrun_jobs() for file in [*job.output, *job.log]
+        )
     except ValueError as error:
         stop(error)
     # Not known any earlier: with a cluster, this machine is not the one that measures.
