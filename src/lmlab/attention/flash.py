@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmlab.attention.flash_func import Gradient, Transformable
-from lmlab.attention.flash_op import flash_backward, flash_forward
+from lmlab.attention.flash_op import Gradient, Transformable, flash_backward, flash_forward
 from lmlab.attention.inputs import (
     AttentionInputError,
     cast_for_autocast,
