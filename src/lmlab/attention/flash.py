@@ -27,7 +27,7 @@ from lmlab.attention.inputs import (
     unfold,
 )
 from lmlab.kernels import launch
-from lmlab.kernels.configs import architecture
+from lmlab.kernels.problem import architecture
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

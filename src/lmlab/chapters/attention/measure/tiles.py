@@ -25,9 +25,9 @@ from lmlab.chapters.attention.measure.problem import NAMES, Problem, errors, sha
 from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels import launch
-from lmlab.kernels.configs import Direction, Tiles, choose, orient, shared_bytes
+from lmlab.kernels.configs import Tiles, choose, orient, shared_bytes
+from lmlab.kernels.problem import Direction, device_info
 from lmlab.kernels.problem import Problem as KernelProblem
-from lmlab.kernels.problem import device_info
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Label, value
@@ -60,7 +60,7 @@ def compare(asked: Mapping[str, Any], device: torch.device) -> Variants:
             f"{block_m}x{block_n}": tiles_of(block_m, block_n, direction, asked["stages"])
             for block_m, block_n in asked["tiles"]
         }
-        tiles[CHOSEN] = choose(kernel.case, device_info(device))[0]
+        tiles[CHOSEN] = choose(kernel.problem)[0]
         length = {"sequence": shape.sequence}
         variants = Variants({name: {**labels(t), **length} for name, t in tiles.items()}, device)
         variants.records += rounds.flop_records(problem, **length)
@@ -103,7 +103,7 @@ class Kernel:
         options: dict[str, Any] = {"is_causal": causal, "scale": scale}
         q, k, v = (x.detach() for x in problem.inputs)
         o, lse = launch.forward(q, k, v, **options)
-        self.case = KernelProblem.of(q, k, causal).case(direction)
+        self.problem = KernelProblem.of(q, k, causal, direction)
         outputs = slice(0, 1)
         inputs: tuple[Tensor, ...] = q, k, v
         self.call: Callable[..., tuple[Tensor, ...]] = partial(launch.forward, *inputs, **options)
@@ -120,7 +120,7 @@ class Kernel:
 
     def resources(self, tiles: Tiles) -> Iterator[tuple[str, int | None]]:
         """The estimate first, then what the compiled kernel takes; raises if it does not fit."""
-        yield "estimated_shared_memory", shared_bytes(self.case, tiles)
+        yield "estimated_shared_memory", shared_bytes(self.problem, tiles)
         try:
             self.call(tiles=tiles)
         except launch.TilesTooLarge as error:
