@@ -103,20 +103,17 @@ class Transformable(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp."""
         with torch.no_grad():  # use this function's gradient, not the operator's
-            o, lse = flash_forward(q, k, v, is_causal, scale)
+            o, lse = flash_forward(*arguments)
         return o, lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Save what the gradient needs."""
-        q, k, v, ctx.is_causal, ctx.scale = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(q, k, v, *output)
+        _save(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
