@@ -49,11 +49,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
         reset_peak_memory(device)
         step = Step(workload, model, device)
         times = time_steps(step, point, device)
+        # A CPU has no counter of peak memory; the counter of a GPU is read before profiling.
+        peak = {"peak_memory_bytes": peak_memory_bytes(device)}
         records = [
             *step_records(times),
             *workload_records(workload, model),
-            # A CPU has no counter of peak memory; the counter of a GPU is read before profiling.
-            *values({"peak_memory_bytes": peak_memory_bytes(device)}),
+            *values(peak),
             value("init_time", init_s * 1e3, "ms"),
             *environment_records(),
             *profiled_records(step, device, graph_replay=point.settings.get("graph_replay", False)),
