@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lmlab.chapters.attention.measure import measure
-from lmlab.chapters.attention.measure.model import Switch
+from lmlab.chapters.attention.measure.model import SharedModel
+from lmlab.jobs.workload import workload_of
 from tests.chapters.attention import points
 from tests.chapters.attention.points import TOO_LARGE, WRONG, model_point
 from tests.chapters.attention.test_topics import status, timed
@@ -60,11 +61,12 @@ def test_failed_compiling_costs_itself(cpu: torch.device, monkeypatch: pytest.Mo
     assert (status(outcome, "compiled"), timed(outcome)) == ("oom", [("eager", p) for p in PHASES])
 
 
-def test_a_switch_registers_each_parameter_once() -> None:
+def test_a_shared_model_registers_each_parameter_once(cpu: torch.device) -> None:
     model = nn.Linear(2, 3)
-    switch = Switch(model, {"plain": model, "twice": lambda x: 2 * model(x)})
-    assert len(list(switch.parameters())) == 2
+    forwards = {"plain": model, "twice": lambda x: 2 * model(x)}
+    shared = SharedModel(workload_of(model_point("model", "naive")), model, forwards, cpu)
+    assert len(list(shared.parameters())) == 2
     x = torch.ones(1, 2)
-    plain = switch(x)
-    switch.selected = "twice"
-    assert torch.equal(switch(x), 2 * plain)
+    plain = shared(x)
+    shared.selected = "twice"
+    assert torch.equal(shared(x), 2 * plain)

@@ -6,7 +6,7 @@ import torch
 from lmlab.chapters.attention.measure import tiles as topic
 from lmlab.chapters.attention.measure.problem import Problem, check, shape_of
 from lmlab.jobs.outcome import Unsupported
-from lmlab.kernels.configs import Direction
+from lmlab.kernels.problem import Direction
 from tests.chapters.attention.points import tiles_point
 from tests.chapters.pages import found, value_of
 
@@ -21,7 +21,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def kernel(direction: Direction, device: torch.device) -> topic.Kernel:
     point = tiles_point(direction)
     shape = shape_of({**point.settings, **point.parameters, "sequence": 64})
-    return topic.Kernel(Problem(shape, device, seed=0), direction, device)
+    return topic.Kernel(Problem(shape, device, seed=0), direction)
 
 
 @DIRECTIONS
@@ -48,7 +48,7 @@ def test_large_tiles_are_unsupported(cpu: torch.device, monkeypatch: pytest.Monk
         raise topic.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
 
     run = kernel("forward", cpu)
-    monkeypatch.setattr(run, "_call", too_large)
+    monkeypatch.setattr(run, "call", too_large)
     with pytest.raises(Unsupported, match="out of resource: shared memory"):
         list(run.resources(topic.tiles_of(32, 16, "forward", stages=2)))
 
