@@ -215,3 +215,16 @@ def test_a_gpu_before_ampere_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: T4)
     with pytest.raises(UnsupportedDevice, match=r"Tesla T4 has compute capability 7\.5, 8\.0"):
         problem_module.device_info.__wrapped__(GPU)
+
+
+def test_no_row_of_the_table_is_hidden_by_an_earlier_one() -> None:
+    bounds = [(row, (row.head_dim, row.sequence, row.blocks_per_sm)) for row in configs.rows()]
+    for place, (row, most) in enumerate(bounds):
+        for earlier, limits in bounds[:place]:
+            wider = all(limit >= bound for limit, bound in zip(limits, most, strict=True))
+            hides = set(row.architectures) <= set(earlier.architectures) and (
+                (earlier.direction, earlier.bits) == (row.direction, row.bits)
+                and set(row.masks) <= set(earlier.masks)
+                and (row.whole_only or not earlier.whole_only)
+            )
+            assert not (wider and hides), f"{row} is never chosen: {earlier}"

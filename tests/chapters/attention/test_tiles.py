@@ -48,7 +48,7 @@ def test_large_tiles_are_unsupported(cpu: torch.device, monkeypatch: pytest.Monk
         raise topic.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
 
     run = kernel("forward", cpu)
-    monkeypatch.setattr(run, "call", too_large)
+    monkeypatch.setattr(run, "_call", too_large)
     with pytest.raises(Unsupported, match="out of resource: shared memory"):
         list(run.resources(topic.tiles_of(32, 16, "forward", stages=2)))
 

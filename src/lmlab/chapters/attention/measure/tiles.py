@@ -70,10 +70,7 @@ def compare(asked: Mapping[str, Any], device: torch.device) -> Variants:
                     unit = "B" if "memory" in quantity else ""
                     variants.note(name, quantity, number, unit)
                 rounds.check_errors(variants, name, kernel.errors(each), shape.dtype)
-        calls = {
-            name: lambda each=tiles[name]: partial(kernel.call, tiles=each)
-            for name in variants.running
-        }
+        calls = {name: partial(kernel.prepare, tiles[name]) for name in variants.running}
         rounds.sample_in_turns(variants, calls, rounds.sampling_budget(asked))
     return variants
 
@@ -106,23 +103,27 @@ class Kernel:
         self.problem = KernelProblem.of(q, k, causal, direction)
         outputs = slice(0, 1)
         inputs: tuple[Tensor, ...] = q, k, v
-        self.call: Callable[..., tuple[Tensor, ...]] = partial(launch.forward, *inputs, **options)
+        self._call: Callable[..., tuple[Tensor, ...]] = partial(launch.forward, *inputs, **options)
         if direction == "backward":
             inputs, outputs = (q, k, v, problem.grad_o, o, lse), slice(1, None)
-            self.call = partial(launch.backward, problem.grad_o, q, k, v, o, lse, **options)
+            self._call = partial(launch.backward, problem.grad_o, q, k, v, o, lse, **options)
         self._names, self._expected = NAMES[outputs], problem.reference()[outputs]
         self._compiled = partial(launch.compiled_kernel, inputs, causal, scale)
 
+    def prepare(self, tiles: Tiles) -> Callable[[], object]:
+        """The call that is timed."""
+        return partial(self._call, tiles=tiles)
+
     def errors(self, tiles: Tiles) -> dict[str, float]:
         """Relative errors with these tiles; the log-sum-exp is not compared."""
-        found = self.call(tiles=tiles)[: len(self._names)]
+        found = self._call(tiles=tiles)[: len(self._names)]
         return errors(found, self._expected, self._names)
 
     def resources(self, tiles: Tiles) -> Iterator[tuple[str, int | None]]:
         """The estimate first, then what the compiled kernel takes; raises if it does not fit."""
         yield "estimated_shared_memory", shared_bytes(self.problem, tiles)
         try:
-            self.call(tiles=tiles)
+            self._call(tiles=tiles)
         except launch.TilesTooLarge as error:
             raise Unsupported(str(error)) from error
         kernel = self._compiled(tiles)

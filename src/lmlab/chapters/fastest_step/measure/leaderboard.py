@@ -13,7 +13,6 @@ takes; `layers` and `throughput` of the deepest.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +58,13 @@ def deepest(
 ) -> list[Record]:
     """Time and peak of two shallow models and of the deepest that fits."""
     records: list[Record] = []
-    attempt, shallow = partial(step_at, records, shape, rung, asked, device), asked["shallow"]
+
+    def attempt(depth: int) -> tuple[float, int] | None:
+        found, tried = step_at(depth, shape, rung, asked, device)
+        records.extend(tried)
+        return found
+
+    shallow = asked["shallow"]
     first, second = attempt(shallow), attempt(2 * shallow)
     if first is None or second is None:
         return records
@@ -79,10 +84,9 @@ def deepest(
 
 
 def step_at(
-    records: list[Record], shape: ModelShape, rung: Rung, asked: Mapping[str, Any],
-    device: torch.device, depth: int,
-) -> tuple[float, int] | None:  # fmt: skip
-    """Step time and peak of a depth; None if it does not fit, with the reason in `records`."""
+    depth: int, shape: ModelShape, rung: Rung, asked: Mapping[str, Any], device: torch.device
+) -> tuple[tuple[float, int] | None, list[Record]]:
+    """Step time and peak of a depth, or the reason why it does not fit."""
     variants = Variants({"deepest": {"layers": depth}}, device)
     found = None
     with variants.attempt("deepest"):
@@ -96,5 +100,4 @@ def step_at(
         variants.note("deepest", "peak_memory", found[1], "B")
         del step
     free_memory(device)
-    records += variants.records
-    return found
+    return found, variants.records
