@@ -154,9 +154,8 @@ def test_what_cannot_be_measured_is_unsupported(point: Point, cpu: torch.device)
 def test_the_deepest_model_is_tried(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 B and 6 B per layer: 14 layers would fill 97 % of 100 B, but 13 turn out to fit."""
 
-    def step_at(*arguments: Any) -> tuple[float, int] | None:
-        depth = arguments[-1]
-        return (50.0 + 10 * depth, 10 + 6 * depth) if depth < 14 else None
+    def step_at(depth: int, *_: Any) -> Any:
+        return ((50.0 + 10 * depth, 10 + 6 * depth) if depth < 14 else None), []
 
     card = type("Card", (), {"total_memory": 100})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
