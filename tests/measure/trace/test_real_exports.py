@@ -25,8 +25,13 @@ def export(name: str) -> Trace:
     return nsys.read(Path(FOLDER) / f"{name}.sqlite")
 
 
+def without_copies(name: str) -> pd.DataFrame:
+    kernels = export(name).kernels
+    return kernels[~digest.is_copy(kernels)]
+
+
 def train_step() -> pd.DataFrame:
-    return digest.without_copies(export("small_train_step_A100").kernels)
+    return without_copies("small_train_step_A100")
 
 
 def test_all_kernels_of_a_train_step_are_read_with_their_launches() -> None:
@@ -62,8 +67,7 @@ def test_the_kernel_summary_is_nsyss_own_row_by_row() -> None:
     text = (Path(FOLDER) / "cuda_gpu_kern_sum_forward_2.7b_A100.txt").read_text()
     golden = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line[1:2] == " "]
     golden = [row for row in golden if row[0][:1].isdigit()]
-    kernels = digest.without_copies(export("forward_2.7b_A100").kernels)
-    table = digest.kernel_summary(kernels)
+    table = digest.kernel_summary(export("forward_2.7b_A100").kernels)
     table["time_percent"] = 100.0 * table["total_ns"] / table["total_ns"].sum()
     shown = ["time_percent", "total_ns", "instances", "avg_ns", "med_ns", "min_ns", "max_ns"]
     table = table[[*shown, "sd_ns", "name"]]
@@ -76,7 +80,7 @@ def test_the_kernel_summary_is_nsyss_own_row_by_row() -> None:
 
 
 def test_nested_ranges_come_outermost_first() -> None:
-    kernels = digest.without_copies(export("forward_2.7b_nvtx_A100").kernels)
+    kernels = without_copies("forward_2.7b_nvtx_A100")
     softmax = digest.within(kernels, "computing softmax")
     inner = ("scaled dot product attention", "computing softmax")
     assert set(softmax["ranges"]) == {(outer, *inner) for outer in ("warmup", "benchmark_loop")}
