@@ -18,10 +18,17 @@ import torch
 import torch.distributed as dist
 
 from lmlab.jobs.rank_clock import sample_ms
-from lmlab.jobs.rank_work import Candidate, expected_memory, release
+from lmlab.jobs.rank_work import (
+    Candidate,
+    RankWork,
+    expected_memory,
+    release,
+    second_step_s,
+)
 from lmlab.measure import across_ranks
 from lmlab.measure.records import Record, value, without_value
 from lmlab.model import cost, footprint
+from lmlab.study.points import Point
 
 GIB = 2**30
 PROBE_BYTES = 32 * 2**20
@@ -52,6 +59,26 @@ class Choice:
             without_value("size", "unsupported", reason, purpose=purpose, candidate=size)
             for size, reason in self.left_out.items()
         ]
+
+
+def quick_size(
+    point: Point,
+    sizes: Sequence[Candidate],
+    device: torch.device,
+    prepare: Callable[[RankWork], Callable[[], object]],
+    *,
+    messages: float,
+) -> Choice:
+    """The largest size whose step, which `prepare` builds, is as short as the point asks for."""
+    return choose(
+        sizes,
+        device,
+        limit_s=point.settings["step_limit_s"],
+        messages=messages,
+        try_step=lambda candidate: second_step_s(
+            prepare(RankWork(candidate.workload, device)), device
+        ),
+    )
 
 
 def choose(

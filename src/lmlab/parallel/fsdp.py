@@ -81,7 +81,7 @@ class FSDP(nn.Module):
         self.compute_dtype = compute_dtype
         self.process_group = process_group
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
-        chosen = _chosen_matrices(module, shards)
+        chosen = chosen_matrices(module, shards)
         # Hooks refer to the casts weakly.
         self._casts = cast_layers(module, chosen, compute_dtype) if compute_dtype else []
         self._names = [name for name, _ in module.named_parameters()]
@@ -178,7 +178,7 @@ def _check_options(compute_dtype: object, shards: object, blocks: object, prefet
     check_argument("prefetch", prefetch, int, "an integer of at least 0", lambda n: n >= 0)
 
 
-def _chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter]:
+def chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter]:
     """The matrices held directly by layers that the predicate accepts."""
     chosen: set[nn.Parameter] = set()
     for layer in module.modules():

@@ -147,8 +147,8 @@ def _mode_records(mode: str, run: Trace) -> Iterator[Record]:
         host_ns = int(run.ranges["duration_ns"][own].sum())
         yield from values({**device_times(kernels), "host_ns": host_ns}, mode=mode, phase=phase)
     durations = run.kernels.groupby("family", observed=True)["duration_ns"]
-    families = durations.agg(total_ns="sum", instances="size").to_dict("index")
-    for name, times in families.items():
+    families: Any = durations.agg(total_ns="sum", instances="size")
+    for name, times in families.to_dict("index").items():
         yield from values(times, "family_", mode=mode, family=str(name))
     for row in _top_kernels(kernel_summary(run.kernels)).to_dict("records"):
         labels = {"kernel": shorten(row["name"]), "family": row["family"], "rank": row["rank"]}

@@ -53,7 +53,7 @@ def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
     memsets; the standard deviation is that of a sample, and 0 for one instance.
     """
     computing = kernels[~is_copy(kernels)].astype({"name": object})
-    table = computing.groupby("name", sort=False)["duration_ns"].agg(
+    table: Any = computing.groupby("name", sort=False)["duration_ns"].agg(
         total_ns="sum",
         instances="size",
         avg_ns="mean",
@@ -64,7 +64,8 @@ def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
     )
     # Ties in order of name, so that the table is the same every time.
     table = table.fillna({"sd_ns": 0.0}).reset_index()
-    return table.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)
+    ordered: pd.DataFrame = table.sort_values(["total_ns", "name"], ascending=[False, True])
+    return ordered.reset_index(drop=True)
 
 
 def device_times(kernels: pd.DataFrame) -> dict[str, int]:
