@@ -17,7 +17,6 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from lmlab.jobs.rank_clock import sample_ms
 from lmlab.jobs.rank_work import (
     Candidate,
     RankWork,
@@ -27,6 +26,7 @@ from lmlab.jobs.rank_work import (
 )
 from lmlab.measure import across_ranks
 from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.rounds import sample_ms
 from lmlab.model import cost, footprint
 from lmlab.study.points import Point
 

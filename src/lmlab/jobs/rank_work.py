@@ -21,13 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.jobs.rank_clock import sample_ms
 from lmlab.jobs.workload import OWN_ATTENTION, Workload, workload_of
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.records import Label, Record, timed, value, without_value
-from lmlab.measure.rounds import Rounds, TimedStep, interleave
+from lmlab.measure.rounds import Rounds, TimedStep, interleave, sample_ms
 from lmlab.model import footprint
 from lmlab.model.loss import cross_entropy
 from lmlab.study.points import Point

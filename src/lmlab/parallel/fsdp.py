@@ -12,10 +12,14 @@ communication: weights are gathered in forward and again in backward, and gradie
 reduce-scattered: 1.5 times the bytes of data parallelism, overlapped with computation.
 
 Every matrix of a layer that `shards` accepts is sharded: by default any layer without children
-whose `weight` has two or more dimensions. The matrices of a block share messages
-(`fsdp_blocks`). The rest (norms, biases) is small; it is replicated, and averaged in one message
-per dtype. The optimizer sees master weights in the dtype of the given module, usually fp32;
-`compute_dtype` is what is sent and computed with.
+whose `weight` has two or more dimensions. The matrices of a block share messages (`fsdp_blocks`).
+The rest (norms, biases) is small; it is replicated, and averaged in one message per dtype.
+
+The optimizer sees master weights in the dtype of the given module, usually fp32; `compute_dtype` is
+what is sent and computed with. The inputs and replicated parameters (a bias) of a sharded layer are
+cast to it while the layer runs, differentiably, so that the gradient of an fp32 bias is fp32. Other
+layers, mostly norms, compute in their own dtype, which is better numerically, and return the
+compute dtype. Saved activations are thus in the compute dtype.
 
 Restrictions: a sharded weight must be read in the forward of a module that holds it or of its
 block; one that is read elsewhere (`F.linear(x, other.weight)`) must be excluded with the predicate.
@@ -25,12 +29,13 @@ rank has all gradients, so a norm to clip by must be summed over ranks. After a 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils._pytree import tree_map_only
 
 from lmlab.parallel.checks import (
     check_argument,
@@ -41,7 +46,6 @@ from lmlab.parallel.checks import (
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.fsdp_blocks import Blocks, group_by_block, module_list_members
 from lmlab.parallel.fsdp_group import FSDPParam, Location
-from lmlab.parallel.fsdp_precision import cast_layers
 from lmlab.parallel.fsdp_scheduler import Scheduler
 from lmlab.parallel.hooks import weak_hook
 from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, coalesce
@@ -190,3 +194,50 @@ def chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter
                 )
             chosen.update(matrices)
     return chosen
+
+
+def cast(nested: Any, dtype: torch.dtype) -> Any:
+    """Cast floating-point tensors, wherever they are nested."""
+    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
+
+
+class LayerCast:
+    """Casts a layer's inputs and the named parameters while it runs, and then its outputs."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        dtype: torch.dtype,
+        parameter_names: Iterable[str] = (),
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._dtype = dtype
+        self._output_dtype = output_dtype
+        self._parameters = {name: layer._parameters[name] for name in parameter_names}
+        layer.register_forward_pre_hook(weak_hook(self._before), with_kwargs=True)
+        layer.register_forward_hook(weak_hook(self._after), always_call=True)
+
+    def _before(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for name, parameter in self._parameters.items():
+            layer._parameters[name] = cast(parameter, self._dtype)
+        return cast(args, self._dtype), cast(kwargs, self._dtype)
+
+    def _after(self, layer: nn.Module, args: Any, output: Any) -> Any:
+        layer._parameters.update(self._parameters)
+        return output if self._output_dtype is None else cast(output, self._output_dtype)
+
+
+def cast_layers(
+    module: nn.Module, sharded: set[nn.Parameter], compute_dtype: torch.dtype
+) -> list[LayerCast]:
+    """Attach casts to every layer with parameters; they are active while the list is alive."""
+    casts = []
+    for layer in module.modules():
+        own = {n: p for n, p in layer.named_parameters(recurse=False) if p.is_floating_point()}
+        replicated = [name for name, parameter in own.items() if parameter not in sharded]
+        if len(replicated) < len(own):
+            casts.append(LayerCast(layer, compute_dtype, replicated))
+        elif own:
+            dtype = next(iter(own.values())).dtype
+            casts.append(LayerCast(layer, dtype, output_dtype=compute_dtype))
+    return casts

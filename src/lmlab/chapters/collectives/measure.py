@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_clock import RankTimes, time_on_all_ranks
 from lmlab.measure.across_ranks import max_over_ranks
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import precision_named
 from lmlab.measure.records import timed, without_value
+from lmlab.measure.rounds import RankTimes, time_on_all_ranks
 from lmlab.parallel.collectives import (
     start_all_gather,
     start_broadcast,
