@@ -204,7 +204,6 @@ def test_backward_kernels_launched_by_the_autograd_thread_are_attributed() -> No
     forward, backward, optimizer = (len(within(trace.kernels, p)) for p in PHASES)
     assert backward > 1.3 * forward
     assert not trace.kernels["launch_ns"].isna().any()
-    assert len(trace.host["thread"].unique()) == 2, "autograd launches from its own thread"
     assert forward + backward + optimizer == len(trace.kernels)
 
 

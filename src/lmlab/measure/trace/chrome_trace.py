@@ -3,8 +3,8 @@
 Events carry a category: `kernel`, `gpu_memcpy` and `gpu_memset` ran on the device, `cuda_runtime`
 and `cuda_driver` are API calls, `user_annotation` are ranges (`record_function`), `cpu_op` are
 operators. Everything else is ignored, including `gpu_user_annotation`, which draws the same ranges
-again over the kernels. A kernel and its launch share `args.correlation`. On a device event `pid` is
-the GPU and `tid` the stream. Times are microseconds with three decimals: whole nanoseconds.
+again over the kernels. A kernel and its launch share `args.correlation`. Times are microseconds
+with three decimals: whole nanoseconds.
 
 On a CPU, operators that do work take the place of kernels. Operators call one another (`linear`
 calls `matmul` calls `mm`), so each counts with its self time, without the operators it called.
@@ -69,8 +69,7 @@ def _trace(events: list[Event], on_cpu: bool, tool: str) -> Trace:
     ranges["end_ns"] = ranges["start_ns"] + ranges["duration_ns"]
     if on_cpu:
         return _cpu_trace(_rows(events, "cpu_op"), ranges, tool)
-    calls = _rows(events, *_API_CATEGORIES)
-    work = _rows(events, *_DEVICE_KINDS)
+    calls, work = _rows(events, *_API_CATEGORIES), _rows(events, *_DEVICE_KINDS)
     process = calls["process"].iloc[0] if len(calls) else 0  # a trace has one
     return assemble(work.assign(process=process), calls, ranges, tool)
 
@@ -93,7 +92,7 @@ def _rows(events: list[Event], *categories: str) -> pd.DataFrame:
         "process": [int(event["pid"]) for event in chosen],
         **{
             key: [each.get(key, NO_CORRELATION) for each in arguments]
-            for key in ("correlation", "stream", "device")
+            for key in ("correlation", "device")
         },
     }
     numbers = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
@@ -110,7 +109,6 @@ def _cpu_trace(operators: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trac
     operators = operators.assign(
         duration_ns=self_times(duration, parents),
         kind="op",
-        stream=operators["thread"],
         device=CPU,
         launch_ns=start,
         ranges=paths_at(ranges, operators["process"].to_numpy(), start),
