@@ -26,7 +26,7 @@ from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.records import Label, Record, timed, value, without_value
-from lmlab.measure.rounds import Rounds, TimedStep, interleave, sample_ms
+from lmlab.measure.rounds import Rounds, TimedStep, interleave
 from lmlab.model import footprint
 from lmlab.model.loss import cross_entropy
 from lmlab.study.points import Point
@@ -76,11 +76,6 @@ class RankWork:
         """Loss on this rank's tokens."""
         with self.workload.precision_context(self.device):
             return cross_entropy(model(self.tokens), self.targets)
-
-
-def second_step_s(step: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a step when it runs for the second time: a trial that chooses the size."""
-    return [sample_ms(step, device) / 1e3 for _ in range(2)][1]
 
 
 def release(device: torch.device) -> None:

@@ -106,20 +106,10 @@ def time_on_all_ranks(
     *,
     device: torch.device,
     warmup: int,
-    min_samples: int,
-    max_samples: int,
-    target_relative_deviation: float,
-    time_cap_s: float,
+    budget: SamplingBudget,
 ) -> RankTimes:
     """Repeat `run` on all ranks until the slowest rank's time has settled; the caller pauses the
     garbage collector, since a collection takes longer than many operations."""
-    budget = SamplingBudget(
-        min_samples=min_samples,
-        min_time_s=0.0,
-        target_relative_deviation=target_relative_deviation,
-        time_cap_s=time_cap_s,
-        max_samples=max_samples,
-    )
     rule = StopRule(budget)
     by_repetition: list[tuple[float, ...]] = []
     stopped = None
@@ -129,14 +119,14 @@ def time_on_all_ranks(
     while stopped is None:
         # Exchanging times after every repetition would cost as much as a quick one takes.
         quick = by_repetition and max(by_repetition[-1]) < QUICK_S * 1e3
-        batch = min(QUICK_BATCH if quick else 1, max_samples - rule.n)
+        batch = min(QUICK_BATCH if quick else 1, budget.max_samples - rule.n)
         mine = [sample_ms(run, device) for _ in range(batch)]
         by_rank = gather([*mine, time.perf_counter() - began_s])
         *samples, elapsed = zip(*by_rank, strict=True)
         by_repetition += samples
         for ranks in samples:
             rule.add(max(ranks))
-        stopped = rule.reason(max(elapsed)) if rule.n >= min_samples else None
+        stopped = rule.reason(max(elapsed)) if rule.n >= budget.min_samples else None
     return RankTimes(
         slowest=Measurement(
             samples_ms=tuple(round(max(ranks), 6) for ranks in by_repetition),

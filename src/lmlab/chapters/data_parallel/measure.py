@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lmlab.jobs.autosize import quick_size
+from lmlab.jobs.autosize import choose
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
@@ -63,7 +63,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Time every variant on these ranks; called on each of them."""
     sizes = candidates(point)
     with tf32_allowed(sizes[0].workload.precision.tf32):
-        choice = quick_size(point, sizes, device, trial, messages=1)
+        choice = choose(sizes, device, limit_s=point.settings["step_limit_s"], trial=trial)
         work = RankWork(choice.candidate.workload, device)
         model = work.model()
         variants = make_variants(point, work, model)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from lmlab.jobs.autosize import quick_size
+from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
@@ -75,9 +75,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
     sizes = candidates(point)
     builders = builders_of(point.settings["bucket_mb"])
     with tf32_allowed(sizes[0].workload.precision.tf32):
-        # Two gathers and a scatter, each half of an all-reduce.
-        choice = quick_size(
-            point, sizes, device, lambda w: partial(builders[OURS](w).step, w), messages=1.5
+        choice = choose(
+            sizes,
+            device,
+            limit_s=point.settings["step_limit_s"],
+            messages=1.5,  # two gathers and a scatter, each half of an all-reduce
+            trial=lambda work: partial(builders[OURS](work).step, work),
         )
         work = RankWork(choice.candidate.workload, device)
         alone = {name: two_steps_alone(name, build, work) for name, build in builders.items()}

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lmlab.jobs.autosize import choose, quick_size
+from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import (
     Training,
     expected_records,
@@ -141,7 +141,8 @@ def measure_time(
         return lambda: step(PhaseClock(device))
 
     # All-reduce sends gradients twice, broadcast parameters once.
-    choice = quick_size(point, sizes, device, trial, messages=1.5)
+    limit_s = point.settings["step_limit_s"]
+    choice = choose(sizes, device, limit_s=limit_s, messages=1.5, trial=trial)
     work = RankWork(choice.candidate.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
