@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from lmlab.measure.records import plain_rows
-from lmlab.measure.trace.frames import Integers, Trace
+from lmlab.measure.trace.frames import Trace
 
 MAX_KERNELS_OF_LAYER = 200
 _LAYER = re.compile(r".*\.\d+")
@@ -103,7 +103,8 @@ def busy_ns(kernels: pd.DataFrame) -> int:
 
 def span_ns(kernels: pd.DataFrame) -> int:
     """From the first start to the last end, summed over devices."""
-    return sum(int(_ends(rows).max() - rows["start_ns"].min()) for rows in _by_device(kernels))
+    first = kernels.groupby("device")["start_ns"].min()
+    return int((_ends(kernels).groupby(kernels["device"]).max() - first).sum())
 
 
 def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -112,14 +113,13 @@ def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
     The index is that of `kernels`. Gaps are those between the given rows: pass all kernels of a
     device, or those of one phase.
     """
-    gaps = pd.DataFrame({"gap_ns": 0, "host_late": False}, index=kernels.index)
-    for rows in _by_device(kernels):
-        earlier = np.maximum.accumulate(_ends(rows))[:-1]
-        idle = rows["start_ns"].to_numpy()[1:] - earlier
-        late = rows["launch_ns"].iloc[1:].gt(pd.Series(earlier, rows.index[1:])).fillna(False)
-        gaps.loc[rows.index[1:], "gap_ns"] = np.maximum(idle, 0)
-        gaps.loc[rows.index[1:], "host_late"] = (idle > 0) & late.to_numpy(dtype=bool)
-    return gaps
+    rows = kernels.sort_values("start_ns", kind="stable")
+    # Int64: a float, which would mark what is missing, does not hold nanoseconds.
+    latest = _ends(rows).astype("Int64").groupby(rows["device"]).cummax()
+    earlier = latest.groupby(rows["device"]).shift()
+    gap_ns = (rows["start_ns"] - earlier).clip(lower=0).fillna(0).astype("int64")
+    host_late = (rows["launch_ns"] > earlier).fillna(False).astype(bool) & (gap_ns > 0)
+    return pd.DataFrame({"gap_ns": gap_ns, "host_late": host_late}).reindex(kernels.index)
 
 
 def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any] | None:
@@ -164,12 +164,5 @@ def one_layer(run: Trace, phase: str, parts: Sequence[str]) -> dict[str, Any] | 
     }
 
 
-def _by_device(kernels: pd.DataFrame) -> list[pd.DataFrame]:
-    """The rows of each device in order of start."""
-    ordered = kernels.sort_values("start_ns", kind="stable")
-    return [rows for _, rows in ordered.groupby("device", sort=True)]
-
-
-def _ends(frame: pd.DataFrame) -> Integers:
-    ends: Integers = (frame["start_ns"] + frame["duration_ns"]).to_numpy()
-    return ends
+def _ends(frame: pd.DataFrame) -> pd.Series:
+    return frame["start_ns"] + frame["duration_ns"]
