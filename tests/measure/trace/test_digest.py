@@ -14,6 +14,7 @@ from lmlab.measure.trace import digest as module
 from lmlab.measure.trace import nsys
 from lmlab.measure.trace.digest import (
     device_times,
+    host_calls,
     host_side,
     is_copy,
     kernel_summary,
@@ -89,6 +90,8 @@ def test_the_host_side_has_waits_and_launches(step: Trace) -> None:
     assert host["delay_max_ns"] > host["delay_median_ns"] > 1000 * US, "the host is ahead"
     assert (host["gap_ns"], host["gaps"], host["launches"]) == (0, 0, len(step.kernels))
     assert host["launch_ns"] == 5 * US
+    calls = {call["name"]: call["calls"] for call in host_calls(step)}
+    assert calls == {"cudaDeviceSynchronize": 1, "cudaLaunchKernel": len(step.kernels)}
 
 
 def test_the_timeline_has_phases_on_both_sides(step: Trace) -> None:

@@ -15,9 +15,10 @@ that does work counts as a kernel. Records, with the label `mode` unless noted:
   `part_product_time` (of it in matmuls, which may have to copy their operands first)
 - `profiler_version` (no mode)
 
-`data` has what is larger: per mode the kernel table; `attention_parts` with their kernels;
-`timeline`, the phases of the train step (of the largest mode that fitted); `layer`, every kernel of
-one layer of its forward pass. Kernels are indices into `names`, so that a long name is stored once.
+`data` has what is larger: per mode the kernel table and the host's calls; `attention_parts` with
+their kernels; `timeline`, the phases of the train step (of the largest mode that fitted); `layer`,
+every kernel of one layer of its forward pass. Kernels are indices into `names`, so that a long name
+is stored once.
 """
 
 from collections import defaultdict
@@ -33,6 +34,7 @@ from lmlab.measure.records import Record, value, values
 from lmlab.measure.trace import nsys
 from lmlab.measure.trace.digest import (
     device_times,
+    host_calls,
     host_side,
     is_copy,
     kernel_summary,
@@ -99,11 +101,14 @@ def of_trace(trace: Trace) -> Reduced:
     def numbered(columns: Any, key: str = "name") -> dict[str, Any]:
         return {**columns, key: [numbers[name] for name in columns[key]]}
 
-    tables = {mode: kernel_summary(run.kernels).head(TABLE_ROWS) for mode, run in runs.items()}
+    def tables(run: Trace) -> dict[str, Any]:
+        table = kernel_summary(run.kernels).head(TABLE_ROWS).round(1)
+        return {"table": numbered(table.to_dict("list")), "calls": host_calls(run)}
+
     last = recorded[-1]
     layer = one_layer(runs[last], "forward", RANGES_IN_ATTENTION)
     data: dict[str, Any] = {
-        "modes": {m: {"table": numbered(t.round(1).to_dict("list"))} for m, t in tables.items()},
+        "modes": {mode: tables(run) for mode, run in runs.items()},
         "attention_parts": [numbered(part, "names") for part in parts],
         "timeline": timeline(runs[last], PHASES_OF_MODE[last]),
         "layer": numbered(layer) if layer else None,

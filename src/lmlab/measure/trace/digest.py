@@ -19,6 +19,7 @@ import pandas as pd
 from lmlab.measure.records import plain_rows
 from lmlab.measure.trace.frames import Trace
 
+MAX_CALLS = 8
 MAX_KERNELS_OF_LAYER = 200
 _LAYER = re.compile(r".*\.\d+")
 
@@ -94,6 +95,13 @@ def host_side(run: Trace) -> dict[str, float | None]:
         "gaps": int((gaps["gap_ns"] > 0).sum()),
         "launch_ns": float(launches["duration_ns"].mean()) if len(launches) else None,
     }
+
+
+def host_calls(run: Trace) -> list[dict[str, Any]]:
+    """The API calls, or a CPU's bookkeeping, in which the host spent most time."""
+    durations = run.host.groupby("name", observed=True)["duration_ns"]
+    calls = pd.DataFrame({"total_ns": durations.sum(), "calls": durations.size()})
+    return plain_rows(calls.nlargest(MAX_CALLS, "total_ns").reset_index())
 
 
 def busy_ns(kernels: pd.DataFrame) -> int:
