@@ -22,9 +22,10 @@ from lmlab.chapters.collectives.measure import (
     ordered_cases,
     why_skipped,
 )
-from lmlab.jobs import rank_clock
-from lmlab.jobs.rank_clock import time_on_all_ranks
+from lmlab.measure import rounds
 from lmlab.measure.records import Record, without_value
+from lmlab.measure.rounds import time_on_all_ranks
+from lmlab.measure.stop_rule import SamplingBudget
 from lmlab.report.frame import Results
 from lmlab.study.points import Point
 from tests.chapters.pages import built, rendered
@@ -128,10 +129,16 @@ def test_the_fewest_repetitions_must_fit(left_s: float, each_s: float, skipped: 
 def test_repetitions_end_when_settled_or_capped_but_never_below_the_minimum(
     monkeypatch: pytest.MonkeyPatch, deviation: float, cap_s: float, n: int, stopped: str
 ) -> None:
-    monkeypatch.setattr(rank_clock, "QUICK_S", 0.0)  # one repetition at a time
+    monkeypatch.setattr(rounds, "QUICK_S", 0.0)  # one repetition at a time
     run = Mock(return_value=torch.empty(0))
-    limits = {"min_samples": 3, "max_samples": 7, "target_relative_deviation": deviation}
-    times = time_on_all_ranks(run, device=CPU, warmup=1, time_cap_s=cap_s, **limits)
+    budget = SamplingBudget(
+        min_samples=3,
+        min_time_s=0.0,
+        max_samples=7,
+        target_relative_deviation=deviation,
+        time_cap_s=cap_s,
+    )
+    times = time_on_all_ranks(run, device=CPU, warmup=1, budget=budget)
     assert run.call_count == len(times.slowest.samples_ms) + 1
     assert times.slowest.stopped.startswith(stopped)
     assert n <= len(times.slowest.samples_ms) <= 7

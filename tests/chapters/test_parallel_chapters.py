@@ -195,8 +195,8 @@ def test_an_optimizer_that_lets_ranks_diverge_fails() -> None:
     stale = {"sharded": lambda parameters: Stale(parameters, torch.optim.AdamW)}
     with patch.dict(sharded_optimizer.OPTIMIZERS, stale):
         sizes = candidates(point("sharded_optimizer"))
-        _, failed = sharded_optimizer.measure_memory(sizes, CPU)
-    assert list(failed) == ["sharded"]
+        _, correct = sharded_optimizer.measure_memory(sizes, CPU)
+    assert correct == ["replicated", "torch_zero"]
 
 
 def test_fsdp_keeps_a_share_of_everything(measured: dict[str, Outcome]) -> None:
@@ -229,14 +229,14 @@ def test_every_gather_is_watched_and_sent_as_one_message(measured: dict[str, Out
     assert value_of(fully, "messages_seen", variant="fsdp") == messages
 
 
-def refuse(work: Any) -> Any:
+def refuse(module: Any) -> Any:
     raise RuntimeError("no such\n  mesh")
 
 
 @on_ranks(WORLD)
 def test_pytorchs_variant_may_not_run_here_but_ours_must() -> None:
     work = work_of("fsdp")
-    with patch.multiple(fsdp, torch_fully_shard=refuse, ours=refuse):
+    with patch.multiple(fsdp, torch_fully_shard=refuse, FSDP=refuse):
         build = fsdp.builders_of(1)
         reason = fsdp.two_steps_alone("torch_fully_shard", build["torch_fully_shard"], work)
         with pytest.raises(RuntimeError, match="no such"):

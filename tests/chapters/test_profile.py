@@ -10,19 +10,32 @@ import torch
 
 from lmlab.chapters.profile import measure as profile
 from lmlab.chapters.profile.measure import measure, trace_folder
-from lmlab.chapters.profile.trace_data import PHASES_OF_MODE, TOTAL, complete, mode_range, of_trace
+from lmlab.chapters.profile.trace_data import (
+    PHASES_OF_MODE,
+    TABLE_ROWS,
+    TOTAL,
+    complete,
+    mode_range,
+    of_trace,
+)
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Step
 from lmlab.measure.records import Record, value
 from lmlab.measure.trace import chrome_trace, nsys
-from lmlab.measure.trace.digest import TABLE_ROWS
 from lmlab.measure.trace.frames import TraceError
 from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE, UNDER_NSYS
 from lmlab.study.results import SIZE_LIMIT_BYTES, ResultError, read
 from tests.chapters.test_end_to_end import WATCHING
 from tests.jobs.points import profile_point
 from tests.measure.trace.export_builder import ExportBuilder
-from tests.measure.trace.three_modes import BACKWARD_US, FORWARD_US, OPTIMIZER_US, write_export
+from tests.measure.trace.three_modes import (
+    BACKWARD_US,
+    FORWARD_US,
+    OPTIMIZER_US,
+    SGEMM_BACKWARD,
+    US,
+    write_export,
+)
 from tests.report.study import result
 
 CPU = torch.device("cpu")
@@ -171,7 +184,7 @@ def of(records: list[Record], quantity: str, **labels: Any) -> list[Any]:
 
 
 def test_every_mode_has_its_own_work_and_kernels_by_rank(export: Path) -> None:
-    records, _ = of_trace(nsys.read(export))
+    records, data = of_trace(nsys.read(export))
     step_us = FORWARD_US + BACKWARD_US + OPTIMIZER_US
     by_mode = [of(records, "total_time", mode=mode, phase=TOTAL) for mode in PHASES_OF_MODE]
     assert by_mode == [[FORWARD_US], [FORWARD_US + BACKWARD_US], [step_us]]
@@ -180,6 +193,13 @@ def test_every_mode_has_its_own_work_and_kernels_by_rank(export: Path) -> None:
     assert of(records, "kernel_instances", mode="forward", rank=1) == [4]
     assert of(records, "launches", mode="forward") == [14]
     assert of(records, "launch_time", mode="forward") == [5]
+    families = {"mode": "train_step", "family": "optimizer"}
+    assert of(records, "family_total_time", **families) == [OPTIMIZER_US]
+    assert of(records, "family_instances", **families) == [3]
+    assert sum(of(records, "family_total_time", mode="train_step")) == step_us
+    table = data["modes"]["train_step"]["table"]
+    assert data["names"][table["name"][0]]["name"] == SGEMM_BACKWARD
+    assert sum(table["total_ns"]) == step_us * US
 
 
 def test_attention_is_cut_at_its_matmuls_and_its_softmax(export: Path) -> None:
@@ -209,7 +229,7 @@ def test_the_largest_other_kernels_have_records_at_any_rank(tmp_path: Path) -> N
     ranks = [labels["rank"] for labels in kernels if labels["mode"] == "forward"]
     assert ranks == [*range(1, 11), *range(41, 46)]
     assert of(records, "part_total_time") == []
-    assert data["modes"]["train_step"]["rest"]["names"] == TABLE_ROWS
+    assert len(data["modes"]["train_step"]["table"]["name"]) == TABLE_ROWS
     assert len(json.dumps([records, data], allow_nan=False)) < 0.9 * SIZE_LIMIT_BYTES
     with ExportBuilder(tmp_path / "empty.sqlite") as builder:
         builder.range(mode_range("forward"), 0, 100)

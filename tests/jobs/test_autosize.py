@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,8 +46,10 @@ def chosen(
     monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float] | None
 ) -> Choice:
     monkeypatch.setattr(autosize, "bandwidth", lambda device: rate)
-    trial = steps_s and (lambda candidate: steps_s[candidate.size])
-    return choose(sizes(), CPU, limit_s=2.0, try_step=trial)
+    trial = None if steps_s is None else Mock()
+    if steps_s is not None:
+        monkeypatch.setattr(autosize, "trial_s", lambda _, candidate, __: steps_s[candidate.size])
+    return choose(sizes(), CPU, limit_s=2.0, trial=trial)
 
 
 @pytest.mark.parametrize(

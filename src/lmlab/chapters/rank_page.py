@@ -11,7 +11,7 @@ import pandas as pd
 
 from lmlab.report.compare import Compare, Comparison
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, select
+from lmlab.report.frame import Results, Rows, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity
 from lmlab.report.text import GIB
@@ -114,13 +114,6 @@ def against(rows: Rows, baseline: str) -> Comparison:
         for name in others
     )
     return Comparison([pair for found in compared for pair in found.pairs])
-
-
-def with_overlap(rows: Rows) -> Rows:
-    """The rows with the share of communication during which something was computed."""
-    names, on = ("overlapped", "communication"), ("source", "variant")
-    profiled = {name: {"quantity": "profiled_time", "activity": name} for name in names}
-    return combine(rows, "overlapped", profiled, lambda p: p.overlapped / p.communication, on=on)
 
 
 def group_facts(chapter: Chapter) -> dict[str, Any]:

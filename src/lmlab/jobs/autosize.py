@@ -17,15 +17,17 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from lmlab.jobs.rank_clock import sample_ms
-from lmlab.jobs.rank_work import Candidate, expected_memory, release
+from lmlab.jobs.rank_work import Candidate, RankWork, expected_memory, release
 from lmlab.measure import across_ranks
 from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.rounds import sample_ms
 from lmlab.model import cost, footprint
 
 GIB = 2**30
 PROBE_BYTES = 32 * 2**20
 PROBES = 3
+Trial = Callable[[RankWork], Callable[[], object]]
+"""Builds what a trial runs; returns its step."""
 USABLE = 0.9  # of free memory: allocators round up, and libraries need some
 
 
@@ -60,12 +62,12 @@ def choose(
     *,
     limit_s: float,
     messages: float = 1,
-    try_step: Callable[[Candidate], float] | None = None,
+    trial: Trial | None = None,
 ) -> Choice:
     """The first size that fits and whose step stays under the limit; the last may be slow.
 
-    A step sends at least `messages` times the bytes of the gradient. `try_step` returns a step's
-    seconds on this rank; without it the choice is made by arithmetic.
+    A step sends at least `messages` times the bytes of the gradient. Without a trial the choice is
+    made by arithmetic.
     """
     rate = bandwidth(device)
     left_out: dict[str, str] = {}
@@ -74,8 +76,8 @@ def choose(
         reason = why_too_large(candidate, device)
         if reason is None and not last:
             reason = why_too_slow(candidate, rate, messages=messages, limit_s=limit_s)
-        if reason is None and try_step is not None:
-            step_s = across_ranks.max_over_ranks(try_step(candidate))
+        if reason is None and trial is not None:
+            step_s = trial_s(trial, candidate, device)
             over_limit = step_s > limit_s
             release(device)
             if over_limit and not last:
@@ -84,6 +86,13 @@ def choose(
             return Choice(candidate, rate, step_s, over_limit, left_out)
         left_out[candidate.size] = reason
     raise MemoryError(f"no size fits: {candidate.size} {reason}")
+
+
+def trial_s(trial: Trial, candidate: Candidate, device: torch.device) -> float:
+    """Seconds of a step on the slowest rank when it runs for the second time."""
+    step = trial(RankWork(candidate.workload, device))
+    _, second_ms = [sample_ms(step, device) for _ in range(2)]
+    return across_ranks.max_over_ranks(second_ms / 1e3)
 
 
 def bandwidth(device: torch.device) -> float:

@@ -14,14 +14,14 @@ category, `reserved` (held by the allocator) and `device_memory` (as the device 
 `expected_memory` per category, by the cost model for an unsharded rank.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lmlab.jobs.rank_work import RankWork, expected_memory
+from lmlab.jobs.rank_work import RankWork, expected_memory, per_rank
 from lmlab.jobs.workload import Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.memory.accounting import (
@@ -33,24 +33,27 @@ from lmlab.measure.memory.accounting import (
 from lmlab.measure.records import Record, by_label, value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Training:
-    """A model in training: what a step needs, and where its memory is."""
+    """A model, possibly wrapped by one of `lmlab.parallel`, and its optimizer."""
 
-    model: nn.Module
+    model: Any
     optimizer: torch.optim.Optimizer
-    finish: Callable[[], None]  # called between backward and the optimizer
-    state: Callable[[], Mapping[Any, Any]]  # the optimizer's state on this rank
-    buffers: Callable[[], Iterable[Tensor]] = tuple  # reserved for gradients
 
     def categories(self) -> dict[str, Iterable[Tensor]]:
         """Tensors by what they are for."""
         parameters = list(self.model.parameters())
+        reserved = [bucket.buffer for bucket in getattr(self.model, "buckets", ())]
         return {
             "parameters": [*parameters, *self.model.buffers()],
-            "gradients": [*self.buffers(), *gradients(parameters)],
-            "optimizer_state": optimizer_tensors(self.state()),
+            "gradients": [*reserved, *gradients(parameters)],
+            "optimizer_state": optimizer_tensors(local_optimizer(self.optimizer).state),
         }
+
+    def finish(self) -> None:
+        """What a wrapper does between backward and the optimizer."""
+        if hasattr(self.model, "finish_gradient_synchronization"):
+            self.model.finish_gradient_synchronization()
 
     def step(self, work: RankWork) -> Tensor:
         """One training step; its loss, which is not read: that would wait for the device."""
@@ -60,6 +63,11 @@ class Training:
         self.finish()
         self.optimizer.step()
         return loss.detach()
+
+
+def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer with the state of this rank: that inside our sharded one, PyTorch's, or it."""
+    return getattr(optimizer, "local", getattr(optimizer, "optim", optimizer))
 
 
 def first_step(training: Training, work: RankWork) -> dict[str, Any]:
@@ -86,20 +94,16 @@ def first_step(training: Training, work: RankWork) -> dict[str, Any]:
 
 def memory_records(variant: str, ranks: Sequence[Mapping[str, Any]]) -> list[Record]:
     """Records of what `first_step` returned on every rank."""
-    records = [
-        value("peak_memory", peak, "B", variant=variant, phase=phase, rank=rank)
-        for rank, found in enumerate(ranks)
-        for phase, peak in found["peaks"].items()
-        if peak is not None
-    ]
+    records = []
+    for phase in ranks[0]["peaks"]:
+        peaks = (found["peaks"][phase] for found in ranks)
+        records += per_rank("peak_memory", peaks, "B", variant=variant, phase=phase)
     for stage in ranks[0]["stages"]:
         labels: dict[str, Any] = {"variant": variant, "stage": stage}
         readings = [rank["stages"][stage] for rank in ranks]
-        allocated = {rank: reading["allocated_bytes"] for rank, reading in enumerate(readings)}
-        records += [
-            value("allocated", n, "B", **labels, rank=rank) for rank, n in allocated.items()
-        ]
-        labels["rank"] = fullest = max(allocated, key=allocated.__getitem__)
+        allocated = [reading["allocated_bytes"] for reading in readings]
+        records += per_rank("allocated", allocated, "B", **labels)
+        labels["rank"] = fullest = allocated.index(max(allocated))
         reading = readings[fullest]
         records += by_label("memory", "category", reading["parts_bytes"], **labels)
         if reading["reserved_bytes"] is not None:

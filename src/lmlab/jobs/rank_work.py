@@ -12,7 +12,7 @@ copies, and overlapped: computation while a message was in flight; rank 0), `mes
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.jobs.rank_clock import sample_ms
 from lmlab.jobs.workload import OWN_ATTENTION, Workload, workload_of
 from lmlab.measure import across_ranks
+from lmlab.measure.clock import PhaseClock
 from lmlab.measure.overlap import profile_overlap, start_profiler
-from lmlab.measure.records import Record, timed, value
+from lmlab.measure.records import Label, Record, timed, value, without_value
 from lmlab.measure.rounds import Rounds, TimedStep, interleave
 from lmlab.model import footprint
 from lmlab.model.loss import cross_entropy
@@ -77,15 +77,6 @@ class RankWork:
         with self.workload.precision_context(self.device):
             return cross_entropy(model(self.tokens), self.targets)
 
-    def adamw(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of every variant that does not shard its state."""
-        return torch.optim.AdamW(parameters)
-
-
-def second_step_s(step: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a step when it runs for the second time: a trial that chooses the size."""
-    return [sample_ms(step, device) / 1e3 for _ in range(2)][1]
-
 
 def release(device: torch.device) -> None:
     """Return freed memory to the allocator, and from there to the device."""
@@ -116,6 +107,39 @@ def take_turns(steps: Mapping[str, TimedStep], point: Point, device: torch.devic
     """Rounds of all variants, as many as the point asks for and its time allows."""
     asked = {key: point.settings[key] for key in ("warmup", "rounds", "time_cap_s")}
     return interleave(steps, device=device, **asked)
+
+
+def timed_step(ready: Ready) -> TimedStep:
+    """A training step as one phase: synchronizing within it would prevent overlap."""
+
+    def step(clock: PhaseClock) -> None:
+        with ready() as run:
+            dist.barrier()  # ranks may take different times to build a variant
+            with clock.phase("step"):
+                run()
+
+    return step
+
+
+def no_time(variant: str, status: str, reason: str) -> Record:
+    """Why a variant is not timed."""
+    return without_value("time", status, reason, variant=variant, phase="total")
+
+
+def why_wrong(variant: str, what: str, error: float, allowed: float) -> list[Record]:
+    """The record of a variant that is not timed because its results differ too much; or nothing."""
+    if error <= allowed:
+        return []
+    return [no_time(variant, "failed", f"{what} are off by {error:.2g}, {allowed:g} is allowed")]
+
+
+def per_rank(quantity: str, ranks: Iterable[Any], unit: str, **labels: Label) -> list[Record]:
+    """A record for each rank that has a value."""
+    return [
+        value(quantity, own, unit, **labels, rank=rank)
+        for rank, own in enumerate(ranks)
+        if own is not None
+    ]
 
 
 def round_records(rounds: Rounds, phases: Sequence[str] = ("total",)) -> list[Record]:
@@ -151,11 +175,8 @@ def overlap_records(
         records.append(value("messages_seen", found["messages_seen"], "", variant=variant))
         if found["seen_as"]:
             records.append(value("messages_seen_as", found["seen_as"], "", variant=variant))
-        records += [
-            value("overlapped_share", share, "", variant=variant, rank=rank)
-            for rank, share in enumerate(across_ranks.gather(found["overlapped_share"]))
-            if share is not None
-        ]
+        shares = across_ranks.gather(found["overlapped_share"])
+        records += per_rank("overlapped_share", shares, "", variant=variant)
     return records, intervals
 
 

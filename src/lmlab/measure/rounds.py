@@ -1,17 +1,19 @@
-"""Several variants timed in alternating rounds on the same ranks.
+"""Timing on several ranks: one operation repeated, or several variants in alternating rounds.
+
+A barrier starts all ranks together. Each rank reads its own clock, until its own device is done;
+clocks of different processes are never compared. What is timed takes as long as its slowest rank,
+and the times of all ranks are recorded. All ranks must stop at the same repetition, or the next
+message would have no receiver, so everything that decides is exchanged first.
 
 A machine drifts: clocks change, other load comes and goes. Variants measured one after the other
 carry that drift in their ratio; interleaved variants share it. Every round times each variant once,
 and comparisons use the ratio within a round. The order changes from round to round, because each
 variant leaves its mark on caches and allocator: every round starts one variant later, and every
-second round runs backwards, so that no variant always follows the same one.
-
-All ranks start a step together, after a barrier. A rank's time ends when its own device is done;
-the step takes as long as its slowest rank, and the times of all ranks are recorded. Warm-up rounds
-run in the same loop and are discarded. After each round all ranks decide together whether time is
-up.
+second round runs backwards, so that no variant always follows the same one. Warm-up rounds run in
+the same loop and are discarded.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +22,16 @@ import torch
 import torch.distributed as dist
 
 from lmlab.measure.across_ranks import gather, max_over_ranks
-from lmlab.measure.clock import PhaseClock, collector_paused
+from lmlab.measure.clock import PhaseClock, collector_paused, synchronize
 from lmlab.measure.statistics import Measurement
-from lmlab.measure.stop_rule import count_samples
+from lmlab.measure.stop_rule import SamplingBudget, StopRule, count_samples
 from lmlab.measure.time_spent import measuring
 
 TimedStep = Callable[[PhaseClock], None]
 """One step of a variant; times its phases with the given clock."""
 
 MIN_ROUNDS = 3  # measured regardless of the time cap: fewer give no confidence interval
+QUICK_S, QUICK_BATCH = 0.02, 5  # quick repetitions exchange their times in batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +90,59 @@ def interleave(
         for name, own in steps.items()
     }
     return Rounds(samples_ms=samples, stopped=stopped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTimes:
+    """Repetitions of one operation on all ranks."""
+
+    slowest: Measurement  # the slowest rank of each repetition
+    rank_median_ms: tuple[float, ...]  # the median of each rank
+
+
+@measuring()
+def time_on_all_ranks(
+    run: Callable[[], object],
+    *,
+    device: torch.device,
+    warmup: int,
+    budget: SamplingBudget,
+) -> RankTimes:
+    """Repeat `run` on all ranks until the slowest rank's time has settled; the caller pauses the
+    garbage collector, since a collection takes longer than many operations."""
+    rule = StopRule(budget)
+    by_repetition: list[tuple[float, ...]] = []
+    stopped = None
+    began_s = time.perf_counter()
+    for _ in range(warmup):
+        sample_ms(run, device)
+    while stopped is None:
+        # Exchanging times after every repetition would cost as much as a quick one takes.
+        quick = by_repetition and max(by_repetition[-1]) < QUICK_S * 1e3
+        batch = min(QUICK_BATCH if quick else 1, budget.max_samples - rule.n)
+        mine = [sample_ms(run, device) for _ in range(batch)]
+        by_rank = gather([*mine, time.perf_counter() - began_s])
+        *samples, elapsed = zip(*by_rank, strict=True)
+        by_repetition += samples
+        for ranks in samples:
+            rule.add(max(ranks))
+        stopped = rule.reason(max(elapsed)) if rule.n >= budget.min_samples else None
+    return RankTimes(
+        slowest=Measurement(
+            samples_ms=tuple(round(max(ranks), 6) for ranks in by_repetition),
+            clock="wall",
+            cache="warm",
+            stopped=stopped,
+        ),
+        rank_median_ms=tuple(statistics.median(r) for r in zip(*by_repetition, strict=True)),
+    )
+
+
+def sample_ms(run: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of one run on this rank, begun together with the others."""
+    dist.barrier()
+    synchronize(device)
+    start = time.perf_counter_ns()
+    run()
+    synchronize(device)
+    return (time.perf_counter_ns() - start) / 1e6

@@ -19,20 +19,13 @@ import importlib
 from typing import Any
 
 _MODULE_OF = {
-    "NaiveDDP": "lmlab.parallel.ddp",
-    "FlatDDP": "lmlab.parallel.ddp",
-    "OverlappedDDP": "lmlab.parallel.ddp",
-    "BucketedDDP": "lmlab.parallel.ddp",
-    "ShardedOptimizer": "lmlab.parallel.sharded_optimizer",
-    "FSDP": "lmlab.parallel.fsdp",
+    **dict.fromkeys(("NaiveDDP", "FlatDDP", "OverlappedDDP", "BucketedDDP"), "ddp"),
+    "ShardedOptimizer": "sharded_optimizer",
+    "FSDP": "fsdp",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

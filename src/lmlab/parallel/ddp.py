@@ -29,7 +29,6 @@ a step adds local gradients to averaged ones, and the mean of that sum is the su
 `no_sync` saves messages but is never needed for correctness.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -55,8 +54,8 @@ Grouping = Callable[[Parameters], Sequence[Parameters]]
 """Assigns parameters to messages, in the order in which the messages are sent."""
 
 
-class DataParallel(nn.Module, ABC):
-    """A module whose gradients are averaged over ranks."""
+class DataParallel(nn.Module):
+    """A module whose gradients are averaged over ranks, one message after the other."""
 
     def __init__(self, module: nn.Module, grouping: Grouping, process_group: Group) -> None:
         check_module_and_group(module, process_group)
@@ -76,9 +75,12 @@ class DataParallel(nn.Module, ABC):
         """Called in backward after each accumulation, with the parameter and not the gradient."""
         self._bucket_of[parameter].adopt(parameter)
 
-    @abstractmethod
     def finish_gradient_synchronization(self) -> None:
         """Make every gradient the mean over ranks; call it before the optimizer step."""
+        check_still_frozen(self._frozen)
+        for bucket in self.buckets:
+            bucket.start()
+            bucket.wait()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -104,23 +106,14 @@ class DataParallel(nn.Module, ABC):
         return self.module.load_state_dict(state_dict, strict=strict)
 
 
-class _AfterBackward(DataParallel):
-    def finish_gradient_synchronization(self) -> None:
-        """Send one message after the other, waiting for each."""
-        check_still_frozen(self._frozen)
-        for bucket in self.buckets:
-            bucket.start()
-            bucket.wait()
-
-
-class NaiveDDP(_AfterBackward):
+class NaiveDDP(DataParallel):
     """One all-reduce per parameter, in order."""
 
     def __init__(self, module: nn.Module, process_group: Group = None) -> None:
         super().__init__(module, lambda parameters: [[p] for p in parameters], process_group)
 
 
-class FlatDDP(_AfterBackward):
+class FlatDDP(DataParallel):
     """One all-reduce for all gradients of one dtype."""
 
     def __init__(self, module: nn.Module, process_group: Group = None) -> None:

@@ -12,10 +12,22 @@ communication: weights are gathered in forward and again in backward, and gradie
 reduce-scattered: 1.5 times the bytes of data parallelism, overlapped with computation.
 
 Every matrix of a layer that `shards` accepts is sharded: by default any layer without children
-whose `weight` has two or more dimensions. The matrices of a block share messages
-(`fsdp_blocks`). The rest (norms, biases) is small; it is replicated, and averaged in one message
-per dtype. The optimizer sees master weights in the dtype of the given module, usually fp32;
-`compute_dtype` is what is sent and computed with.
+whose `weight` has two or more dimensions. The rest (norms, biases) is small; it is replicated, and
+averaged in one message per dtype.
+
+The matrices of a block share messages, which should be large enough to amortize their latency, and
+small enough that the gather of one block overlaps with the computation of another. By default the
+members of each `nn.ModuleList` are blocks (with nested lists, the innermost), the way `fully_shard`
+is usually applied. Every other matrix is a separate group, as are a tied weight and a layer that is
+in several blocks. A group has one dtype and device, and is trainable or frozen as a whole. If a
+model calls only the layers of a block and never the block, each call gathers all of it: correct but
+slow. Such a model should choose other blocks.
+
+The optimizer sees master weights in the dtype of the given module, usually fp32; `compute_dtype` is
+what is sent and computed with. The inputs and replicated parameters (a bias) of a sharded layer are
+cast to it while the layer runs, differentiably, so that the gradient of an fp32 bias is fp32. Other
+layers, mostly norms, compute in their own dtype, which is better numerically, and return the
+compute dtype. Saved activations are thus in the compute dtype.
 
 Restrictions: a sharded weight must be read in the forward of a module that holds it or of its
 block; one that is read elsewhere (`F.linear(x, other.weight)`) must be excluded with the predicate.
@@ -24,13 +36,14 @@ rank has all gradients, so a norm to clip by must be summed over ranks. After a 
 (on all ranks), call `finish_gradient_synchronization` before zeroing gradients.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils._pytree import tree_map_only
 
 from lmlab.parallel.checks import (
     check_argument,
@@ -39,14 +52,14 @@ from lmlab.parallel.checks import (
     check_still_frozen,
 )
 from lmlab.parallel.collectives import Group
-from lmlab.parallel.fsdp_blocks import Blocks, group_by_block, module_list_members
-from lmlab.parallel.fsdp_group import FSDPParam, Location
-from lmlab.parallel.fsdp_precision import cast_layers
+from lmlab.parallel.fsdp_group import FSDPGroup, FSDPParam, Location
 from lmlab.parallel.fsdp_scheduler import Scheduler
 from lmlab.parallel.hooks import weak_hook
 from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, coalesce
 
 Predicate = Callable[[nn.Module], bool]
+Blocks = Callable[[nn.Module], Iterable[nn.Module]]
+"""Given a model, the modules in it whose matrices are gathered together."""
 
 PREFETCH = 1
 """Groups gathered ahead: one keeps the link busy, and each takes memory."""
@@ -59,6 +72,14 @@ def has_matrix_weight(layer: nn.Module) -> bool:
     weight = getattr(layer, "weight", None)
     is_leaf = next(layer.children(), None) is None
     return is_leaf and isinstance(weight, nn.Parameter) and weight.ndim >= 2
+
+
+def module_list_members(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of every ModuleList; of a ModuleDict in a list, its values."""
+    for layer in module.modules():
+        if isinstance(layer, nn.ModuleList):
+            for member in layer:
+                yield from member.values() if isinstance(member, nn.ModuleDict) else [member]
 
 
 class FSDP(nn.Module):
@@ -81,7 +102,7 @@ class FSDP(nn.Module):
         self.compute_dtype = compute_dtype
         self.process_group = process_group
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
-        chosen = _chosen_matrices(module, shards)
+        chosen = chosen_matrices(module, shards)
         # Hooks refer to the casts weakly.
         self._casts = cast_layers(module, chosen, compute_dtype) if compute_dtype else []
         self._names = [name for name, _ in module.named_parameters()]
@@ -178,7 +199,7 @@ def _check_options(compute_dtype: object, shards: object, blocks: object, prefet
     check_argument("prefetch", prefetch, int, "an integer of at least 0", lambda n: n >= 0)
 
 
-def _chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter]:
+def chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter]:
     """The matrices held directly by layers that the predicate accepts."""
     chosen: set[nn.Parameter] = set()
     for layer in module.modules():
@@ -190,3 +211,99 @@ def _chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Paramete
                 )
             chosen.update(matrices)
     return chosen
+
+
+def group_by_block(
+    module: nn.Module, params: Sequence[FSDPParam], blocks: Blocks
+) -> list[FSDPGroup]:
+    """Groups in the order of their first matrix."""
+    block_of = _innermost_blocks(module, blocks)
+    by_key: dict[Hashable, list[FSDPParam]] = defaultdict(list)
+    for param in params:
+        by_key[_key(param, block_of)].append(param)
+    names = {layer: name for name, layer in module.named_modules()}
+    groups = []
+    for members in by_key.values():
+        if len(members) == 1:
+            groups.append(FSDPGroup(members[0].name, members))
+        else:
+            block = block_of[members[0].locations[0][0]]
+            groups.append(FSDPGroup(names[block] or "model", members, block))
+    uses = Counter(group.name for group in groups)
+    for group in groups:
+        if uses[group.name] > 1:  # a block with several dtypes, or partly frozen
+            group.name += f" from {group.params[0].name}"
+    return groups
+
+
+def _key(param: FSDPParam, block_of: dict[nn.Module, nn.Module]) -> Hashable:
+    """Equal for matrices of one group."""
+    layer = param.locations[0][0]
+    if len(param.locations) > 1 or layer not in block_of:
+        return param
+    full = param.full
+    return block_of[layer], full.requires_grad, param.shard.dtype, full.dtype, full.device
+
+
+def _innermost_blocks(module: nn.Module, choose: Blocks) -> dict[nn.Module, nn.Module]:
+    """The block of each layer that is in exactly one."""
+    chosen = set(choose(module))
+    unknown = chosen - set(module.modules())
+    if unknown:
+        raise ValueError(
+            f"blocks must return modules of the model, got another {type(unknown.pop()).__name__}"
+        )
+    at_path: dict[str, nn.Module | None] = {}
+    found: dict[nn.Module, set[nn.Module | None]] = defaultdict(set)
+    for path, layer in module.named_modules(remove_duplicate=False):
+        at_path[path] = layer if layer in chosen else at_path.get(path.rpartition(".")[0])
+        found[layer].add(at_path[path])
+    single = {layer: blocks.pop() for layer, blocks in found.items() if len(blocks) == 1}
+    return {layer: block for layer, block in single.items() if block is not None}
+
+
+def cast(nested: Any, dtype: torch.dtype) -> Any:
+    """Cast floating-point tensors, wherever they are nested."""
+    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
+
+
+class LayerCast:
+    """Casts a layer's inputs and the named parameters while it runs, and then its outputs."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        dtype: torch.dtype,
+        parameter_names: Iterable[str] = (),
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._dtype = dtype
+        self._output_dtype = output_dtype
+        self._parameters = {name: layer._parameters[name] for name in parameter_names}
+        layer.register_forward_pre_hook(weak_hook(self._before), with_kwargs=True)
+        layer.register_forward_hook(weak_hook(self._after), always_call=True)
+
+    def _before(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for name, parameter in self._parameters.items():
+            layer._parameters[name] = cast(parameter, self._dtype)
+        return cast(args, self._dtype), cast(kwargs, self._dtype)
+
+    def _after(self, layer: nn.Module, args: Any, output: Any) -> Any:
+        layer._parameters.update(self._parameters)
+        return output if self._output_dtype is None else cast(output, self._output_dtype)
+
+
+def cast_layers(
+    module: nn.Module, sharded: set[nn.Parameter], compute_dtype: torch.dtype
+) -> list[LayerCast]:
+    """Attach casts to every layer with parameters; they are active while the list is alive."""
+    casts = []
+    for layer in module.modules():
+        own = {n: p for n, p in layer.named_parameters(recurse=False) if p.is_floating_point()}
+        replicated = [name for name, parameter in own.items() if parameter not in sharded]
+        if len(replicated) < len(own):
+            casts.append(LayerCast(layer, compute_dtype, replicated))
+        elif own:
+            dtype = next(iter(own.values())).dtype
+            casts.append(LayerCast(layer, dtype, output_dtype=compute_dtype))
+    return casts

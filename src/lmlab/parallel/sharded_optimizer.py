@@ -28,13 +28,11 @@ from torch.optim.optimizer import ParamsT
 from torch.utils._pytree import tree_map_only
 
 from lmlab.parallel.checks import check_argument, check_group
-from lmlab.parallel.collectives import Group, start_broadcast
+from lmlab.parallel.collectives import Group
 from lmlab.parallel.messages import broadcast_coalesced, coalesce
 
 NOT_SETTINGS = {"params", "param_names"}
 """Entries of a parameter group that differ between this optimizer and `local`."""
-States = dict[int, Any]
-"""Optimizer state by parameter index."""
 
 
 class Ownership:
@@ -115,11 +113,18 @@ class ShardedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state dict of the unsharded optimizer, in host memory; ranks call this together.
 
-        It can be loaded with any number of ranks, or into the unsharded optimizer.
+        It can be loaded with any number of ranks, or into the unsharded optimizer. Owners send the
+        state of one parameter at a time, because NCCL sends pickled objects from device memory.
         """
         local = super().state_dict()
-        device = next(self._parameters()).device
-        return {**local, "state": gather_states(local["state"], device, self.process_group)}
+        states = {}
+        for index, parameter in enumerate(self._parameters()):
+            own = tree_map_only(Tensor, _to_host, local["state"].get(index))
+            sent, owner = [own], self.ownership.owner[parameter]
+            dist.broadcast_object_list(sent, group_src=owner, group=self.process_group)
+            if sent[0] is not None:
+                states[index] = sent[0]
+        return {**local, "state": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this rank's part of an unsharded state dict."""
@@ -162,44 +167,5 @@ def _copy_settings(source: Optimizer, target: Optimizer) -> None:
         taken.update(_settings(given))
 
 
-def gather_states(own: States, device: torch.device, group: Group) -> States:
-    """The states of all ranks, with tensors in host memory; all ranks call this together.
-
-    Each rank in turn broadcasts its states, pickled, with meta tensors in place of the large
-    tensors, and then the large tensors one by one. Pickling everything would take a rank's whole
-    state a second time on the device. For the same reason each tensor goes to host memory as soon
-    as it arrives.
-    """
-    gathered: States = {}
-    for source in range(dist.get_world_size(group)):
-        sends = dist.get_rank(group) == source
-        gathered |= _broadcast_states(own if sends else None, source, device, group)
-    return dict(sorted(gathered.items()))
-
-
-def _broadcast_states(
-    own: States | None, source: int, device: torch.device, group: Group
-) -> States:
-    """The states of one rank on all ranks; `own` is None on the others."""
-    large: list[Tensor] = []
-
-    def to_pickle(tensor: Tensor) -> Tensor:
-        # Step counters are small, and may be on the host while the rest is on a GPU.
-        if tensor.device != device or tensor.numel() <= 1:
-            return tensor.detach().to("cpu", copy=True)
-        large.append(tensor)
-        return tensor.detach().to("meta")
-
-    pickled = [None if own is None else tree_map_only(Tensor, to_pickle, own)]
-    dist.broadcast_object_list(pickled, group_src=source, group=group)
-    outgoing = iter(large)
-
-    def receive(tensor: Tensor) -> Tensor:
-        if not tensor.is_meta:
-            return tensor
-        buffer = torch.empty_like(tensor, device=device) if own is None else next(outgoing)
-        start_broadcast(buffer.contiguous(), source, group).wait()
-        return buffer.detach().to("cpu", copy=True)
-
-    states: States = tree_map_only(Tensor, receive, pickled[0])
-    return states
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

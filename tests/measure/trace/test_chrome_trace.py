@@ -58,16 +58,14 @@ def test_kernels_belong_to_the_ranges_of_their_launch_whatever_the_thread(trace:
         ["nvjet_sm90_tst_64x64_NNT", "kernel", "matmul_tensor_core", ("backward",)],
         ["Memcpy DtoH (Device -> Pinned)", "memcpy", "copy", ()],
     ]
-    assert set(trace.kernels["process"]) == set(trace.host["process"]) == {PID}
-    assert set(trace.kernels["stream"]) == {7}
     first = trace.kernels.iloc[0]
     times = (first["start_ns"], first["duration_ns"], first["delay_ns"])
     assert times == (3853509385881626, 20_125, 10_500), "whole nanoseconds"
-    assert trace.host[["name", "kind", "thread"]].to_numpy().tolist() == [
-        ["cudaLaunchKernel", "launch", MAIN],
-        ["cuLaunchKernelEx", "launch", AUTOGRAD],
-        ["cudaMemcpyAsync", "launch", MAIN],
-        ["cudaDeviceSynchronize", "synchronize", MAIN],
+    assert trace.host[["name", "kind"]].to_numpy().tolist() == [
+        ["cudaLaunchKernel", "launch"],
+        ["cuLaunchKernelEx", "launch"],
+        ["cudaMemcpyAsync", "launch"],
+        ["cudaDeviceSynchronize", "synchronize"],
     ]
 
 

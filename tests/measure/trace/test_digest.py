@@ -1,6 +1,5 @@
 """A trace reduced to times on the device, to a digest and to a timeline: all of it adds up."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,18 @@ from hypothesis import strategies as st
 
 from lmlab.measure.trace import digest as module
 from lmlab.measure.trace import nsys
-from lmlab.measure.trace.digest import Names, digest, host_side, one_layer, section, timeline
+from lmlab.measure.trace.digest import (
+    device_times,
+    host_calls,
+    host_side,
+    is_copy,
+    kernel_summary,
+    one_layer,
+    section,
+    timeline,
+)
 from lmlab.measure.trace.frames import Trace
-from tests.measure.trace import three_modes
+from lmlab.measure.trace.kernel_names import family
 from tests.measure.trace.export_builder import ExportBuilder
 from tests.measure.trace.three_modes import BACKWARD_US, FORWARD_US, OPTIMIZER_US, US, write_export
 
@@ -47,27 +55,10 @@ def test_a_section_holds_one_run(trace: Trace) -> None:
     assert forward.kernels["duration_ns"].sum() == FORWARD_US * US
     assert (forward.host["kind"] == "synchronize").sum() == 1
     assert sum(len(section(trace, f"mode {m}").kernels) for m in MODES) == len(trace.kernels)
-    assert digest(section(trace, "no such mode"), PHASES, Names())["total_ns"] == 0
-
-
-def test_phases_and_families_add_up(step: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    digested = digest(step, PHASES, Names())
-    assert {row["phase"]: row["total_ns"] / US for row in digested["phases"]} == PHASES_US
     total = sum(PHASES_US.values()) * US
-    assert digested["total_ns"] == digested["busy_ns"] == digested["span_ns"] == total
-    families = digested["families"]
-    assert families["optimizer"] == {"total_ns": OPTIMIZER_US * US, "instances": 3}
-    assert sum(row["total_ns"] for row in families.values()) == total
-    assert sum(row["instances"] for row in families.values()) == digested["kernels"]
-    assert json.loads(json.dumps(digested, allow_nan=False)) == digested
-    monkeypatch.setattr(module, "TABLE_ROWS", 2)  # further rows are summed
-    names = Names()
-    digested = digest(step, PHASES, names)
-    table, rest = digested["table"], digested["rest"]
-    assert names.rows()[table["name"][0]]["name"] == three_modes.SGEMM_BACKWARD
-    assert (len(table["name"]), rest["names"]) == (2, 4)
-    assert sum(table["total_ns"]) + rest["total_ns"] == digested["total_ns"]
-    assert sum(table["instances"]) + rest["instances"] == digested["kernels"]
+    times = device_times(section(trace, "mode train_step").kernels)
+    assert times["total_ns"] == times["busy_ns"] == times["span_ns"] == total
+    assert device_times(section(trace, "no such mode").kernels)["total_ns"] == 0
 
 
 def test_the_table_has_statistics_by_name_and_no_copies(builder: ExportBuilder) -> None:
@@ -79,12 +70,10 @@ def test_the_table_has_statistics_by_name_and_no_copies(builder: ExportBuilder) 
             builder.launched(name, start + 10, start + 20, start + 20 + duration, correlation)
         builder.call("cudaMemcpyAsync", 13, 15, 9)
         builder.memcpy(1, 950, 957, 9)
-    names = Names()
-    digested = digest(section(nsys.read(builder.path), "run"), [], names)
-    assert digested["copies"] == {"instances": 1, "total_ns": 7}
-    assert [row["name"] for row in names.rows()] == ["sgemm", "a", "b"], "ties in order of name"
-    assert digested["table"] == {
-        "name": [0, 1, 2],
+    kernels = nsys.read(builder.path).kernels
+    assert kernels["duration_ns"][is_copy(kernels)].tolist() == [7]
+    assert kernel_summary(kernels).round(1).to_dict("list") == {
+        "name": ["sgemm", "a", "b"],  # ties in order of name
         "instances": [3, 1, 1],
         "total_ns": [90, 5, 5],
         "min_ns": [10, 5, 5],
@@ -96,11 +85,12 @@ def test_the_table_has_statistics_by_name_and_no_copies(builder: ExportBuilder) 
 
 
 def test_the_host_side_has_waits_and_launches(step: Trace) -> None:
-    host = host_side(step)
+    host: Any = host_side(step)
     assert host["wait_ns"] > 5000 * US
     assert host["delay_max_ns"] > host["delay_median_ns"] > 1000 * US, "the host is ahead"
     assert (host["gap_ns"], host["gaps"], host["launches"]) == (0, 0, len(step.kernels))
-    calls = {call["name"]: call["calls"] for call in host["calls"]}
+    assert host["launch_ns"] == 5 * US
+    calls = {call["name"]: call["calls"] for call in host_calls(step)}
     assert calls == {"cudaDeviceSynchronize": 1, "cudaLaunchKernel": len(step.kernels)}
 
 
@@ -117,16 +107,15 @@ def test_the_timeline_has_phases_on_both_sides(step: Trace) -> None:
 
 
 def test_one_layer_is_stored_kernel_by_kernel(step: Trace) -> None:
-    names = Names()
-    layer: Any = one_layer(step, "forward", ("scores", "softmax", "output"), names)
+    layer: Any = one_layer(step, "forward", ("scores", "softmax", "output"))
     assert layer["layer"] == "layers.1"
-    families = [names.rows()[index]["family"] for index in layer["name"]]
+    families = [family(name) for name in layer["name"]]
     gemm, pointwise = "matmul_simt", "elementwise"
     assert families == [gemm, gemm, pointwise, pointwise, "softmax", gemm, gemm]
     assert layer["part"] == [None, "scores", "softmax", "softmax", "softmax", "output", None]
     assert layer["start_ns"][0] == 0
     assert [ns / US for ns in layer["duration_ns"]] == [400, 100, 30, 20, 50, 100, 400]
-    assert one_layer(step, "backward", (), Names()) is None, "no layer is marked there"
+    assert one_layer(step, "backward", ()) is None, "no layer is marked there"
     nothing = Trace(step.kernels.iloc[:0], step.host, step.ranges, "none")
     assert timeline(nothing, PHASES) is None
 

@@ -27,7 +27,7 @@ FOREVER = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 EXPORTS = {
     "ends before it starts": f"UPDATE {KERNELS} SET end = start - 1",
     "duration beyond 64 bits": f"UPDATE {KERNELS} SET start = -9e18, end = 9e18",
-    "missing column": f"ALTER TABLE {KERNELS} DROP COLUMN streamId",
+    "missing column": f"ALTER TABLE {KERNELS} DROP COLUMN deviceId",
     "no metadata": "DROP TABLE META_DATA_EXPORT",
     "no schema version": "UPDATE META_DATA_EXPORT SET value = 'unknown'",
     "recursive view": f"DROP TABLE {KERNELS}; CREATE VIEW {KERNELS} AS {FOREVER} SELECT i start, "

@@ -99,7 +99,7 @@ def test_layers_have_ranges(model: TransformerLM, opened: list[str], parts: list
     model(TOKENS)
     assert opened == expected, "afterwards the model is unchanged"
     modules = list(model.modules())
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in modules)
+    assert not any("forward" in vars(module) for module in modules)
     assert {vars(m)["attention"] for m in modules if "attention" in vars(m)} == {naive.attention}
 
 
@@ -152,7 +152,7 @@ def test_parts(attention: Callable[..., Tensor], expected: list[str], opened: li
 
 def test_compiled_code_is_left_alone(model: TransformerLM, opened: list[str]) -> None:
     with annotated(torch.compile(model)):  # compiled when it is called
-        assert not any(module._forward_hooks for module in model.modules())
+        assert not any("forward" in vars(module) for module in model.modules())
     compilations: list[Any] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -204,7 +204,6 @@ def test_backward_kernels_launched_by_the_autograd_thread_are_attributed() -> No
     forward, backward, optimizer = (len(within(trace.kernels, p)) for p in PHASES)
     assert backward > 1.3 * forward
     assert not trace.kernels["launch_ns"].isna().any()
-    assert len(trace.host["thread"].unique()) == 2, "autograd launches from its own thread"
     assert forward + backward + optimizer == len(trace.kernels)
 
 

@@ -23,11 +23,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_clock import RankTimes, time_on_all_ranks
 from lmlab.measure.across_ranks import max_over_ranks
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import precision_named
 from lmlab.measure.records import timed, without_value
+from lmlab.measure.rounds import RankTimes, time_on_all_ranks
+from lmlab.measure.stop_rule import SamplingBudget
 from lmlab.parallel.collectives import (
     start_all_gather,
     start_broadcast,
@@ -138,15 +139,15 @@ class Job:
         each_s = self._s_per_byte.get(kind, 0.0) * case.bytes
         if reason := why_skipped(left_s, each_s):
             return reason
-        times = time_on_all_ranks(
-            OPERATIONS[case.operation](*self._buffers(case)),
-            device=self._device,
-            warmup=1 if each_s < SLOW_S else 0,
+        budget = SamplingBudget(
             min_samples=min_samples(each_s),
+            min_time_s=0.0,
             max_samples=MAX_SAMPLES,
             target_relative_deviation=TARGET_RELATIVE_DEVIATION,
             time_cap_s=min(CASE_CAP_S, left_s / cases_left),
         )
+        exchange, warmup = OPERATIONS[case.operation](*self._buffers(case)), int(each_s < SLOW_S)
+        times = time_on_all_ranks(exchange, device=self._device, warmup=warmup, budget=budget)
         self._s_per_byte[kind] = times.slowest.median_ms / 1e3 / case.bytes
         return times
 

@@ -29,14 +29,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lmlab.chapters.rank_steps import no_time, quick_size, timed_step
+from lmlab.jobs.autosize import choose
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
     candidates,
     overlap_records,
+    per_rank,
     round_records,
     take_turns,
+    timed_step,
+    why_wrong,
     work_records,
 )
 from lmlab.measure.across_ranks import gather, max_error, max_over_ranks
@@ -60,7 +63,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Time every variant on these ranks; called on each of them."""
     sizes = candidates(point)
     with tf32_allowed(sizes[0].workload.precision.tf32):
-        choice = quick_size(point, sizes, device, trial, messages=1)
+        choice = choose(sizes, device, limit_s=point.settings["step_limit_s"], trial=trial)
         work = RankWork(choice.candidate.workload, device)
         model = work.model()
         variants = make_variants(point, work, model)
@@ -112,7 +115,7 @@ def make_variants(point: Point, work: RankWork, model: nn.Module) -> dict[str, "
         **bucketed,
         TORCH: partial(torch_ddp, bucket_mb=point.settings["torch_bucket_mb"]),
     }
-    optimizer = work.adamw(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
     return {name: Variant(work, model, optimizer, wrap) for name, wrap in wraps.items()}
 
 
@@ -214,11 +217,8 @@ class Variant:
 
     def memory_records(self, name: str) -> list[Record]:
         """Peak of the last step on every rank; all ranks must call this together."""
-        return [
-            value("peak_memory", peak, "B", variant=name, phase="total", rank=rank)
-            for rank, peak in enumerate(gather(self._peak_bytes))
-            if peak is not None
-        ]
+        peaks = gather(self._peak_bytes)
+        return per_rank("peak_memory", peaks, "B", variant=name, phase="total")
 
     def message_records(self, name: str) -> list[Record]:
         """Number and size of the messages of a step; PyTorch's DDP does not report them."""
@@ -247,11 +247,8 @@ def check(variants: Mapping[str, Variant], work: RankWork, model: nn.Module) -> 
             loss_error = abs(float(variant.backward()) - expected_loss) / abs(expected_loss)
             own_error = 0.0 if name == ALONE else gradient_error(variant.gradients(), expected)
         error = max_over_ranks(max_error([loss_error, own_error]))
-        if error <= allowed:
-            found[name] = value("gradient_error", error, "", variant=name)
-        else:
-            reason = f"gradients are off by {error:.2g} of their norm, {allowed:g} is allowed"
-            found[name] = no_time(name, "failed", reason)
+        correct = value("gradient_error", error, "", variant=name)
+        (found[name],) = why_wrong(name, "gradients", error, allowed) or [correct]
     return found
 
 

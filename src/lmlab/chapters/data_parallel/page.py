@@ -38,7 +38,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     flat = against(select(rows, variant=lambda v: v != ALONE), FLAT).rows()
     parts = [rows, communication(rows), flat.assign(quantity="versus_flat")]
     rows = pd.concat([part for part in parts if not part.empty], ignore_index=True)
-    return rank_page.with_most(_with_model(rank_page.with_overlap(rows)))
+    return rank_page.with_most(_with_model(rows))
 
 
 def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
@@ -202,7 +202,7 @@ TABLES = {
             "messages": quantity("messages_seen", "integer"),
             "largest (MiB)": quantity("largest_message", "MiB"),
             "in flight (ms)": quantity("profiled_time", "ms", activity="communication"),
-            "overlapped with computation": quantity("overlapped", "percent"),
+            "overlapped with computation": quantity("overlapped_share", "percent", rank=0),
         },
     ),
     "phases": Table(

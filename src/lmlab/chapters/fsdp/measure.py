@@ -22,7 +22,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -33,18 +32,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from lmlab.chapters.rank_steps import no_time, quick_size, timed_step
+from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
     Ready,
     candidates,
+    no_time,
     overlap_records,
     parameter_bytes,
+    per_rank,
     release,
     round_records,
     take_turns,
+    timed_step,
+    why_wrong,
     work_records,
 )
 from lmlab.measure import across_ranks
@@ -53,7 +56,7 @@ from lmlab.measure.device import is_out_of_memory
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, value
 from lmlab.parallel.ddp import BucketedDDP
-from lmlab.parallel.fsdp import FSDP, has_matrix_weight
+from lmlab.parallel.fsdp import FSDP, chosen_matrices, has_matrix_weight
 from lmlab.parallel.fsdp_group import FSDPGroup
 from lmlab.parallel.hooks import in_backward
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
@@ -72,9 +75,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
     sizes = candidates(point)
     builders = builders_of(point.settings["bucket_mb"])
     with tf32_allowed(sizes[0].workload.precision.tf32):
-        # Two gathers and a scatter, each half of an all-reduce.
-        choice = quick_size(
-            point, sizes, device, lambda work: partial(ours(work).step, work), messages=1.5
+        choice = choose(
+            sizes,
+            device,
+            limit_s=point.settings["step_limit_s"],
+            messages=1.5,  # two gathers and a scatter, each half of an all-reduce
+            trial=lambda work: partial(builders[OURS](work).step, work),
         )
         work = RankWork(choice.candidate.workload, device)
         alone = {name: two_steps_alone(name, build, work) for name, build in builders.items()}
@@ -99,53 +105,36 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 def builders_of(bucket_mb: float) -> dict[str, Build]:
     """The variants by name; data parallelism uses buckets of this size."""
-
-    def data_parallel(make_optimizer: Any, work: RankWork) -> Training:
-        model = BucketedDDP(work.model(), bucket_mb)
-        optimizer = make_optimizer(model.parameters())
-        return Training(
-            model=model,
-            optimizer=optimizer,
-            finish=model.finish_gradient_synchronization,
-            state=lambda: optimizer.state,
-            buffers=lambda: [bucket.buffer for bucket in model.buckets],
-        )
-
-    sharded = partial(ShardedOptimizer, optimizer_cls=torch.optim.AdamW)
+    bucketed = partial(BucketedDDP, bucket_size_mb=bucket_mb)
+    plain: Any = torch.optim.AdamW
     return {
-        DDP: partial(data_parallel, torch.optim.AdamW),
-        SHARDED: partial(data_parallel, sharded),
-        OURS: lambda work: ours(work),
-        TORCH: lambda work: torch_fully_shard(work),
+        DDP: partial(build, bucketed, plain),
+        SHARDED: partial(build, bucketed, partial(ShardedOptimizer, optimizer_cls=plain)),
+        OURS: partial(build, FSDP, plain),
+        TORCH: partial(build, torch_fully_shard, plain),
     }
 
 
-def ours(work: RankWork) -> Training:
-    """Our FSDP."""
-    model = FSDP(work.model())
-    optimizer = work.adamw(model.parameters())
-    return Training(
-        model=model,
-        optimizer=optimizer,
-        finish=model.finish_gradient_synchronization,
-        state=lambda: optimizer.state,
-    )
+def build(
+    wrap: Callable[[nn.Module], nn.Module],
+    make_optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
+    work: RankWork,
+) -> Training:
+    """A variant, ready for its first step."""
+    model = wrap(work.model())
+    return Training(model, make_optimizer(model.parameters()))
 
 
-def torch_fully_shard(work: RankWork) -> Training:
+def torch_fully_shard(model: nn.Module) -> nn.Module:
     """PyTorch's: the members of module lists, and the rest."""
-    model = work.model()
     group = dist.group.WORLD
     assert group is not None, "a rank measures within a process group"
-    mesh = DeviceMesh.from_group(group, work.device.type)
+    mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
     for modules in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
         for block in modules:
             fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = work.adamw(model.parameters())
-    return Training(
-        model=model, optimizer=optimizer, finish=lambda: None, state=lambda: optimizer.state
-    )
+    return model
 
 
 def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, Any]] | str:
@@ -178,17 +167,11 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
             records.append(no_time(name, "unsupported", ranks))
             continue
         records += memory_records(name, ranks)
-        records += [
-            value("loss", loss, "", variant=name, step=step, rank=rank)
-            for rank, own in enumerate(ranks)
-            for step, loss in enumerate(own["losses"], 1)
-        ]
-        error = loss_error(ranks, alone[DDP])
-        if error <= allowed:
-            correct.append(name)
-        else:
-            reason = f"losses of two steps are off by {error:.2g}, {allowed:g} is allowed"
-            records.append(no_time(name, "failed", reason))
+        for step, losses in enumerate(zip(*(own["losses"] for own in ranks), strict=True), 1):
+            records += per_rank("loss", losses, "", variant=name, step=step)
+        wrong = why_wrong(name, "losses of two steps", loss_error(ranks, alone[DDP]), allowed)
+        records += wrong
+        correct += [] if wrong else [name]
     return records, correct
 
 
@@ -201,52 +184,6 @@ def loss_error(ranks: Any, baseline: Any) -> float:
     )
 
 
-@dataclass
-class GatherWatch:
-    """How long each block waits for its weights, by phase and in the order in which blocks ask.
-
-    A block is what is gathered in one message; a gather that ends before its block needs the
-    weights costs nothing. The wait is in `FSDPGroup.finish_gather`, where the first layer of the
-    block asks for them. On a GPU two CUDA events around the call, on the compute stream, cover a
-    waiting host, a waiting stream, and the copy of each matrix out of the message; on a CPU it is
-    the host's clock. The block that ends forward and begins backward keeps its weights.
-    """
-
-    device: torch.device
-    waits_ms: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Time every wait inside the context."""
-        original = FSDPGroup.finish_gather
-        waits: list[tuple[tuple[str, str], Any, Any]] = []
-
-        def timed(group: FSDPGroup) -> None:
-            key = ("backward" if in_backward() else "forward", group.name)
-            before = self._now()
-            original(group)
-            waits.append((key, before, self._now()))
-
-        with patch.object(FSDPGroup, "finish_gather", timed):
-            yield
-        synchronize(self.device)  # events can be read once the device has passed them
-        on_gpu = self.device.type == "cuda"
-        for key, before, after in waits:
-            waited = before.elapsed_time(after) if on_gpu else (after - before) * 1e3
-            self.waits_ms.setdefault(key, []).append(waited)
-
-    def _now(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def medians(self) -> dict[tuple[str, str], float]:
-        """The median wait by phase and block."""
-        return {key: statistics.median(waits) for key, waits in self.waits_ms.items()}
-
-
 @contextmanager
 def warm_training(build: Build, work: RankWork) -> Iterator[Callable[[], Tensor]]:
     """The step of a variant that has taken its first one; the variant exists only inside."""
@@ -257,41 +194,64 @@ def warm_training(build: Build, work: RankWork) -> Iterator[Callable[[], Tensor]
 
 
 def watch_gathers(ready: Ready, device: torch.device) -> list[dict[str, Any]]:
-    """How long each block waits for its weights, on every rank."""
-    watch = GatherWatch(device)
-    with ready() as step:
+    """How long each block waits for its weights, by phase and in the order in which blocks ask.
+
+    A block is what is gathered in one message; a gather that ends before its block needs the
+    weights costs nothing. The wait is in `FSDPGroup.finish_gather`, where the first layer of the
+    block asks for them. On a GPU two CUDA events around the call, on the compute stream, cover a
+    waiting host, a waiting stream, and the copy of each matrix out of the message; on a CPU it is
+    the host's clock. The block that ends forward and begins backward keeps its weights.
+    """
+    original = FSDPGroup.finish_gather
+    waits: dict[tuple[str, str], list[tuple[Any, Any]]] = defaultdict(list)
+
+    def watched(group: FSDPGroup) -> None:
+        before = _now(device)
+        original(group)
+        phase = "backward" if in_backward() else "forward"
+        waits[phase, group.name].append((before, _now(device)))
+
+    with ready() as step, patch.object(FSDPGroup, "finish_gather", watched):
         for _ in range(WATCHED_STEPS):
             dist.barrier()
-            with watch.watching():
-                step()
-    ranks = across_ranks.gather(watch.medians())
+            step()
+            synchronize(device)  # events can be read once the device has passed them
+    medians = {key: statistics.median(map(_elapsed_ms, edges)) for key, edges in waits.items()}
+    ranks = across_ranks.gather(medians)
     return [
         {"phase": phase, "layer": layer, "ms": [round(own[phase, layer], 6) for own in ranks]}
         for phase, layer in ranks[0]
     ]
 
 
+def _now(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _elapsed_ms(edges: tuple[Any, Any]) -> float:
+    before, after = edges
+    on_gpu = isinstance(before, torch.cuda.Event)
+    return float(before.elapsed_time(after) if on_gpu else (after - before) * 1e3)
+
+
 def wait_records(waits: list[dict[str, Any]]) -> list[Record]:
     """All waits of a step together, per phase and rank."""
-    totals: dict[tuple[str, int], float] = defaultdict(float)
+    by_phase: dict[str, list[list[float]]] = defaultdict(list)
     for row in waits:
-        for rank, ms in enumerate(row["ms"]):
-            totals[row["phase"], rank] += ms
-    return [
-        value("gather_wait", total, "ms", phase=phase, rank=rank)
-        for (phase, rank), total in totals.items()
-    ]
+        by_phase[row["phase"]].append(row["ms"])
+    records = []
+    for phase, blocks in by_phase.items():
+        records += per_rank("gather_wait", map(sum, zip(*blocks, strict=True)), "ms", phase=phase)
+    return records
 
 
 def size_records(whole: nn.Module) -> list[Record]:
     """How large the model is, and how much of it FSDP shards."""
-    sharded = {
-        parameter
-        for layer in whole.modules()
-        if has_matrix_weight(layer)
-        for parameter in layer.parameters(recurse=False)
-        if parameter.ndim > 1
-    }
+    sharded = chosen_matrices(whole, has_matrix_weight)
     return [
         value("parameter_bytes", parameter_bytes(whole), "B"),
         value("sharded_bytes", sum(parameter.nbytes for parameter in sharded), "B"),

@@ -31,8 +31,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     names = {"scheme": rows.variant.map(NAMES), "short": rows.variant.map(SHORT)}
     rows = rank_page.with_most(rows.assign(**names))
     compared = rank_page.against(rows, DDP).rows().assign(quantity="versus_ddp")
-    rows = pd.concat([rows, compared], ignore_index=True) if len(compared) else rows
-    return rank_page.with_overlap(rows)
+    return pd.concat([rows, compared], ignore_index=True) if len(compared) else rows
 
 
 def waits(results: Results) -> Rows:
@@ -72,7 +71,7 @@ TABLES = {
             "speed": quantity("versus_ddp", "text", field="speedup"),
             "messages": quantity("messages_seen", "integer"),
             "in flight (ms)": quantity("profiled_time", "ms", activity="communication"),
-            "overlapped": quantity("overlapped", "percent"),
+            "overlapped": quantity("overlapped_share", "percent", rank=0),
         },
     ),
 }

@@ -17,21 +17,26 @@ that does work counts as a kernel. Records, with the label `mode` unless noted:
 
 `data` has what is larger: per mode the kernel table and the host's calls; `attention_parts` with
 their kernels; `timeline`, the phases of the train step (of the largest mode that fitted); `layer`,
-every kernel of one layer of its forward pass. Kernels are indices into `names`.
+every kernel of one layer of its forward pass. Kernels are indices into `names`, so that a long name
+is stored once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lmlab.measure.records import Label, Record, value, values
+from lmlab.measure.records import Record, value, values
 from lmlab.measure.trace import nsys
 from lmlab.measure.trace.digest import (
-    Names,
-    digest,
+    device_times,
+    host_calls,
+    host_side,
+    is_copy,
     kernel_summary,
     one_layer,
     section,
@@ -39,7 +44,7 @@ from lmlab.measure.trace.digest import (
     within,
 )
 from lmlab.measure.trace.frames import Trace, TraceError
-from lmlab.measure.trace.kernel_names import MATMULS
+from lmlab.measure.trace.kernel_names import MATMULS, family, shorten
 from lmlab.study.results import read
 
 PHASES_OF_MODE = {
@@ -50,10 +55,10 @@ PHASES_OF_MODE = {
 TOTAL = "total"
 ATTENTION = "attention"
 RANGES_IN_ATTENTION = ("scores", "softmax", "output")
+TABLE_ROWS = 80
 NAMES_PER_PART = 6
 TOP_KERNELS, TOP_OTHER_KERNELS = 10, 5
 COPIES = "copies and fills"
-PAYLOAD = ("table", "rest", "host")
 
 Reduced = tuple[list[Record], dict[str, Any]]
 """What a trace adds to a result: records and data."""
@@ -80,36 +85,47 @@ def complete(measured: Path, export: Path, out: Path) -> str:
 def of_trace(trace: Trace) -> Reduced:
     """Records and data of a trace: numbers as records, everything larger as data. A `TraceError` if
     one of its runs has no kernels."""
-    names = Names()
     recorded = [mode for mode in PHASES_OF_MODE if mode_range(mode) in set(trace.ranges["name"])]
     runs = {mode: section(trace, mode_range(mode)) for mode in recorded or PHASES_OF_MODE}
     for mode, run in runs.items():
         if run.kernels.empty:
             raise TraceError(f"trace: {trace.tool} recorded no kernels in {mode_range(mode)!r}")
-    modes = {mode: digest(run, PHASES_OF_MODE[mode], names) for mode, run in runs.items()}
-    last = recorded[-1]
-    data: dict[str, Any] = {
-        "modes": {mode: {key: run[key] for key in PAYLOAD} for mode, run in modes.items()},
-        "attention_parts": attention_parts(runs["forward"], names),
-        "timeline": timeline(runs[last], PHASES_OF_MODE[last]),
-        "layer": one_layer(runs[last], "forward", RANGES_IN_ATTENTION, names),
-        "names": names.rows(),
-    }
     records = [value("profiler_version", trace.tool, "")]
-    for mode, found in modes.items():
-        records += _mode_records(mode, found, data["names"])
-    for part in data["attention_parts"] or ():
+    for mode, run in runs.items():
+        records += _mode_records(mode, run)
+    parts = attention_parts(runs[recorded[0]])
+    for part in parts:
         records += values(part, "part_", part=part["part"])
+    numbers: dict[str, int] = defaultdict(count().__next__)
+
+    def numbered(columns: Any, key: str = "name") -> dict[str, Any]:
+        return {**columns, key: [numbers[name] for name in columns[key]]}
+
+    def tables(run: Trace) -> dict[str, Any]:
+        table = kernel_summary(run.kernels).head(TABLE_ROWS).round(1)
+        return {"table": numbered(table.to_dict("list")), "calls": host_calls(run)}
+
+    last = recorded[-1]
+    layer = one_layer(runs[last], "forward", RANGES_IN_ATTENTION)
+    data: dict[str, Any] = {
+        "modes": {mode: tables(run) for mode, run in runs.items()},
+        "attention_parts": [numbered(part, "names") for part in parts],
+        "timeline": timeline(runs[last], PHASES_OF_MODE[last]),
+        "layer": numbered(layer) if layer else None,
+    }
+    data["names"] = [
+        {"name": name, "short_name": shorten(name), "family": family(name)} for name in numbers
+    ]
     return records, data
 
 
-def attention_parts(run: Trace, names: Names) -> list[dict[str, Any]] | None:
-    """Attention split at its operations, with two parts between the matmuls; None for an
+def attention_parts(run: Trace) -> list[dict[str, Any]]:
+    """Attention split at its operations, with two parts between the matmuls; none for an
     attention that is not written as matmul, softmax, matmul."""
     kernels = within(run.kernels, ATTENTION)
     scores, between, output = (within(kernels, name) for name in RANGES_IN_ATTENTION)
     if scores.empty or output.empty:
-        return None
+        return []
     is_softmax = between["family"] == "softmax"
     parts = {
         "scores": scores,
@@ -117,48 +133,42 @@ def attention_parts(run: Trace, names: Names) -> list[dict[str, Any]] | None:
         "softmax": between[is_softmax],
         "output": output,
     }
-    return [_part(name, rows, names) for name, rows in parts.items()]
+    return [
+        {
+            "part": name,
+            "kernels": len(rows),
+            "total_ns": int(rows["duration_ns"].sum()),
+            "product_ns": int(rows["duration_ns"][rows["family"].isin(MATMULS)].sum()),
+            "names": kernel_summary(rows)["name"].head(NAMES_PER_PART).tolist(),
+        }
+        for name, rows in parts.items()
+    ]
 
 
-def _part(name: str, kernels: pd.DataFrame, names: Names) -> dict[str, Any]:
-    summary = kernel_summary(kernels).head(NAMES_PER_PART)
-    return {
-        "part": name,
-        "kernels": len(kernels),
-        "total_ns": int(kernels["duration_ns"].sum()),
-        "product_ns": int(kernels["duration_ns"][kernels["family"].isin(MATMULS)].sum()),
-        "names": names.add_all(summary),
-    }
-
-
-def _mode_records(
-    mode: str, run: Mapping[str, Any], names: list[dict[str, str]]
-) -> Iterator[Record]:
-    host_ns = sum(phase["host_ns"] for phase in run["phases"])
-    for phase in (*run["phases"], {**run, "phase": TOTAL, "host_ns": host_ns}):
-        yield from values(phase, mode=mode, phase=phase["phase"])
-    for family, times in run["families"].items():
-        yield from values(times, "family_", mode=mode, family=family)
-    for times, labels in _top_kernels(run, names):
+def _mode_records(mode: str, run: Trace) -> Iterator[Record]:
+    phases = {phase: within(run.kernels, phase) for phase in PHASES_OF_MODE[mode]}
+    for phase, kernels in {**phases, TOTAL: run.kernels}.items():
+        own = run.ranges["name"].isin(phases if phase == TOTAL else [phase])
+        host_ns = int(run.ranges["duration_ns"][own].sum())
+        yield from values({**device_times(kernels), "host_ns": host_ns}, mode=mode, phase=phase)
+    durations = run.kernels.groupby("family", observed=True)["duration_ns"]
+    families: Any = durations.agg(total_ns="sum", instances="size")
+    for name, times in families.to_dict("index").items():
+        yield from values(times, "family_", mode=mode, family=str(name))
+    for row in _top_kernels(kernel_summary(run.kernels)).to_dict("records"):
+        labels = {"kernel": shorten(row["name"]), "family": row["family"], "rank": row["rank"]}
+        times = {key: row[key] for key in ("total_ns", "instances")}
         yield from values(times, "kernel_", mode=mode, **labels)
-    # The mean time of the host in a kernel launch, by whichever API call.
-    launches = [call for call in run["host"]["calls"] if "Launch" in call["name"]]
-    calls = sum(call["calls"] for call in launches)
-    mean_ns = sum(call["total_ns"] for call in launches) / calls if calls else None
-    yield from values({**run["host"], "launch_ns": mean_ns}, mode=mode)
+    copies = run.kernels["duration_ns"][is_copy(run.kernels)]
+    if len(copies):
+        times = {"total_ns": int(copies.sum()), "instances": len(copies)}
+        yield from values(times, "kernel_", mode=mode, kernel=COPIES, family="copy")
+    yield from values(host_side(run), mode=mode)
 
 
-def _top_kernels(
-    run: Mapping[str, Any], names: list[dict[str, str]]
-) -> Iterator[tuple[dict[str, int], dict[str, Label]]]:
-    """Totals and labels of the kernels worth a record."""
-    table, others = run["table"], 0
-    rows = zip(table["name"], table["total_ns"], table["instances"], strict=True)
-    for rank, (index, total_ns, instances) in enumerate(rows, 1):
-        family = names[index]["family"]
-        others += family not in MATMULS
-        if rank <= TOP_KERNELS or (family not in MATMULS and others <= TOP_OTHER_KERNELS):
-            labels = {"kernel": names[index]["short_name"], "family": family, "rank": rank}
-            yield {"total_ns": total_ns, "instances": instances}, labels
-    if run["copies"]["instances"]:
-        yield run["copies"], {"kernel": COPIES, "family": "copy"}
+def _top_kernels(summary: pd.DataFrame) -> pd.DataFrame:
+    """The kernels worth a record, with rank and family."""
+    families = summary["name"].map(family)
+    ranked = summary.assign(rank=range(1, len(summary) + 1), family=families)
+    others = ranked[~families.isin(MATMULS)].head(TOP_OTHER_KERNELS)
+    return pd.concat([ranked.head(TOP_KERNELS), others]).drop_duplicates("rank")

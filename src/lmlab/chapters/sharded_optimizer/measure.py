@@ -21,23 +21,30 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lmlab.chapters.rank_steps import no_time, quick_size
 from lmlab.jobs.autosize import choose
-from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
+from lmlab.jobs.memory_stages import (
+    Training,
+    expected_records,
+    first_step,
+    local_optimizer,
+    memory_records,
+)
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     Candidate,
     RankWork,
     candidates,
+    per_rank,
     release,
     round_records,
     take_turns,
+    why_wrong,
     work_records,
 )
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import tf32_allowed
-from lmlab.measure.records import Record, value
+from lmlab.measure.records import Record
 from lmlab.parallel.ddp import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
@@ -60,32 +67,27 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, then time, of every optimizer on these ranks; called on each of them."""
     sizes = candidates(point)
     with tf32_allowed(sizes[0].workload.precision.tf32):
-        memory, failed = measure_memory(sizes, device)
-        times = measure_time(point, sizes, device, [n for n in OPTIMIZERS if n not in failed])
-    failures = [no_time(name, "failed", reason) for name, reason in failed.items()]
-    return Outcome(measurements=[*times, *failures, *memory])
+        memory, correct = measure_memory(sizes, device)
+        times = measure_time(point, sizes, device, correct)
+    return Outcome(measurements=[*times, *memory])
 
 
-def measure_memory(
-    sizes: list[Candidate], device: torch.device
-) -> tuple[list[Record], dict[str, str]]:
-    """Records of every optimizer at the largest size that fits, and which are wrong and why."""
+def measure_memory(sizes: list[Candidate], device: torch.device) -> tuple[list[Record], list[str]]:
+    """Records of every optimizer at the largest size that fits, and which of them are correct."""
     choice = choose(sizes, device, limit_s=MEMORY_STEP_LIMIT_S)
     work = RankWork(choice.candidate.workload, device, own_tokens=False)
     found = {name: first_steps(make, work) for name, make in OPTIMIZERS.items()}
     records = [*choice.records("memory"), *expected_records(work.workload, device)]
-    failed = {}
+    records += per_rank("owned_bytes", found[OURS][0]["owned_bytes"], "B")
+    correct = []
     for name, ranks in found.items():
         records += memory_records(name, ranks)
-        records += [
-            value("loss", own["loss"], "", variant=name, rank=rank)
-            for rank, own in enumerate(ranks)
-        ]
-        if reason := why_wrong(ranks, found[PLAIN][0]["digest"]):
-            failed[name] = reason
-    owned = enumerate(found[OURS][0]["owned_bytes"])
-    records += [value("owned_bytes", count, "B", rank=rank) for rank, count in owned]
-    return records, failed
+        records += per_rank("loss", (own["loss"] for own in ranks), "", variant=name)
+        error = digest_error(ranks, found[PLAIN][0]["digest"])
+        wrong = why_wrong(name, "weights after a step", error, TOLERANCE)
+        records += wrong
+        correct += [] if wrong else [name]
+    return records, correct
 
 
 def first_steps(make: Make, work: RankWork) -> list[dict[str, Any]]:
@@ -99,13 +101,11 @@ def first_steps(make: Make, work: RankWork) -> list[dict[str, Any]]:
 def _first_step(make: Make, work: RankWork) -> dict[str, Any]:
     model = work.model()
     optimizer = make(model.parameters())
-    # The same tokens give the same gradients, so none are exchanged.
-    state = local_optimizer(optimizer).state
-    training = Training(model=model, optimizer=optimizer, finish=lambda: None, state=lambda: state)
-    owner = optimizer.ownership if isinstance(optimizer, ShardedOptimizer) else None
+    ownership = getattr(optimizer, "ownership", None)
     return {
-        **first_step(training, work),
-        "owned_bytes": owner.bytes_by_rank if owner else None,
+        # The same tokens give the same gradients, so none are exchanged.
+        **first_step(Training(model, optimizer), work),
+        "owned_bytes": ownership.bytes_by_rank if ownership else None,
         "digest": weights_digest(model),
     }
 
@@ -120,16 +120,13 @@ def weights_digest(model: nn.Module) -> list[float]:
     return digest
 
 
-def why_wrong(ranks: list[dict[str, Any]], expected: list[float]) -> str | None:
-    """The reason, if a rank's weights after the step are not those of the plain optimizer."""
-    error = across_ranks.max_error(
+def digest_error(ranks: list[dict[str, Any]], expected: list[float]) -> float:
+    """The largest relative difference of a norm on any rank."""
+    return across_ranks.max_error(
         abs(found - norm) / (norm or 1.0)
         for rank in ranks
         for found, norm in zip(rank["digest"], expected, strict=True)
     )
-    if error <= TOLERANCE:
-        return None
-    return f"weights after a step are off by {error:.2g}, {TOLERANCE:g} is allowed"
 
 
 def measure_time(
@@ -144,7 +141,8 @@ def measure_time(
         return lambda: step(PhaseClock(device))
 
     # All-reduce sends gradients twice, broadcast parameters once.
-    choice = quick_size(point, sizes, device, trial, messages=1.5)
+    limit_s = point.settings["step_limit_s"]
+    choice = choose(sizes, device, limit_s=limit_s, messages=1.5, trial=trial)
     work = RankWork(choice.candidate.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
@@ -165,12 +163,6 @@ def share_state(
             local = local_optimizer(optimizer)
             owned = [p for group in local.param_groups for p in group["params"]]
             local.state.update({parameter: plain.state[parameter] for parameter in owned})
-
-
-def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that holds the state of this rank."""
-    inner = "local" if isinstance(optimizer, ShardedOptimizer) else "optim"
-    return getattr(optimizer, inner, None) or optimizer
 
 
 def step_with(

@@ -3,8 +3,8 @@
 Events carry a category: `kernel`, `gpu_memcpy` and `gpu_memset` ran on the device, `cuda_runtime`
 and `cuda_driver` are API calls, `user_annotation` are ranges (`record_function`), `cpu_op` are
 operators. Everything else is ignored, including `gpu_user_annotation`, which draws the same ranges
-again over the kernels. A kernel and its launch share `args.correlation`. On a device event `pid` is
-the GPU and `tid` the stream. Times are microseconds with three decimals: whole nanoseconds.
+again over the kernels. A kernel and its launch share `args.correlation`. Times are microseconds
+with three decimals: whole nanoseconds.
 
 On a CPU, operators that do work take the place of kernels. Operators call one another (`linear`
 calls `matmul` calls `mm`), so each counts with its self time, without the operators it called.
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from lmlab.measure.trace.frames import (
@@ -58,7 +57,10 @@ def read(path: Path, *, on_cpu: bool, tool: str = "torch profiler") -> Trace:
     if not path.is_file():
         raise TraceError(f"trace: {path} does not exist")
     try:
-        return _trace(_load(path), on_cpu, tool)
+        data = path.read_bytes()
+        document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+        return _trace(events, on_cpu, tool)
     except (*_UNREADABLE, *_MALFORMED) as error:
         found = f"{type(error).__name__}: {error}".splitlines()[0]
         raise TraceError(f"trace: {path} is not a profiler's JSON trace: {found}") from None
@@ -69,17 +71,9 @@ def _trace(events: list[Event], on_cpu: bool, tool: str) -> Trace:
     ranges["end_ns"] = ranges["start_ns"] + ranges["duration_ns"]
     if on_cpu:
         return _cpu_trace(_rows(events, "cpu_op"), ranges, tool)
-    calls = _rows(events, *_API_CATEGORIES)
-    work = _rows(events, *_DEVICE_KINDS)
+    calls, work = _rows(events, *_API_CATEGORIES), _rows(events, *_DEVICE_KINDS)
     process = calls["process"].iloc[0] if len(calls) else 0  # a trace has one
     return assemble(work.assign(process=process), calls, ranges, tool)
-
-
-def _load(path: Path) -> list[Event]:
-    """The events with a duration in a trace file, which may be gzipped."""
-    data = path.read_bytes()
-    document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    return [event for event in document["traceEvents"] if event.get("ph") == "X"]
 
 
 def _rows(events: list[Event], *categories: str) -> pd.DataFrame:
@@ -93,7 +87,7 @@ def _rows(events: list[Event], *categories: str) -> pd.DataFrame:
         "process": [int(event["pid"]) for event in chosen],
         **{
             key: [each.get(key, NO_CORRELATION) for each in arguments]
-            for key in ("correlation", "stream", "device")
+            for key in ("correlation", "device")
         },
     }
     numbers = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
@@ -104,13 +98,17 @@ def _rows(events: list[Event], *categories: str) -> pd.DataFrame:
 
 
 def _cpu_trace(operators: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
+    """Each operator with its duration minus that of the operators it called."""
     start, duration = (operators[key].to_numpy() for key in ("start_ns", "duration_ns"))
     parents = callers(operators["thread"].to_numpy(), start, duration)
-    works = does_work(operators["name"], parents)
+    in_children = np.zeros_like(duration)
+    np.add.at(in_children, parents[parents >= 0], duration[parents >= 0])
+    call_others = np.isin(np.arange(len(parents)), parents)
+    works = np.array([*map(does_work, operators["name"], call_others)], dtype=bool)
     operators = operators.assign(
-        duration_ns=self_times(duration, parents),
+        # Rounding can make children longer than their parent.
+        duration_ns=np.maximum(duration - in_children, 0),
         kind="op",
-        stream=operators["thread"],
         device=CPU,
         launch_ns=start,
         ranges=paths_at(ranges, operators["process"].to_numpy(), start),
@@ -132,23 +130,9 @@ def callers(thread: Integers, start_ns: Integers, duration_ns: Integers) -> Inte
     return parents
 
 
-def self_times(duration_ns: Integers, parents: Integers) -> Integers:
-    """Each operator's duration minus that of the operators it called."""
-    called = parents >= 0
-    in_children = np.zeros(len(duration_ns), dtype=np.int64)
-    np.add.at(in_children, parents[called], duration_ns[called])
-    # Rounding can make children longer than their parent.
-    return np.maximum(duration_ns - in_children, 0)
-
-
-def does_work(operators: pd.Series, parents: Integers) -> npt.NDArray[np.bool_]:
-    """Which operators compute or move data, as a kernel would on a GPU."""
-    call_others = np.isin(np.arange(len(parents)), parents)
-    return np.array([*map(_computes, operators, call_others)], dtype=bool)
-
-
 @cache
-def _computes(name: str, calls_others: bool) -> bool:
+def does_work(name: str, calls_others: bool) -> bool:
+    """Whether an operator computes or moves data, as a kernel would on a GPU."""
     if "::" not in name or "autograd::" in name or _BOOKKEEPING.fullmatch(name):
         return False
     return not calls_others or rule_of(name) is not None

@@ -1,22 +1,12 @@
-"""A trace reduced to the numbers that tables, figures and text need: kilobytes, not megabytes.
+"""Numbers of a traced run: times on the device, a summary by kernel, what the host did, timelines.
 
-A capture may hold several runs, each in a separate range (`section`) and with its own digest:
-
-    kernels, total_ns, busy_ns, span_ns   number, work, elapsed work, first start to last end
-    phases     the same by phase, with host_ns, the time the host spent in the phase's range
-    families   total_ns and instances of each family that occurs
-    table      the kernel summary by column, without copies as in nsys; `name` is an index into the
-               digest's list of names, so that a long name is stored in full and only once
-    rest       what the rows of the table beyond TABLE_ROWS add up to
-    copies     what the copy engines did, which no kernel table has
-    host       how long the host waited, how far ahead it ran, which gaps it left on the device
-
-Kernels overlap on several streams, so totals are work and not elapsed time: a device's busy time is
-the union of their intervals. A phase's *span* starts with its first kernel and not with its range
-on the host, because the device may still be busy with the previous phase. A gap in it before a
-kernel that was launched only after the device had run dry is the host's fault (`host_late`); since
-a profiler slows the host and not the kernels, such gaps are an upper bound for how host-bound a
-phase is. On a CPU a gap is time in which Python and dispatch ran and no operator did its work.
+A capture may hold several runs, each in a separate range; `section` cuts one out. Kernels overlap
+on several streams, so totals are work and not elapsed time: a device's busy time is the union of
+their intervals. A phase's *span* starts with its first kernel and not with its range on the host,
+because the device may still be busy with the previous phase. A gap in it before a kernel that was
+launched only after the device had run dry is the host's fault (`host_late`); since a profiler slows
+the host and not the kernels, such gaps are an upper bound for how host-bound a phase is. On a CPU a
+gap is time in which Python and dispatch ran and no operator did its work.
 """
 
 import re
@@ -27,39 +17,16 @@ import numpy as np
 import pandas as pd
 
 from lmlab.measure.records import plain_rows
-from lmlab.measure.trace.frames import Integers, Trace
-from lmlab.measure.trace.kernel_names import family
+from lmlab.measure.trace.frames import Trace
 
-TABLE_ROWS = 80
 MAX_CALLS = 8
 MAX_KERNELS_OF_LAYER = 200
-_INTEGER_COLUMNS = ("instances", "total_ns", "min_ns", "max_ns")
-_FLOAT_COLUMNS = ("avg_ns", "med_ns", "sd_ns")
 _LAYER = re.compile(r".*\.\d+")
 
 
-class Names:
-    """Full kernel names, each stored once with its short form and its family."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, dict[str, str]] = {}
-
-    def add_all(self, rows: pd.DataFrame) -> list[int]:
-        """The indices of a frame's names in the list."""
-        for name, short in zip(rows["name"].astype(str), rows["short_name"], strict=True):
-            row = {"name": name, "short_name": str(short), "family": family(name)}
-            self._rows.setdefault(name, row)
-        index = {name: number for number, name in enumerate(self._rows)}
-        return [index[name] for name in rows["name"]]
-
-    def rows(self) -> list[dict[str, str]]:
-        """All names in order."""
-        return list(self._rows.values())
-
-
-def without_copies(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The rows that compute: without copies and memsets."""
-    return kernels[~kernels["kind"].isin(("memcpy", "memset"))]
+def is_copy(kernels: pd.DataFrame) -> pd.Series:
+    """Which rows are copies and memsets: they do not compute, and no kernel table has them."""
+    return kernels["kind"].isin(("memcpy", "memset"))
 
 
 def within(rows: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -80,51 +47,14 @@ def section(trace: Trace, name: str) -> Trace:
     )
 
 
-def digest(run: Trace, phases: Sequence[str], names: Names) -> dict[str, Any]:
-    """One run of a trace; see the module's docstring."""
-    compute = without_copies(run.kernels)
-    summary = kernel_summary(compute)
-    table, rest = summary.head(TABLE_ROWS), summary.iloc[TABLE_ROWS:]
-    times = _times(run.kernels)
-    return {
-        **times,
-        "phases": [
-            {
-                "phase": phase,
-                **_times(within(run.kernels, phase)),
-                "host_ns": int(run.ranges["duration_ns"][run.ranges["name"] == phase].sum()),
-            }
-            for phase in phases
-        ],
-        "families": _totals(run.kernels, "family", "instances").to_dict("index"),
-        "table": {
-            "name": names.add_all(table),
-            **{column: table[column].astype("int64").tolist() for column in _INTEGER_COLUMNS},
-            **{column: table[column].round(1).tolist() for column in _FLOAT_COLUMNS},
-        },
-        "rest": {
-            "names": len(rest),
-            "instances": int(rest["instances"].sum()),
-            "total_ns": int(rest["total_ns"].sum()),
-        },
-        "copies": {
-            "instances": len(run.kernels) - len(compute),
-            "total_ns": times["total_ns"] - int(compute["duration_ns"].sum()),
-        },
-        "host": host_side(run),
-    }
-
-
 def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
-    """One row per kernel name, largest total first; the family is that of the name alone.
+    """One row per kernel name, largest total first.
 
     The numbers are those of `nsys stats --report cuda_gpu_kern_sum`, which excludes copies and
     memsets; the standard deviation is that of a sample, and 0 for one instance.
     """
-    durations = kernels.astype({"name": object, "short_name": object}).groupby(
-        ["name", "short_name"], sort=False
-    )["duration_ns"]
-    table = durations.agg(
+    computing = kernels[~is_copy(kernels)].astype({"name": object})
+    table: Any = computing.groupby("name", sort=False)["duration_ns"].agg(
         total_ns="sum",
         instances="size",
         avg_ns="mean",
@@ -132,19 +62,15 @@ def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
         min_ns="min",
         max_ns="max",
         sd_ns="std",
-    ).reset_index()
-    table["sd_ns"] = table["sd_ns"].fillna(0.0)
-    table["family"] = table["name"].map(family)
+    )
     # Ties in order of name, so that the table is the same every time.
-    return table.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)
+    table = table.fillna({"sd_ns": 0.0}).reset_index()
+    ordered: pd.DataFrame = table.sort_values(["total_ns", "name"], ascending=[False, True])
+    return ordered.reset_index(drop=True)
 
 
-def _totals(rows: pd.DataFrame, by: str, count: str) -> pd.DataFrame:
-    durations = rows.groupby(by, observed=True)["duration_ns"]
-    return pd.DataFrame({"total_ns": durations.sum(), count: durations.size()})
-
-
-def _times(kernels: pd.DataFrame) -> dict[str, int]:
+def device_times(kernels: pd.DataFrame) -> dict[str, int]:
+    """Number, work, elapsed work, and first start to last end."""
     return {
         "kernels": len(kernels),
         "total_ns": int(kernels["duration_ns"].sum()),
@@ -153,12 +79,12 @@ def _times(kernels: pd.DataFrame) -> dict[str, int]:
     }
 
 
-def host_side(run: Trace) -> dict[str, Any]:
+def host_side(run: Trace) -> dict[str, float | None]:
     """What the host did meanwhile: waits, launches, gaps that it left on the device."""
     waits = run.host[run.host["kind"] == "synchronize"]
+    launches = run.host[run.host["name"].astype(str).str.contains("Launch")]
     gaps = launch_gaps(run.kernels)
     delays = run.kernels["delay_ns"].dropna()
-    calls = _totals(run.host, "name", "calls").nlargest(MAX_CALLS, "total_ns")
     return {
         "wait_ns": int(waits["duration_ns"].sum()),
         "launches": int((run.host["kind"] == "launch").sum()),
@@ -167,8 +93,15 @@ def host_side(run: Trace) -> dict[str, Any]:
         "gap_ns": int(gaps["gap_ns"].sum()),
         "host_late_gap_ns": int(gaps["gap_ns"][gaps["host_late"]].sum()),
         "gaps": int((gaps["gap_ns"] > 0).sum()),
-        "calls": plain_rows(calls.reset_index()),
+        "launch_ns": float(launches["duration_ns"].mean()) if len(launches) else None,
     }
+
+
+def host_calls(run: Trace) -> list[dict[str, Any]]:
+    """The API calls, or a CPU's bookkeeping, in which the host spent most time."""
+    durations = run.host.groupby("name", observed=True)["duration_ns"]
+    calls = pd.DataFrame({"total_ns": durations.sum(), "calls": durations.size()})
+    return plain_rows(calls.nlargest(MAX_CALLS, "total_ns").reset_index())
 
 
 def busy_ns(kernels: pd.DataFrame) -> int:
@@ -178,7 +111,8 @@ def busy_ns(kernels: pd.DataFrame) -> int:
 
 def span_ns(kernels: pd.DataFrame) -> int:
     """From the first start to the last end, summed over devices."""
-    return sum(int(_ends(rows).max() - rows["start_ns"].min()) for rows in _by_device(kernels))
+    first = kernels.groupby("device")["start_ns"].min()
+    return int((_ends(kernels).groupby(kernels["device"]).max() - first).sum())
 
 
 def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -187,14 +121,13 @@ def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
     The index is that of `kernels`. Gaps are those between the given rows: pass all kernels of a
     device, or those of one phase.
     """
-    gaps = pd.DataFrame({"gap_ns": 0, "host_late": False}, index=kernels.index)
-    for rows in _by_device(kernels):
-        earlier = np.maximum.accumulate(_ends(rows))[:-1]
-        idle = rows["start_ns"].to_numpy()[1:] - earlier
-        late = rows["launch_ns"].iloc[1:].gt(pd.Series(earlier, rows.index[1:])).fillna(False)
-        gaps.loc[rows.index[1:], "gap_ns"] = np.maximum(idle, 0)
-        gaps.loc[rows.index[1:], "host_late"] = (idle > 0) & late.to_numpy(dtype=bool)
-    return gaps
+    rows = kernels.sort_values("start_ns", kind="stable")
+    # Int64: a float, which would mark what is missing, does not hold nanoseconds.
+    latest = _ends(rows).astype("Int64").groupby(rows["device"]).cummax()
+    earlier = latest.groupby(rows["device"]).shift()
+    gap_ns = (rows["start_ns"] - earlier).clip(lower=0).fillna(0).astype("int64")
+    host_late = (rows["launch_ns"] > earlier).fillna(False).astype(bool) & (gap_ns > 0)
+    return pd.DataFrame({"gap_ns": gap_ns, "host_late": host_late}).reindex(kernels.index)
 
 
 def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any] | None:
@@ -221,7 +154,7 @@ def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any] | None:
     }
 
 
-def one_layer(run: Trace, phase: str, parts: Sequence[str], names: Names) -> dict[str, Any] | None:
+def one_layer(run: Trace, phase: str, parts: Sequence[str]) -> dict[str, Any] | None:
     """Every kernel of the middle layer in a phase; None if no layer is marked."""
     kernels = within(run.kernels, phase)
     in_order = (name for path in kernels["ranges"] for name in path if _LAYER.fullmatch(name))
@@ -234,17 +167,10 @@ def one_layer(run: Trace, phase: str, parts: Sequence[str], names: Names) -> dic
         "layer": layer,
         "start_ns": (rows["start_ns"] - rows["start_ns"].min()).tolist(),
         "duration_ns": rows["duration_ns"].tolist(),
-        "name": names.add_all(rows),
+        "name": rows["name"].astype(str).tolist(),
         "part": [next((name for name in path if name in parts), None) for path in rows["ranges"]],
     }
 
 
-def _by_device(kernels: pd.DataFrame) -> list[pd.DataFrame]:
-    """The rows of each device in order of start."""
-    ordered = kernels.sort_values("start_ns", kind="stable")
-    return [rows for _, rows in ordered.groupby("device", sort=True)]
-
-
-def _ends(frame: pd.DataFrame) -> Integers:
-    ends: Integers = (frame["start_ns"] + frame["duration_ns"]).to_numpy()
-    return ends
+def _ends(frame: pd.DataFrame) -> pd.Series:
+    return frame["start_ns"] + frame["duration_ns"]

@@ -3,22 +3,18 @@
 **kernels**, one row per activity on the device, ordered by start:
 
     name         full demangled name
-    short_name   the same, shortened for tables (`kernel_names.shorten`)
     family       what it does (`kernel_names.family`)
     kind         kernel, memcpy, memset, op (CPU operator), graph (a CUDA graph not traced by node)
     start_ns     on the profiler's clock, which host and device share
     duration_ns  on a CPU: the operator's self time
-    stream       CUDA stream; on a CPU the thread
     device       GPU index; CPU (-1) for a CPU
-    process      process id
     launch_ns    start of the API call that launched it; missing if that call was not recorded
     delay_ns     start_ns - launch_ns: time between the launch call and execution
     ranges       names of the ranges open at launch, outermost first, as a tuple
 
 **host**, one row per API call: name, kind (launch, synchronize, op, other), start_ns, duration_ns,
-thread, process, ranges. Calls nest, so durations of different kinds must not be added. On a CPU its
-rows are the operators that do bookkeeping. **ranges**, one row per opened range: name, start_ns,
-duration_ns, thread, process.
+ranges. Calls nest, so durations of different kinds must not be added. On a CPU its rows are the
+operators that do bookkeeping. **ranges**, one row per opened range: name, start_ns, duration_ns.
 
 A kernel belongs to the ranges that were open in its *process* when it was launched. Execution time
 would be wrong because kernels run after the host has moved on; the launching thread would be wrong
@@ -51,12 +47,9 @@ MAX_DEPTH = 1000  # ranges open at once; every launch keeps the names of all of 
 
 KINDS = pd.CategoricalDtype(["kernel", "memcpy", "memset", "graph", "op"])
 HOST_KINDS = pd.CategoricalDtype(["launch", "synchronize", "op", "other"])
-KERNEL_COLUMNS = (
-    *("name", "short_name", "family", "kind", "start_ns", "duration_ns"),
-    *("stream", "device", "process", "launch_ns", "delay_ns", "ranges"),
-)
-HOST_COLUMNS = ("name", "kind", "start_ns", "duration_ns", "thread", "process", "ranges")
-RANGE_COLUMNS = ("name", "start_ns", "duration_ns", "thread", "process")
+RANGE_COLUMNS = ("name", "start_ns", "duration_ns")
+HOST_COLUMNS = (*RANGE_COLUMNS, "kind", "ranges")
+KERNEL_COLUMNS = (*HOST_COLUMNS, "family", "device", "launch_ns", "delay_ns")
 
 
 class TraceError(ValueError):
@@ -89,9 +82,9 @@ def objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
 def assemble(work: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
     """The trace of what a tool recorded on a GPU and its host.
 
-    work: name, kind, start_ns, duration_ns, stream, device, process, correlation
-    calls: name, start_ns, duration_ns, thread, process, correlation
-    ranges: name, start_ns, end_ns (exclusive), thread, process
+    work: name, kind, start_ns, duration_ns, device, process, correlation
+    calls: name, start_ns, duration_ns, process, correlation
+    ranges: name, start_ns, end_ns (exclusive), process
     """
     calls = calls.assign(
         kind=calls["name"].map(_api_kind).astype(object),
@@ -106,7 +99,6 @@ def trace_of(kernels: pd.DataFrame, host: pd.DataFrame, ranges: pd.DataFrame, to
     last = ranges["start_ns"].clip(lower=ends.max() if len(ends) else 0)
     range_ends = ranges["end_ns"].mask(ranges["end_ns"] == STILL_OPEN, last)
     kernels = kernels.assign(
-        short_name=kernels["name"].map(kernel_names.shorten).astype("category"),
         family=_families(kernels),
         kind=kernels["kind"].astype(KINDS),
         launch_ns=kernels["launch_ns"].astype("Int64"),

@@ -8,7 +8,7 @@ Four tables hold what ran on the device: kernels, copies, memsets and CUDA graph
 row unless the capture asked for its nodes (`--cuda-graph-trace=node`); then its kernels are rows
 like any other, with the correlation id of the call that launched the graph, and the graph's own row
 is dropped, because it would count their time twice. Process and thread ids are packed: the low 24
-bits are the thread, the next 24 the process, then the machine.
+bits are the thread, and what is above them identifies the process.
 
 In NVTX_EVENTS, types 59 and 70 are push-pop ranges of a thread, 60 and 71 start-end ranges of the
 process. A range's name is in the row or, if it was registered, in the string table. PyTorch's
@@ -44,13 +44,13 @@ from lmlab.measure.trace.frames import (
 Row = tuple[Any, ...]
 
 RANGE_EVENTS = (59, 60, 70, 71)
+THREAD_BITS = 24
 COPY_NAMES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
 BATCH_ROWS = 50_000
 LONGEST_TEXT_BYTES = 2**24
 # Real exports take one step of SQLite's machine per eight bytes.
 STEPS_PER_BYTE, SPARE_STEPS, STEPS_PER_CHECK = 12, 10**7, 10**5
 
-_THREAD_BITS = 0xFFFFFF
 _OPERATOR_DETAILS = re.compile(r", (?:seq|op_id) = \d+.*", re.DOTALL)
 _API_VERSION = re.compile(r"_v\d{4,}$")  # of cudaLaunchKernel_v7000; cuMemAlloc_v2 is a name
 
@@ -138,10 +138,7 @@ def opened(path: Path) -> Iterator[Export]:
 def read(path: Path) -> Trace:
     """The frames of an export."""
     with opened(path) as export:
-        trace = assemble(_work(export), _calls(export), _ranges(export), f"nsys {export.version}")
-    for frame in (trace.kernels, trace.host, trace.ranges):
-        frame["process"] = frame["process"] // 2**24 % 2**24
-    return trace
+        return assemble(_work(export), _calls(export), _ranges(export), f"nsys {export.version}")
 
 
 def _work(export: Export) -> pd.DataFrame:
@@ -161,7 +158,7 @@ def _work(export: Export) -> pd.DataFrame:
 
 def _ran(export: Export, activity: str, kind: str, key: str) -> pd.DataFrame:
     """What ran on a device; `key` is the column that names are made from."""
-    columns = {"stream": "streamId", "device": "deviceId", "key": key}
+    columns = {"device": "deviceId", "key": key}
     return _activities(export, activity, "globalPid", columns).assign(kind=kind)
 
 
@@ -175,12 +172,11 @@ def _activities(export: Export, kind: str, owner: str, more: Mapping[str, str]) 
     """The rows of one activity table, with the process or thread that owns them."""
     columns = {
         "start_ns": "start",
-        "duration_ns": "end",
-        "owner": f"COALESCE({owner}, 0)",
+        "duration_ns": "end - start",
+        "process": f"COALESCE({owner}, 0) >> {THREAD_BITS}",
         "correlation": f"COALESCE(correlationId, {NO_CORRELATION})",
     }
-    rows = _unpacked(export.integers(f"CUPTI_ACTIVITY_KIND_{kind}", {**columns, **more}))
-    return rows.assign(duration_ns=rows["duration_ns"] - rows["start_ns"])
+    return export.integers(f"CUPTI_ACTIVITY_KIND_{kind}", {**columns, **more})
 
 
 def _ranges(export: Export) -> pd.DataFrame:
@@ -190,7 +186,7 @@ def _ranges(export: Export) -> pd.DataFrame:
     columns = {
         "start_ns": "start",
         "end_ns": f"COALESCE(end, {STILL_OPEN})",
-        "owner": "COALESCE(globalTid, 0)",
+        "process": f"COALESCE(globalTid, 0) >> {THREAD_BITS}",
         "name": f"CAST({name} AS TEXT)",
     }
     known: dict[str, int] = {}
@@ -200,10 +196,6 @@ def _ranges(export: Export) -> pd.DataFrame:
         return *numbers, known.setdefault(_OPERATOR_DETAILS.sub("", text), len(known))
 
     where = f"eventType IN {RANGE_EVENTS}"
-    ranges = _unpacked(export.integers("NVTX_EVENTS", columns, where, encode))
+    ranges = export.integers("NVTX_EVENTS", columns, where, encode)
     cut = pd.Index(list(known), dtype=object)
     return ranges.assign(name=pd.Categorical.from_codes(ranges["name"], cut))
-
-
-def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(thread=rows["owner"] & _THREAD_BITS, process=rows["owner"] & ~_THREAD_BITS)

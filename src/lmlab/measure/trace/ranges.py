@@ -1,4 +1,4 @@
-"""Ranges: named stretches of a program that both profilers record, and hooks that add them.
+"""Ranges: named stretches of a program that both profilers record, and how a model gets them.
 
     with annotated(model, attention_in_parts=True), named("forward"):
         loss = model(tokens)
@@ -12,7 +12,7 @@ opened while `torch.compile` traces either, and that is checked first: a compile
 not depend on whether a recording is active and is not recompiled when one starts.
 
 `annotated` adds ranges to any model from outside: around each member of its module lists, named
-like the module (`layers.3`), and around attention functions that modules hold. Hooks cost
+like the module (`layers.3`), and around attention functions that modules hold. Wrapping them costs
 microseconds, so annotate for profiling and never for timing. Compiled modules are skipped: Dynamo
 guards on what a module holds and would recompile.
 
@@ -26,6 +26,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -108,38 +109,20 @@ def _mark(name: str, module: nn.Module, parts: bool, undo: ExitStack) -> None:
     """Mark a module and everything below it that is not compiled."""
     if _is_compiled(module):
         return
-    function = vars(module).get(ATTENTION)  # a submodule gets hooks instead
+    function = vars(module).get(ATTENTION)  # not a submodule of that name
     if callable(function):
         wrapped = with_part_ranges(function) if parts else function
-        setattr(module, ATTENTION, in_range(ATTENTION, wrapped))
-        undo.callback(setattr, module, ATTENTION, function)
+        undo.enter_context(patch.object(module, ATTENTION, in_range(ATTENTION, wrapped)))
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}".lstrip(".")
         if isinstance(module, nn.ModuleList) and not _is_compiled(child):
-            _mark_layer(path, child, undo)
+            undo.enter_context(patch.object(child, "forward", in_range(path, child.forward)))
         _mark(path, child, parts, undo)
 
 
 def _is_compiled(module: nn.Module) -> bool:
     """Whether it is the result of `torch.compile(module)` or `module.compile()`."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _mark_layer(name: str, layer: nn.Module, undo: ExitStack) -> None:
-    """A range around each forward pass of the layer, closed even if it raises."""
-    opened = ExitStack()
-
-    def before(module: nn.Module, inputs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            opened.enter_context(named(name))
-
-    def after(module: nn.Module, inputs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            opened.close()
-
-    # First in, last out: the range encloses the layer's other hooks.
-    undo.callback(layer.register_forward_pre_hook(before, prepend=True).remove)
-    undo.callback(layer.register_forward_hook(after, always_call=True).remove)
 
 
 def with_part_ranges(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
