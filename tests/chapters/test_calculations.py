@@ -4,23 +4,20 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from lmlab.chapters.calculations.measure import measure
 from lmlab.jobs.catalog import points_of
 from lmlab.jobs.outcome import Outcome
-from lmlab.study.config import load
-from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from tests.chapters.pages import found, value_of
+from tests.project import study
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def point() -> Point:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
+    [point] = points_of(study("full", "cuda"), "calculations")
     return point
 
 

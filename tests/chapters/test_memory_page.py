@@ -271,8 +271,3 @@ def test_figures_draw_the_bytes_of_a_step() -> None:
     bars = page.FIGURES["composition"].rows(chapter.own)
     drawn = pd.to_numeric(bars.groupby("bar")["value"].sum()).to_dict()
     assert drawn == {"large\nfp32": 4.0, "large\nbf16": 2.0}
-
-
-def test_a_study_without_checkpointing_has_no_strategies() -> None:
-    row = {"quantity": "memory", "status": "ok", "topic": "timeline", "value": 1, "source": "a"}
-    assert page.front_strategies(table_of([row])).empty

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from lmlab.jobs import job, record, run
 from lmlab.measure import warm_start
-from lmlab.study.config import Study, load
-from lmlab.study.files import ROOT
+from lmlab.study.config import Study
+from tests import project
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +26,14 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def config() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
-    return loaded
+    return project.config()
 
 
 @pytest.fixture(scope="session")
-def nano(config: dict[str, Any]) -> Study:
-    return load({**config, "study": "nano"}, "cpu")
+def nano() -> Study:
+    return project.study("nano")
 
 
 @pytest.fixture(scope="session")
-def full(config: dict[str, Any]) -> Study:
-    return load({**config, "study": "full"}, "cuda")
+def full() -> Study:
+    return project.study("full", "cuda")

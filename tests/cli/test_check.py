@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lmlab.cli import check, main
-from lmlab.cli.report import write_report
-from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+from lmlab.study.files import ROOT
+from tests.project import report
 
 H200 = ROOT / "results" / "nvidia-h200"
 GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
@@ -56,16 +56,7 @@ def test_every_machine_in_the_repository_passes(run: Check, folder: Path) -> Non
 def test_contributed_pages_render(folder: Path, tmp_path: Path, config: dict[str, Any]) -> None:
     """Those of the H200 and the golden results are compared with committed pages elsewhere."""
     device = "cpu" if folder.name.startswith("cpu-") else "cuda"
-    faults = write_report(
-        config,
-        machine=folder.name,
-        device=device,
-        results=folder.parent,
-        templates=TEMPLATES,
-        references=REFERENCES,
-        out=tmp_path / "report",
-    )
-    assert faults == []
+    assert report(config, folder.name, device, folder.parent, tmp_path / "report") == []
 
 
 def edited(change: Callable[[dict[str, Any]], None], name: str = STEP) -> Callable[[Path], None]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from lmlab.cli import main
 from lmlab.study.files import ROOT
+from tests.processes import git
 
 H200 = ROOT / "results" / "nvidia-h200"
 GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
@@ -204,9 +204,8 @@ def history(tmp_path: Path) -> Path:
     for path in files:
         path.write_text(json.dumps(old))
     for message in ("old", "new"):
-        git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
         for command in (["init", "-q"], ["add", "results"], ["commit", "-qm", message]):
-            subprocess.run([*git, *command], check=True)
+            git(root, *command)
         for path, content in zip(files, contents, strict=True):
             path.write_text(content)
         (root / "kept.json").replace(step(machine)) if message == "old" else None
@@ -231,4 +230,4 @@ def test_a_set_at_a_revision(
     status, found = compare("nvidia-h200:HEAD~1", "nvidia-h200")
     assert found["pairs"] == []
     assert len(found["a"]["problems"]) == 1
-    assert subprocess.run(["git", "status", "--short"], capture_output=True, check=True).stdout
+    assert git(history, "status", "--short")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lmlab.chapters import compare_page
 from lmlab.cli.machines import write_comparison
@@ -16,6 +15,7 @@ from lmlab.report.table import Table, time
 from lmlab.result_sets.machines import Machine, Question, ceilings, section
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 from lmlab.study.selection import NoResults, compared
+from tests.project import config
 
 GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
 FACTOR = 3.0
@@ -44,10 +44,9 @@ def results(tmp_path: Path) -> Path:
 
 
 def write(results: Path, machines: Sequence[str]) -> tuple[str, list[str]]:
-    config = {**yaml.safe_load((ROOT / "config.yaml").read_text()), "study": "nano"}
     out = results.parent / "report" / "compare.md"
     faults = write_comparison(
-        config,
+        config(study="nano"),
         machines=machines,
         results=results,
         templates=TEMPLATES,

@@ -12,7 +12,7 @@ from lmlab.measure.records import value
 from lmlab.report import provenance
 from lmlab.report.compare import Compare
 from lmlab.report.frame import Results, derived
-from lmlab.report.page import Report, answers_in, build_chapters, environment_for
+from lmlab.report.page import Report, answers_in, build_chapters
 from lmlab.report.table import Table, time
 from tests.report.study import result, small_study, time_record, written
 from tests.report.test_figure import STEPS
@@ -106,15 +106,6 @@ def test_text_from_results_is_escaped(tmp_path: Path) -> None:
         assert "<b>" not in text
         assert "zqzqzq" not in text
         assert "\n# heading" not in text
-
-
-def test_a_sentence_that_ends_in_a_tag_keeps_its_line(tmp_path: Path) -> None:
-    (tmp_path / "t.j2").write_text(
-        "{% if yes %}\nOne.{% if yes %} Two.{% endif %}\n\nThree.\n{% endif %}\n"
-    )
-    assert (
-        environment_for(tmp_path).get_template("t.j2").render(yes=True) == "One. Two.\n\nThree.\n"
-    )
 
 
 def test_answers_are_the_first_sentences_in_bold() -> None:

@@ -1,12 +1,10 @@
 """A wrong configuration ends in one line that names the key, the value and what is allowed."""
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from snakemake.cli import parse_config
 
 from lmlab.attention.registry import VARIANTS
@@ -14,13 +12,14 @@ from lmlab.jobs.catalog import all_points, points_of
 from lmlab.study.config import ConfigError, load
 from lmlab.study.config_file import read, typed
 from lmlab.study.files import ROOT
+from tests import project
 
 Config = dict[str, Any]
 
 
 @pytest.fixture
 def config() -> Config:
-    return yaml.safe_load((ROOT / "config.yaml").read_text())
+    return project.config()
 
 
 def _end_to_end(**changes: Any) -> Callable[[Config], None]:
@@ -166,15 +165,6 @@ def test_every_attention_variant_and_ones_own_can_be_named(config: Config) -> No
         points = points_of(load(config, "cpu"), "end_to_end")
         assert {point.parameters["attention"] for point in points} == {name}
         assert f"attention~{name.replace(':', '.')}/" in str(points[0].path(Path("results"), "m"))
-
-
-def test_a_new_context_only_adds_points(config: Config) -> None:
-    wider = copy.deepcopy(config)
-    wider["studies"]["tiny"]["end_to_end"]["contexts"].append(8)
-    before = {p.to_json() for p in all_points(load(config, "cpu"))}
-    after = {p.to_json() for p in all_points(load(wider, "cpu"))}
-    assert before < after
-    assert all('"context":8,' in point for point in after - before)
 
 
 TYPED = {

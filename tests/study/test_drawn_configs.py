@@ -8,12 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
-import yaml
 
 from lmlab.jobs.catalog import all_points
 from lmlab.study import config_file, schema
 from lmlab.study.config import ConfigError, load
-from lmlab.study.files import ROOT
+from tests import project
 
 Config = dict[str, Any]
 # As YAML text: some are no value that Python would write.
@@ -46,7 +45,7 @@ def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     validator = schema._strict()(SCHEMA)
     monkeypatch.setattr(schema, "_whole", lambda: validator)
     monkeypatch.chdir(tmp_path)
-    config: Config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    config = project.config()
     small = {name: size for name, size in config["sizes"].items() if name.startswith("cpu-")}
     studies = {"nano": config["studies"]["nano"]}
     return {**config, "study": "nano", "sizes": small, "studies": studies}
