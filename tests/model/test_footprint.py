@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lmlab.measure.memory.accounting import SavedActivations
 from lmlab.model.activations import saved_activations
 from lmlab.model.adamw import AdamW
 from lmlab.model.footprint import memory
@@ -43,19 +44,11 @@ def forward(model: TransformerLM, tokens: Tensor, precision: str) -> Tensor:
 def bytes_saved_by_autograd(shape: ModelShape, precision: str) -> int:
     """Bytes that a forward pass saves for backward, without the model's own tensors."""
     model, (tokens, targets) = build(shape, device="cpu"), batch_for(shape)
-    owned = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
-    saved: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        # The graph must outlive the count, or addresses would be reused.
+    saved = SavedActivations(model.buffers())
+    with saved.counting():
         loss = cross_entropy(forward(model, tokens, precision), targets)
-    total = sum(t.untyped_storage().nbytes() for key, t in saved.items() if key not in owned)
     loss.backward()
-    return total
+    return saved.nbytes
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
