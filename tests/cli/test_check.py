@@ -175,11 +175,6 @@ def test_machines_are_limited(run: Check, tmp_path: Path, monkeypatch: pytest.Mo
     assert (status, [line.partition(":")[0] for line in lines]) == (1, ["size"])
 
 
-def test_a_wrong_kind_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(GOLDEN), "--ignore", "everything"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_contributed_machines_are_not_ignored_by_git() -> None:
     def ignored(path: str) -> bool:
         done = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)

@@ -11,8 +11,6 @@ from lmlab.cli.measure import point_from_args
 from lmlab.jobs.catalog import points_of
 from lmlab.study.config import Study, load
 
-NANO = ["--config", "study=nano"]
-
 
 def test_every_value_of_every_point_is_allowed_for_its_key(config: dict[str, Any]) -> None:
     """What the studies themselves measure can be asked for by hand."""
@@ -82,46 +80,49 @@ def test_keys_choose_experiments(nano: Study, args: list[str], parameters: dict[
 
 
 WRONG = {
-    "unknown key": ("end_to_end contxt=128", "contxt = '128': no such key; allowed: size, con"),
-    "a renamed key": ("attention arms=naive", "arms is now called variants"),
-    "no value": ("end_to_end context", "'context' is not key=value"),
-    "a key twice": ("end_to_end context=16 context=32", "context = '32': given before"),
-    "unknown size": ("end_to_end size=huge", "size = 'huge'; allowed: small, medium"),
-    "not a number": ("end_to_end context=long", "context = 'long'; allowed: one integer of at"),
-    "unknown variant": ("attention variants=naive,magic", "'naive,magic'; allowed: naive"),
-    "half a tile": ("attention tiles=128", "tiles = '128'; allowed: rows x columns"),
-    "a tile of odd rows": ("attention tiles=3x5", "each of 16, 32, 64, 128, 256"),
-    "topic of another chapter": ("precision topic=tiles", "allowed: accumulation, autocast"),
-    "keys that no point has together": (
-        "precision topic=layernorm terms=3",
-        "no point of precision has all of these; allowed with this topic: topic, seed",
-    ),
-    "no import path": ("end_to_end model=Mine", "model = 'Mine'; allowed: an import path"),
-    "model nowhere": ("end_to_end model=nowhere:M", "model = 'nowhere:M': module 'nowhere' is not"),
-    "no such class": ("end_to_end model=lmlab.model.transformer:GPT", "there is no 'GPT' in "),
-    "variant nowhere": ("attention variants=nowhere:f", "variants = 'nowhere:f': module 'nowh"),
-    "no strategy": ("memory strategies=none,sqrt", "allowed: none, nested, or every-K"),
-    "heads that do not divide": ("end_to_end num_heads=3", "num_heads: 3 does not divide d_mo"),
-    "uneven nodes": ("collectives world_size=3 nnodes=2", "cannot be spread evenly over 2 nodes"),
-    "not Python": ("end_to_end model=slip:Net", "slip.py, line 1: invalid syntax"),
+    "end_to_end contxt=128": "contxt = '128': no such key; allowed: size, con",
+    "attention arms=naive": "arms is now called variants",
+    "end_to_end context": "'context' is not key=value",
+    "end_to_end context=16 context=32": "context = '32': given before",
+    "end_to_end size=huge": "size = 'huge'; allowed: small, medium",
+    "end_to_end context=long": "context = 'long'; allowed: one integer of at",
+    "attention variants=naive,magic": "'naive,magic'; allowed: naive",
+    "attention tiles=128": "tiles = '128'; allowed: rows x columns",
+    "attention tiles=3x5": "each of 16, 32, 64, 128, 256",
+    "precision topic=tiles": "allowed: accumulation, autocast",
+    "precision topic=layernorm terms=3": "no point of precision has all of these; allowed with this topic: topic, seed",
+    "end_to_end model=Mine": "model = 'Mine'; allowed: an import path",
+    "end_to_end model=nowhere:M": "model = 'nowhere:M': module 'nowhere' is not",
+    "end_to_end model=lmlab.model.transformer:GPT": "there is no 'GPT' in ",
+    "attention variants=nowhere:f": "variants = 'nowhere:f': module 'nowh",
+    "memory strategies=none,sqrt": "allowed: none, nested, or every-K",
+    "end_to_end num_heads=3": "num_heads: 3 does not divide d_mo",
+    "collectives world_size=3 nnodes=2": "cannot be spread evenly over 2 nodes",
+    "end_to_end model=slip:Net": "slip.py, line 1: invalid syntax",
 }
 
 
-@pytest.mark.parametrize(("args", "message"), WRONG.values(), ids=WRONG)
+COMMANDS = {f"measure {args} --config study=nano": message for args, message in WRONG.items()} | {
+    "measure end_to_end --config study=nano steps=5": "a point's own values come before --config",
+    "status --config study=huge": 'study = "huge"',
+    "status --config study": "'study' is not key=value",
+    "status --machine nosuch": "machine = 'nosuch' has no results",
+    "status --config model=no:Net": "model = 'no:Net': module 'no'",
+    "status --configfile no.yaml": "no.yaml: not a readable",
+    "check nowhere --ignore everything": "everything",
+}
+
+
+@pytest.mark.parametrize(("command", "message"), COMMANDS.items())
 def test_a_mistake_ends_in_one_line(
-    args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "slip.py").write_text("class Net(:\n")
-    assert main(["measure", *args.split(), *NANO]) == 2
+    assert main(command.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert message in captured.err
-
-
-def test_a_value_after_the_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "end_to_end", *NANO, "steps=5"]) == 2
-    assert capsys.readouterr().err.endswith("; a point's own values come before --config\n")
 
 
 RANKS = {"nnodes": 1, "rdzv_backend": "c10d"}

@@ -103,25 +103,6 @@ def test_another_gpu_has_results_of_the_full_study(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[-1].startswith("full on nvidia-z9000: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param(["--config", "study=huge"], 'study = "huge"', id="unknown study"),
-        pytest.param(["--config", "study"], "'study' is not key=value", id="no value"),
-        pytest.param(["--machine", "nosuch"], "machine = 'nosuch' has no results", id="no machine"),
-        pytest.param(["--config", "model=no:Net"], "model = 'no:Net': module 'no'", id="no model"),
-        pytest.param(["--configfile", "no.yaml"], "no.yaml: not a readable", id="no file"),
-    ],
-)
-def test_a_wrong_configuration_ends_in_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1
-
-
 def test_a_folder_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["status", "--results", "nowhere"])
