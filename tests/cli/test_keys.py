@@ -90,7 +90,7 @@ WRONG = {
     "attention tiles=128": "tiles = '128'; allowed: rows x columns",
     "attention tiles=3x5": "each of 16, 32, 64, 128, 256",
     "precision topic=tiles": "allowed: accumulation, autocast",
-    "precision topic=layernorm terms=3": "no point of precision has all of these; allowed with this topic: topic, seed",
+    "precision topic=layernorm terms=3": "has all of these; allowed with this topic: topic, seed",
     "end_to_end model=Mine": "model = 'Mine'; allowed: an import path",
     "end_to_end model=nowhere:M": "model = 'nowhere:M': module 'nowhere' is not",
     "end_to_end model=lmlab.model.transformer:GPT": "there is no 'GPT' in ",

@@ -16,6 +16,7 @@ from lmlab.result_sets.machines import Machine, Question, ceilings, section
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 from lmlab.study.selection import NoResults, compared
 from tests.project import config
+from tests.report.study import scale
 
 GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
 FACTOR = 3.0
@@ -30,12 +31,9 @@ def results(tmp_path: Path) -> Path:
         for name, factor in (("cpu-golden", 1.0), ("cpu-slow", FACTOR)):
             copy = json.loads(json.dumps(result))
             copy["machine"].update(id=name, name=f"The {name}")
+            scale(copy["measurements"], factor)
             for record in copy["measurements"]:
-                if "samples" in record:
-                    for key in ("value", "q1", "q3", "min", "max", "mean"):
-                        record[key] *= factor
-                    record["samples"] = [sample * factor for sample in record["samples"]]
-                elif record["quantity"] == "matmul_rate" and record["value"]:
+                if record["quantity"] == "matmul_rate" and record["value"]:
                     record["value"] /= factor
             target = folder / name / path.relative_to(GOLDEN)
             target.parent.mkdir(parents=True, exist_ok=True)

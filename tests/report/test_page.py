@@ -126,7 +126,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
     }
     records = [time_record([7.0], phase="total")]
     results = [
-        replace(result({"size": size, "precision": "fp32"}, records), commit=commit)
+        result({"size": size, "precision": "fp32"}, records, commit=commit)
         for size, commit in commits.items()
     ]
     found = written(tmp_path, results)
@@ -156,8 +156,9 @@ def test_the_cost_includes_time_between_points(
     tmp_path: Path, starts: list[str], cost: str
 ) -> None:
     results = [
-        replace(
-            result({"size": start}, spent_s={"measuring": 30, "compiling": 15}),
+        result(
+            {"size": start},
+            spent_s={"measuring": 30, "compiling": 15},
             started_at=f"2026-01-01T{start}Z",
             elapsed_s=60,
         )

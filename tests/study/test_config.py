@@ -36,17 +36,6 @@ WRONG = {
     ),
     "unknown key": (_end_to_end(contextz=[4]), "end_to_end.contextz is not a key", "contexts"),
     "a number where a list belongs": (_end_to_end(contexts=4), "contexts = 4", "a list"),
-    "a whole number with a point": (_end_to_end(contexts=[16.0]), "contexts.0 = 16.0", "integer"),
-    "an infinite cap": (
-        lambda c: c["studies"]["nano"]["common"].update(time_cap_s=float("inf")),
-        "common.time_cap_s = Infinity",
-        "one number",
-    ),
-    "a seed beyond 32 bits": (
-        lambda c: c["studies"]["nano"]["common"].update(seed=2**70),
-        "common.seed",
-        "at most 4294967295",
-    ),
     "a size named by a number": (lambda c: c["sizes"].update({7: {}}), "sizes.7", "quote it"),
     "a report folder with a slash": (lambda c: c.update(report="out/"), 'report = "out/"', "slash"),
     "this folder as the report": (lambda c: c.update(report="."), 'report = "."', "below this one"),

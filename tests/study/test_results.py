@@ -12,28 +12,16 @@ import pytest
 
 from lmlab.measure import records
 from lmlab.study.results import Result, ResultError, read
-from tests.report.study import time_record
+from tests.report.study import result, time_record
 
 TIME = time_record([1.0, 3.0], phase="forward")
 FAILED = records.without_value("time", "failed", "NameError", variant="mine")
 
 
-def make(**changes: Any) -> Result:
-    values: dict[str, Any] = {
-        "chapter": "end_to_end",
-        "parameters": {"size": "small"},
-        "settings": {"seed": 0},
-        "status": "ok",
-        "measurements": (TIME,),
-        "machine": {"id": "cpu-test", "device": "cpu", "name": "Test"},
-        "versions": {"python": "3.11", "torch": "2.13", "lmlab": "0", "triton": None},
-        "commit": {"id": None, "dirty": False},
-        "code_fingerprint": "0" * 16,
-        "started_at": "2026-01-01T00:00:00Z",
-        "elapsed_s": 1.0,
-        "flags": ("noisy",),
-    }
-    return Result(**{**values, **changes})
+def make(measurements: Any = (TIME,), **changes: Any) -> Result:
+    own = {"chapter": "end_to_end", "settings": {"seed": 0}, "flags": ("noisy",)}
+    parameters = changes.pop("parameters", {"size": "small"})
+    return result(parameters, measurements, **{**own, **changes})
 
 
 def test_a_result_survives_its_file(tmp_path: Path) -> None:
