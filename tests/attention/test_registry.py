@@ -5,7 +5,6 @@ import subprocess
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,13 +37,6 @@ def test_public_names(package: Any, names: dict[str, str]) -> None:
     assert [getattr(package, name).__name__ for name in names] == list(names)
     with pytest.raises(AttributeError, match="has no attribute 'flush'"):
         package.flush  # noqa: B018
-
-
-def test_a_users_own_function_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_attention.py").write_text("def mine(q, k, v, *, is_causal):\n    return v\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert registry.module_of("own_attention:mine") == "own_attention"
-    assert registry.load("own_attention:mine")("q", "k", "v", is_causal=True) == "v"  # type: ignore[arg-type, comparison-overlap]
 
 
 @pytest.mark.parametrize(

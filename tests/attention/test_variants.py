@@ -11,12 +11,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from lmlab.attention import FlashAttentionTiled, compiled, flash_compiled_backward, registry, tiled
 from lmlab.attention.flex import causal_block_mask
-from tests.attention.reference import (
-    Shape,
-    assert_correct,
-    attend,
-    output_and_gradients,
-)
+from tests.attention.reference import Shape, assert_correct, attend, output_and_gradients
 
 DIFFERENTIABLE = ["naive", "unfused", "sdpa_flash", "sdpa_math", "tiled", "flash"]
 BOTTOM_RIGHT = ["naive", "flex", "tiled", "flash"]

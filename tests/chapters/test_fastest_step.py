@@ -13,15 +13,12 @@ from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.records import value
-from lmlab.model.shape import ModelShape
 from lmlab.study.points import Point
 from tests.chapters.pages import answer, found, rendered, value_of
+from tests.chapters.test_end_to_end import SHAPE
 from tests.jobs.points import SETTINGS
 from tests.report.study import result, time_record, written
 
-SHAPE = ModelShape(
-    vocab_size=17, context=8, batch=2, d_model=16, d_ff=24, num_layers=2, num_heads=2
-)
 LADDER: dict[str, Any] = {
     "rungs": ["fp32"],
     "attentions": ["sdpa_math", "tiled"],

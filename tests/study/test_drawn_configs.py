@@ -19,17 +19,8 @@ Config = dict[str, Any]
 BAD = (
     *("-1", "1e400", ".nan", "null", "[]", "{}", "[[1]]", "{a: 1}", '"a\\n/../../b"', "9" * 30),
     *("9" * 401, "9" * 5001, "!!timestamp q", "!!bool maybe", "!!int x", "!!python/name:os.system"),
-    *(
-        "[" * 100,
-        "&a [*a]",
-        "{a: 1, a: 2}",
-        "2020-01-01",
-        "!!binary =",
-        "\x01",
-        "'",
-        "../up",
-        "1.5",
-    ),
+    *("[" * 100, "&a [*a]", "{a: 1, a: 2}", "2020-01-01", "!!binary =", "\x01"),
+    *("'", "../up", "1.5"),
 )
 SCHEMA = schema._inlined(schema.config_schema())
 STUDIES = SCHEMA["properties"]["studies"]
