@@ -12,7 +12,7 @@ from lmlab.measure.records import value
 from lmlab.report.frame import Results
 from lmlab.study.results import Result
 from tests.chapters.pages import answer, built, rendered
-from tests.report.study import result, time_record, written
+from tests.report.study import machine_card, result, time_record, written
 
 SETTINGS = {"num_layers": 4}
 
@@ -64,17 +64,7 @@ def study(folder: Path, bf16: float, device: float | None, between: float = 1.0)
         step(100.0, None, start="cold", warmup=0, samples=[c / 100 for c in cold]),
         step(100.0, None, start="cold", warmup=5, warmup_samples=cold[:5]),
     ]
-    card = result(
-        {},
-        [
-            value("matmul_rate", 50.0, "TFLOP/s", dtype="fp32"),
-            value("stated_matmul_rate", 100.0, "TFLOP/s", dtype="fp32"),
-            value("copy_bandwidth", 1000.0, "GB/s"),
-        ],
-        chapter="machine",
-        settings={"seed": 0},
-    )
-    return written(folder, [*steps, card])
+    return written(folder, [*steps, machine_card("fp32", 50.0, 100.0, 1000.0)])
 
 
 def test_quantities_are_derived_from_what_was_measured(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lmlab.study.points import Point
 from tests.chapters.pages import answer, found, rendered, value_of
 from tests.chapters.test_end_to_end import SHAPE
 from tests.jobs.points import SETTINGS
-from tests.report.study import result, time_record, written
+from tests.report.study import machine_card, result, time_record, written
 
 LADDER: dict[str, Any] = {
     "rungs": ["fp32"],
@@ -210,13 +210,8 @@ def steps(ours: float, other: float) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("other", [4.0, 5.0, 6.0])
 def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, other: float) -> None:
-    machine = [
-        value("matmul_rate", 500.0, "TFLOP/s", dtype="bf16"),
-        value("stated_matmul_rate", 1000.0, "TFLOP/s", dtype="bf16"),
-        value("copy_bandwidth", 1.0, "GB/s"),
-    ]
     results = [
-        result({}, machine, chapter="machine"),
+        machine_card("bf16", 500.0, 1000.0, 1.0),
         result(PARAMETERS, steps(5.0, other), chapter="fastest_step"),
     ]
     front, pages = rendered(tmp_path, written(tmp_path / "r", results), "machine", "fastest_step")

@@ -1,15 +1,12 @@
 """Commands run in their own folder, with one thread and a lock of their own."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from lmlab.jobs import job, record, run
 from lmlab.measure import warm_start
-from lmlab.study.config import Study
-from tests import project
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +19,3 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     programs = {job.RUNNER: run.main, job.RECORDER: record.main}
     monkeypatch.setattr(warm_start, "run", lambda name, argv, **_: programs[name](argv))
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="session")
-def config() -> dict[str, Any]:
-    return project.config()
-
-
-@pytest.fixture(scope="session")
-def nano() -> Study:
-    return project.study("nano")
-
-
-@pytest.fixture(scope="session")
-def full() -> Study:
-    return project.study("full", "cuda")

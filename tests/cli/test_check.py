@@ -12,7 +12,7 @@ import pytest
 
 from lmlab.cli import check, main
 from lmlab.study.files import ROOT
-from tests.project import report
+from tests.project import config, report
 from tests.report.study import scale
 
 H200 = ROOT / "results" / "nvidia-h200"
@@ -54,10 +54,10 @@ def test_every_machine_in_the_repository_passes(run: Check, folder: Path) -> Non
 @pytest.mark.parametrize(
     "folder", [f for f in committed() if f != H200], ids=lambda folder: folder.name
 )
-def test_contributed_pages_render(folder: Path, tmp_path: Path, config: dict[str, Any]) -> None:
+def test_contributed_pages_render(folder: Path, tmp_path: Path) -> None:
     """Those of the H200 and the golden results are compared with committed pages elsewhere."""
     device = "cpu" if folder.name.startswith("cpu-") else "cuda"
-    assert report(config, folder.name, device, folder.parent, tmp_path / "report") == []
+    assert report(config(), folder.name, device, folder.parent, tmp_path / "report") == []
 
 
 def edited(change: Callable[[dict[str, Any]], None], name: str = STEP) -> Callable[[Path], None]:

@@ -9,13 +9,15 @@ from lmlab.cli import main
 from lmlab.cli.keys import read_config, read_value, schemas_for
 from lmlab.cli.measure import point_from_args
 from lmlab.jobs.catalog import points_of
-from lmlab.study.config import Study, load
+from tests import project
+
+NANO, FULL = project.study("nano"), project.study("full", "cuda")
 
 
-def test_every_value_of_every_point_is_allowed_for_its_key(config: dict[str, Any]) -> None:
+def test_every_value_of_every_point_is_allowed_for_its_key() -> None:
     """What the studies themselves measure can be asked for by hand."""
-    for name in config["studies"]:
-        study = load({**config, "study": name}, "cpu")
+    for name in project.config()["studies"]:
+        study = project.study(name)
         for chapter in study.chapters:
             points = points_of(study, chapter)
             schemas = schemas_for(points, study)
@@ -41,26 +43,24 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("chapter", "argument", "key", "value"), VALUES.values(), ids=VALUES)
-def test_a_text_becomes_a_value(
-    nano: Study, chapter: str, argument: str, key: str, value: object
-) -> None:
-    assert point_from_args(nano, chapter, [argument]).settings[key] == value
+def test_a_text_becomes_a_value(chapter: str, argument: str, key: str, value: object) -> None:
+    assert point_from_args(NANO, chapter, [argument]).settings[key] == value
 
 
-def test_sizes_that_a_job_may_choose_from_come_with_their_shapes(nano: Study) -> None:
-    point = point_from_args(nano, "data_parallel", ["sizes=cpu-medium,cpu-small", "rounds=4"])
+def test_sizes_that_a_job_may_choose_from_come_with_their_shapes() -> None:
+    point = point_from_args(NANO, "data_parallel", ["sizes=cpu-medium,cpu-small", "rounds=4"])
     assert [size["size"] for size in point.settings["sizes"]] == ["cpu-medium", "cpu-small"]
     assert point.settings["sizes"][1]["d_model"] == 64
 
 
-def test_what_is_not_given_comes_from_the_study(full: Study) -> None:
-    assert point_from_args(full, "end_to_end", []) == points_of(full, "end_to_end")[0]
+def test_what_is_not_given_comes_from_the_study() -> None:
+    assert point_from_args(FULL, "end_to_end", []) == points_of(FULL, "end_to_end")[0]
     args = ["size=small", "context=128", "precision=bf16", "mode=train_step", "warmup=5"]
-    assert point_from_args(full, "end_to_end", args) in points_of(full, "end_to_end")
+    assert point_from_args(FULL, "end_to_end", args) in points_of(FULL, "end_to_end")
 
 
-def test_hyper_parameters_replace_those_of_a_size(full: Study) -> None:
-    point = point_from_args(full, "end_to_end", ["num_heads=8", "size=medium", "d_model=512"])
+def test_hyper_parameters_replace_those_of_a_size() -> None:
+    point = point_from_args(FULL, "end_to_end", ["num_heads=8", "size=medium", "d_model=512"])
     assert point.parameters["size"] == "custom"
     shape = {key: point.settings[key] for key in ("d_model", "num_heads", "d_ff", "num_layers")}
     assert shape == {"d_model": 512, "num_heads": 8, "d_ff": 4096, "num_layers": 24}
@@ -75,8 +75,8 @@ def test_hyper_parameters_replace_those_of_a_size(full: Study) -> None:
     ],
     ids=" ".join,
 )
-def test_keys_choose_experiments(nano: Study, args: list[str], parameters: dict[str, str]) -> None:
-    assert point_from_args(nano, "precision", args).parameters == parameters
+def test_keys_choose_experiments(args: list[str], parameters: dict[str, str]) -> None:
+    assert point_from_args(NANO, "precision", args).parameters == parameters
 
 
 WRONG = {

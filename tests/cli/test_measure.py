@@ -4,7 +4,6 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure import records
 from lmlab.study.points import Point
 from lmlab.study.results import read
+from tests.project import config
 from tests.report.study import time_record
 from tests.study.test_results import make
 
@@ -85,11 +85,10 @@ def test_only_a_failure_fails(
 
 
 def test_a_chapter_that_is_switched_off_is_refused(
-    config: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    nano = config["studies"]["nano"]
-    off = {**nano, "precision": {**nano["precision"], "enabled": False}}
-    changed = {**config, "study": "nano", "studies": {**config["studies"], "nano": off}}
+    changed = config(study="nano")
+    changed["studies"]["nano"]["precision"]["enabled"] = False
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
     assert main(["measure", "precision"]) == 2
     assert "precision is switched off in the study 'nano'" in capsys.readouterr().err

@@ -36,6 +36,16 @@ def result(parameters: Mapping[str, Any], records: Iterable[Record] = (), **chan
     return Result(parameters=parameters, measurements=tuple(records), **{**values, **changes})
 
 
+def machine_card(dtype: str, measured: float, stated: float, bandwidth: float) -> Result:
+    """The ceilings that pages of other chapters quote."""
+    records = [
+        value("matmul_rate", measured, "TFLOP/s", dtype=dtype),
+        value("stated_matmul_rate", stated, "TFLOP/s", dtype=dtype),
+        value("copy_bandwidth", bandwidth, "GB/s"),
+    ]
+    return result({}, records, chapter="machine")
+
+
 def scale(measurements: Iterable[Record], factor: float) -> None:
     """Multiply what was timed, as if the machine were slower."""
     for record in measurements:
