@@ -41,8 +41,7 @@ def step(
             for phase, share in shares.items()
         ]
     if warmup_samples:
-        record = time_record(warmup_samples, phase="total")
-        records.append({**record, "quantity": "warmup_time"})
+        records.append(time_record(warmup_samples, phase="total", quantity="warmup_time"))
     records += [
         value("tokens", 512, ""),
         value("flops", 1e12, "FLOP", phase="forward", kind="matmul"),
@@ -116,8 +115,9 @@ def with_replay(point: Result) -> Result:
     """Forward: 10 ms as a graph, of which 8 ms are kernels and 2 ms the pauses of 1000 of them."""
     records = [value("kernels", 1000, "", phase="forward")]
     for quantity, ms, clock in (("replay", 10.0, "events"), ("busy", 8.0, "device")):
-        record = time_record([ms], clock=clock, phase="forward")
-        records.append({**record, "quantity": f"graph_{quantity}_time"})
+        records.append(
+            time_record([ms], clock=clock, phase="forward", quantity=f"graph_{quantity}_time")
+        )
     return replace(point, measurements=(*point.measurements, *records))
 
 

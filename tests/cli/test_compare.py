@@ -161,23 +161,6 @@ def test_without_repeats_the_spread_within_jobs_counts(compare: Compare, tmp_pat
     assert status == 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nowhere", "nvidia-h200"],
-        ["nvidia-h200:no-such-revision", "nvidia-h200"],
-        ["nowhere:HEAD", "nvidia-h200"],
-        [".", "nvidia-h200"],
-        ["nvidia-h200", "nvidia-h200", "--where", "size"],
-    ],
-)
-def test_wrong_arguments_end(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    Path("results").mkdir()
-    Path("results/nvidia-h200").symlink_to(H200)
-    assert main(["compare", *arguments]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 @pytest.mark.parametrize("share", ["5", "x%", "-5%"])
 def test_a_gate_is_a_share(share: str) -> None:
     with pytest.raises(SystemExit):

@@ -9,8 +9,10 @@ from lmlab.cli import main
 from lmlab.cli.keys import read_config, read_value, schemas_for
 from lmlab.cli.measure import point_from_args
 from lmlab.jobs.catalog import points_of
+from lmlab.study.files import ROOT
 from tests import project
 
+H200 = ROOT / "results" / "nvidia-h200"
 NANO, FULL = project.study("nano"), project.study("full", "cuda")
 
 
@@ -110,6 +112,11 @@ COMMANDS = {f"measure {args} --config study=nano": message for args, message in 
     "status --config model=no:Net": "model = 'no:Net': module 'no'",
     "status --configfile no.yaml": "no.yaml: not a readable",
     "check nowhere --ignore everything": "everything",
+    f"compare nowhere {H200}": "nowhere",
+    f"compare {H200}:no-such-revision {H200}": "no-such-revision",
+    f"compare nowhere:HEAD {H200}": "nowhere",
+    f"compare . {H200}": "",
+    f"compare {H200} {H200} --where size": "size",
 }
 
 

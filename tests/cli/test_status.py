@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 
 from lmlab.cli import main
-from lmlab.jobs.registry import fingerprint
 from lmlab.measure import records
 from lmlab.measure.identity import find_machine
-from tests.jobs.points import precision_point
-from tests.study.test_results import make
+from tests.jobs.test_staleness import POINT, current
 
 Lines = Callable[..., list[str]]
 
 NANO = ["status", "--config", "study=nano"]
 MACHINE = find_machine().id
-POINT = precision_point("accumulation", terms=1000, term=0.01)
 
 
 @pytest.fixture
@@ -35,19 +32,11 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
 
 
 def write(machine: str = MACHINE, **changes: Any) -> Path:
-    """A result of the point as the present would make it, changed as asked."""
-    values: dict[str, Any] = {
-        "chapter": "precision",
-        "parameters": POINT.parameters,
-        "settings": POINT.settings,
-        "measurements": (),
-        "machine": {"id": machine, "device": "cpu", "name": "Test"},
-        "versions": {"python": "3.11.0", "torch": version("torch"), "lmlab": "0.1.0"},
-        "code_fingerprint": fingerprint(POINT),
-        **changes,
-    }
+    """A result of the point, as if measured here and now unless changed."""
     path = POINT.path(Path("results"), machine)
-    make(**values).write(path)
+    versions = {"python": "3.11.0", "torch": version("torch"), "lmlab": "0.1.0"}
+    own = {"machine": {"id": machine, "device": "cpu", "name": "Test"}, "versions": versions}
+    current(**{**own, **changes}).write(path)
     return path
 
 

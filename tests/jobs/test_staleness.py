@@ -1,6 +1,5 @@
 """A result is compared with the present: its code, its settings, its torch."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,19 @@ TORCH = "2.13.0"
 MACHINE = "cpu-test"
 
 
-@pytest.fixture
-def result() -> Result:
-    return make(
-        chapter=POINT.chapter,
-        parameters=POINT.parameters,
-        settings=POINT.settings,
-        measurements=(),
-        machine={"id": MACHINE, "device": "cpu", "name": "Test"},
-        versions={"python": "3.11.0", "torch": "2.13.0+cu130", "lmlab": "0.1.0"},
-        code_fingerprint=fingerprint(POINT),
-    )
+def current(**changes: Any) -> Result:
+    """A result of the point as the present would make it, changed as asked."""
+    values: dict[str, Any] = {
+        "chapter": POINT.chapter,
+        "parameters": POINT.parameters,
+        "settings": POINT.settings,
+        "measurements": (),
+        "machine": {"id": MACHINE, "device": "cpu", "name": "Test"},
+        "versions": {"python": "3.11.0", "torch": "2.13.0+cu130", "lmlab": "0.1.0"},
+        "code_fingerprint": fingerprint(POINT),
+        "flags": (),
+    }
+    return make(**{**values, **changes})
 
 
 def test_the_next_run_is_estimated_from_what_the_last_one_took() -> None:
@@ -65,9 +66,9 @@ CASES: dict[str, tuple[dict[str, Any], bool, list[str]]] = {
 
 @pytest.mark.parametrize(("change", "stale", "remarks"), CASES.values(), ids=CASES)
 def test_what_has_changed_since_makes_a_result_stale(
-    result: Result, tmp_path: Path, change: dict[str, Any], stale: bool, remarks: list[str]
+    tmp_path: Path, change: dict[str, Any], stale: bool, remarks: list[str]
 ) -> None:
-    replace(result, **change).write(POINT.path(tmp_path, MACHINE))
+    current(**change).write(POINT.path(tmp_path, MACHINE))
     found = state_of(POINT, tmp_path, MACHINE, TORCH)
     assert (found.state, found.stale) == (change.get("status", "ok"), stale)
     assert found.remarks() == remarks
@@ -83,9 +84,9 @@ def test_what_has_changed_since_makes_a_result_stale(
     ],
     ids=["another point", "another chapter", "another machine"],
 )
-def test_foreign_results_are_named(result: Result, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_foreign_results_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
     path = POINT.path(tmp_path, MACHINE)
-    replace(result, **change).write(path)
+    current(**change).write(path)
     found = state_of(POINT, tmp_path, MACHINE, TORCH)
     assert (found.state, found.needs_attention) == ("unreadable", True)
     [remark] = found.remarks()
@@ -93,11 +94,11 @@ def test_foreign_results_are_named(result: Result, tmp_path: Path, change: dict[
     assert "\n" not in remark
 
 
-def test_the_summary_counts_states_and_remarks(result: Result, tmp_path: Path) -> None:
+def test_the_summary_counts_states_and_remarks(tmp_path: Path) -> None:
     second = f"{MACHINE}@repeat"  # another set of the machine
     states = [state_of(POINT, tmp_path / "none", MACHINE, TORCH)]
     for change in ({}, {"code_fingerprint": "0" * 16}, {"commit": {"id": None, "dirty": True}}):
-        replace(result, **change).write(POINT.path(tmp_path, second))
+        current(**change).write(POINT.path(tmp_path, second))
         states.append(state_of(POINT, tmp_path, second, TORCH))
     assert summary(states) == (
         "4 points: 3 ok, 1 missing; 1 stale (code changed); 1 from uncommitted code"

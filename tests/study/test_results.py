@@ -66,21 +66,17 @@ def test_failed_writes_change_nothing(
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        pytest.param({"status": "fine"}, "status", id="unknown status"),
-        pytest.param({"flags": ("odd",)}, "flags", id="unknown flag"),
-        pytest.param(
-            {"status": "oom", "reason": None, "measurements": ()}, "reason", id="no reason"
-        ),
-        pytest.param({"status": "oom", "reason": "x"}, "measurements", id="times without ok"),
-        pytest.param(
-            {"status": "failed", "reason": "a\nb", "measurements": ()}, "reason", id="lines"
-        ),
-        pytest.param({"data": {"big": "x" * 300_000}}, "200,000", id="too large"),
-    ],
-)
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown status": ({"status": "fine"}, "status"),
+    "unknown flag": ({"flags": ("odd",)}, "flags"),
+    "no reason": ({"status": "oom", "measurements": ()}, "reason"),
+    "times without ok": ({"status": "oom", "reason": "x"}, "measurements"),
+    "lines": ({"status": "failed", "reason": "a\nb", "measurements": ()}, "reason"),
+    "too large": ({"data": {"big": "x" * 300_000}}, "200,000"),
+}
+
+
+@pytest.mark.parametrize(("changes", "complaint"), WRONG.values(), ids=WRONG)
 def test_wrong_results_stay_out(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ResultError, match=complaint):
         make(**changes).write(tmp_path / "result.json")
