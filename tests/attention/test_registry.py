@@ -69,14 +69,8 @@ on_cpu = partial(why_unsupported, device=CPU, dtype=torch.float32, head_dim=64)
 def test_what_is_measured_on_a_cpu() -> None:
     reasons = {name: on_cpu(name) for name in registry.VARIANTS if name != "compiled"}
     unsupported = {name for name, reason in reasons.items() if reason is not None}
-    kernels = {
-        "flash",
-        "flash_attn_4",
-        "flash_attn_4_deterministic",
-        "flash_compiled_backward",
-        "flex",
-    }
-    assert unsupported == {"sdpa_cudnn", "sdpa_efficient", *kernels}
+    kernels = {"flash", "flash_attn_4", "flash_attn_4_deterministic", "flash_compiled_backward"}
+    assert unsupported == {"sdpa_cudnn", "sdpa_efficient", "flex", *kernels}
     assert all("\n" not in str(reason) for reason in reasons.values())
     assert on_cpu("math:sqrt") is None, "a user's own"
     assert "No module named 'no_such_module_x'" in str(on_cpu("no_such_module_x:f"))

@@ -13,6 +13,7 @@ from tests.chapters.pages import found, value_of
 from tests.project import study
 
 CPU = torch.device("cpu")
+TENSOR_PARALLEL = {"scheme": "tensor parallel"}
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +43,7 @@ def outcome(point: Point) -> Outcome:
         # 6 B D F FLOPs; 2^20 tokens / 2555.6; 1.5 x 53248 / 2555.6, and their product.
         ("scheme_flops", {"scheme": "FSDP", "direction": "forward"}, 6 * 2**20 * 16384 * 53248),
         ("scheme_devices", {"scheme": "FSDP", "direction": "backward"}, pytest.approx(410.3, 1e-3)),
-        (
-            "scheme_devices",
-            {"scheme": "tensor parallel", "direction": "forward"},
-            pytest.approx(31.25, 1e-3),
-        ),
+        ("scheme_devices", {**TENSOR_PARALLEL, "direction": "forward"}, pytest.approx(31.25, 1e-3)),
         ("split_devices", {"axes": "overlapped"}, pytest.approx(12824, 1e-3)),
         ("split_devices", {"axes": "in turn"}, pytest.approx(3206, 1e-3)),
     ],

@@ -87,18 +87,11 @@ def test_derived_rows_replace_the_chapters_own(tmp_path: Path) -> None:
 
 def test_text_from_results_is_escaped(tmp_path: Path) -> None:
     hostile = "<b>|*{{ 'zq' * 3 }}*|</b>\n# heading"
-    results = written(
-        tmp_path / "results",
-        [
-            result(
-                {"size": "a", "precision": "x"},
-                [time_record([1.0], phase="total"), value("name", hostile, "")],
-            ),
-            result(
-                {"size": "b", "precision": "x"}, status="failed", reason=hostile.replace("\n", " ")
-            ),
-        ],
-    )
+    records = [time_record([1.0], phase="total"), value("name", hostile, "")]
+    named = result({"size": "a", "precision": "x"}, records)
+    reason = hostile.replace("\n", " ")
+    failed = result({"size": "b", "precision": "x"}, status="failed", reason=reason)
+    results = written(tmp_path / "results", [named, failed])
     made, _ = report(tmp_path, results, page(facts=lambda chapter: {"answer": hostile}))
     assert made.write() == []
     for file in (tmp_path / "out").rglob("*.md"):
