@@ -10,8 +10,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from lmlab.kernels import launch, problem, step
-from lmlab.kernels.configs import Case, DeviceInfo
-from lmlab.kernels.hopper import launch as hopper
+from lmlab.kernels.problem import DeviceInfo, Problem
 
 KIB, MIB = 2**10, 2**20
 CAPABILITY = {"ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}
@@ -21,15 +20,11 @@ DEVICES = {
     "hopper": DeviceInfo("hopper", 132, 227 * KIB, 60 * MIB),
     "blackwell": DeviceInfo("blackwell", 148, 227 * KIB, 126 * MIB),
 }
-CASE = Case(
-    direction="forward",
-    architecture="hopper",
-    bits=16,
-    head_dim=64,
-    is_causal=True,
-    sequence=16384,
-    blocks_per_sm=32.0,
-)
+GPU = torch.device("cuda", 0)
+SIXTEEN_HEADS = Problem(
+    GPU, torch.bfloat16, batch=1, heads=16, kv_heads=16, queries=16384, keys=16384, head_dim=64,
+    is_causal=True, tf32=False, direction="forward",
+)  # fmt: skip
 SetDevice = Callable[[DeviceInfo], None]
 
 
@@ -38,8 +33,7 @@ def set_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetDevice]:
     """Make the host code plan for another device than the tensors'."""
 
     def install(info: DeviceInfo) -> None:
-        for module in (launch, problem, hopper):
-            monkeypatch.setattr(module, "device_info", lambda device: info)
+        monkeypatch.setattr(problem, "device_info", lambda device: info)
         launch.forget_calls()
 
     yield install

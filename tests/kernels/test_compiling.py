@@ -13,8 +13,8 @@ import torch
 import triton
 
 from lmlab.kernels import launch
-from lmlab.kernels.configs import Direction, look_up, shared_bytes
-from lmlab.kernels.problem import Problem
+from lmlab.kernels.configs import look_up, shared_bytes
+from lmlab.kernels.problem import Direction, Problem
 from tests.kernels.conftest import FakeGpu
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def test_kernels_fit_and_do_not_spill(case: Launch, gpu: FakeGpu, tmp_path: Path
     else:
         launch.backward(grad_o, q, k, v, o, torch.empty(o.shape[:3]), **options)
     assert [name for name, _ in gpu.compiled] == case.kernels
-    problem = Problem.of(q, k, True).case(case.direction)
+    problem = Problem.of(q, k, True, case.direction)
     tiles = look_up(problem)
     for name, kernel in gpu.compiled:
         assert spilled_bytes(kernel, tmp_path) <= case.spills

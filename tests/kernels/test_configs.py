@@ -1,7 +1,8 @@
-"""Every case gets tiles that fit the device, and enough programs that share the L2."""
+"""Every problem gets tiles that fit the device, and enough programs that share the L2."""
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from lmlab.kernels import configs
 from lmlab.kernels import problem as problem_module
-from lmlab.kernels.configs import Case, DeviceInfo, Tiles, choose, format_row, shared_bytes
-from lmlab.kernels.problem import Problem, UnsupportedDevice, backward_plan, forward_plan
-from tests.kernels.conftest import CASE, DEVICES, SetDevice
+from lmlab.kernels.configs import Tiles, choose, format_row, shared_bytes
+from lmlab.kernels.plan import backward_plan, forward_plan
+from lmlab.kernels.problem import DeviceInfo, Problem, UnsupportedDevice
+from tests.kernels.conftest import DEVICES, GPU, SIXTEEN_HEADS, SetDevice
 
 KIB = 1024
 SHARED_LIMIT = {
@@ -23,24 +25,27 @@ SHARED_LIMIT = {
     "cpu": 2**30,
 }  # the least that a GPU of the architecture has
 
-cases = st.builds(
-    Case,
+lengths = st.integers(1, 2**20)
+problems = st.builds(
+    replace,
+    st.just(SIXTEEN_HEADS),
     direction=st.sampled_from(["forward", "backward"]),
-    architecture=st.sampled_from(sorted(SHARED_LIMIT)),
-    bits=st.sampled_from([16, 32]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     head_dim=st.integers(1, 256),
     is_causal=st.booleans(),
-    sequence=st.integers(1, 2**20),
-    blocks_per_sm=st.floats(2**-20, 2**20),
-    is_whole=st.booleans(),
+    batch=st.integers(1, 2**16),
+    queries=lengths,
+    keys=lengths,
 )
 
 
-@given(cases)
-def test_every_case_has_ever_smaller_tiles_that_fit(case: Case) -> None:
-    limit = SHARED_LIMIT[case.architecture]
-    chosen = choose(case, DeviceInfo(case.architecture, 132, limit, 2**20))
-    sizes = [shared_bytes(case, tiles) for tiles in chosen]
+@given(problems, st.sampled_from(sorted(SHARED_LIMIT)))
+def test_every_problem_has_ever_smaller_tiles_that_fit(problem: Problem, name: str) -> None:
+    limit = SHARED_LIMIT[name]
+    info = DeviceInfo(name, 132, limit, 2**20)
+    with patch.object(problem_module, "device_info", lambda device: info):
+        chosen = choose(problem)
+        sizes = [shared_bytes(problem, tiles) for tiles in chosen]
     assert max(sizes) <= limit
     assert sizes == sorted(set(sizes), reverse=True)
     assert all(min(tiles.block_m, tiles.block_n) >= 16 for tiles in chosen)
@@ -62,46 +67,52 @@ TILES = Tiles(block_m=128, block_n=64, warps=8, stages=3)
     )
 )
 def test_a_row_of_the_table_round_trips(tiles: Tiles) -> None:
-    row = configs._parse(format_row(CASE, tiles))
+    row = configs._parse(format_row(SIXTEEN_HEADS, tiles))
     assert row.tiles == tiles
-    assert row.covers(CASE)
+    assert row.covers(SIXTEEN_HEADS)
 
 
-OTHERS = {"direction": "backward", "architecture": "ada", "bits": 32, "head_dim": 128}
-OTHERS |= {"is_causal": False, "sequence": 32768, "blocks_per_sm": 32.5, "is_whole": False}
+OTHERS = {"direction": "backward", "dtype": torch.float32, "head_dim": 128, "is_causal": False}
+# A longer sequence, more blocks per SM, and a length that is not a multiple of 64.
+OTHERS |= {"keys": 32768, "batch": 2, "queries": 16383}
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERS.items())
-def test_a_row_does_not_cover_other_cases(name: str, value: object) -> None:
-    row = configs._parse(format_row(CASE, TILES) + " whole")
-    assert row.covers(CASE)
-    assert not row.covers(replace(CASE, **{name: value}))  # type: ignore[arg-type]
+def test_a_row_does_not_cover_other_problems(name: str, value: object) -> None:
+    row = configs._parse(format_row(SIXTEEN_HEADS, TILES) + " whole")
+    assert row.covers(SIXTEEN_HEADS)
+    assert not row.covers(replace(SIXTEEN_HEADS, **{name: value}))  # type: ignore[arg-type]
 
 
-def test_the_first_row_that_covers_a_case_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_does_not_cover_other_architectures(set_device: SetDevice) -> None:
+    row = configs._parse(format_row(SIXTEEN_HEADS, TILES))
+    set_device(DEVICES["ada"])
+    assert not row.covers(SIXTEEN_HEADS)
+
+
+def test_the_first_row_that_covers_a_problem_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (
-        configs._parse(format_row(replace(CASE, sequence=n), replace(TILES, block_m=m)))
+        configs._parse(format_row(of_length(n), replace(TILES, block_m=m)))
         for n, m in ((1024, 16), (16384, 64))
     )
     monkeypatch.setattr(configs, "rows", lambda: (small, large))
-    assert configs.look_up(replace(CASE, sequence=1000)).block_m == 16
-    assert configs.look_up(replace(CASE, sequence=1025)).block_m == 64
+    assert configs.look_up(of_length(1000)).block_m == 16
+    assert configs.look_up(of_length(1025)).block_m == 64
 
 
-def test_a_device_too_small_for_any_tile_is_a_one_line_error() -> None:
+def test_a_device_too_small_for_any_tile_is_a_one_line_error(set_device: SetDevice) -> None:
+    set_device(DeviceInfo("hopper", 132, 2 * KIB, 2**20))
     with pytest.raises(ValueError, match="does not fit the 2 KiB of shared memory"):
-        choose(CASE, DeviceInfo("hopper", 132, 2 * KIB, 2**20))
+        choose(SIXTEEN_HEADS)
 
 
 def test_architectures() -> None:
     names = {(7, 5): None, (8, 6): "ampere", (8, 9): "ada", (9, 0): "hopper", (12, 0): "blackwell"}
-    assert {capability: configs.architecture(*capability) for capability in names} == names
+    assert {capability: problem_module.architecture(*capability) for capability in names} == names
 
 
 SMALL = Tiles(block_m=64, block_n=64, warps=4, stages=3)
-GPU = torch.device("cuda", 0)
-ONE_HEAD = Problem(GPU, torch.bfloat16, 1, 1, 1, 16384, 16384, 64, is_causal=True, tf32=False)
-SIXTEEN_HEADS = replace(ONE_HEAD, heads=16, kv_heads=16)
+ONE_HEAD = replace(SIXTEEN_HEADS, heads=1, kv_heads=1)
 GROUPED = replace(SIXTEEN_HEADS, kv_heads=4)
 FP32 = replace(ONE_HEAD, dtype=torch.float32)
 
@@ -188,10 +199,10 @@ def test_tf32_is_requested_through_pytorch() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        assert Problem.of(q, q, True).tf32
-        assert not Problem.of(q.half(), q.half(), True).tf32
+        assert Problem.of(q, q, True, "forward").tf32
+        assert not Problem.of(q.half(), q.half(), True, "forward").tf32
         torch.set_float32_matmul_precision("highest")
-        assert not Problem.of(q, q, True).tf32
+        assert not Problem.of(q, q, True, "forward").tf32
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -204,3 +215,16 @@ def test_a_gpu_before_ampere_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: T4)
     with pytest.raises(UnsupportedDevice, match=r"Tesla T4 has compute capability 7\.5, 8\.0"):
         problem_module.device_info.__wrapped__(GPU)
+
+
+def test_no_row_of_the_table_is_hidden_by_an_earlier_one() -> None:
+    bounds = [(row, (row.head_dim, row.sequence, row.blocks_per_sm)) for row in configs.rows()]
+    for place, (row, most) in enumerate(bounds):
+        for earlier, limits in bounds[:place]:
+            wider = all(limit >= bound for limit, bound in zip(limits, most, strict=True))
+            hides = set(row.architectures) <= set(earlier.architectures) and (
+                (earlier.direction, earlier.bits) == (row.direction, row.bits)
+                and set(row.masks) <= set(earlier.masks)
+                and (row.whole_only or not earlier.whole_only)
+            )
+            assert not (wider and hides), f"{row} is never chosen: {earlier}"

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from lmlab.kernels import call, launch, step
-from lmlab.kernels.configs import DeviceInfo, Tiles
+from lmlab.kernels.configs import Tiles
 from lmlab.kernels.hopper import launch as hopper
 from lmlab.kernels.hopper.bwd_fused import accum_pointers
+from lmlab.kernels.problem import DeviceInfo
 from tests.attention.reference import TOLERANCE, Shape, attend, output_and_gradients
 from tests.kernels import warp_emulator
 from tests.kernels.conftest import SetDevice

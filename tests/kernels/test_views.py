@@ -13,7 +13,8 @@ from lmlab.kernels import views
 from lmlab.kernels.configs import rows
 from lmlab.kernels.fp32_terms import decompose_kernel, dot_terms, load_terms, transpose_terms
 from lmlab.kernels.interpreted import interpreted
-from lmlab.kernels.problem import Problem, rows_per_program
+from lmlab.kernels.plan import rows_per_program
+from lmlab.kernels.problem import Problem
 from lmlab.kernels.step import Operand
 from lmlab.kernels.views import gradient_strides, is_addressable, supports_tma, vector_strides
 
@@ -45,7 +46,7 @@ def test_no_kernel_has_more_rows_than_the_longest_tile() -> None:
     assert all(max(row.tiles.block_m, row.tiles.block_n) <= views.LONGEST_TILE for row in rows())
     for head_dim in (1, 16, 64, 256):
         q = torch.empty(1, 1, 4, head_dim)
-        assert rows_per_program(Problem.of(q, q, True)) <= views.LONGEST_TILE
+        assert rows_per_program(Problem.of(q, q, True, "forward")) <= views.LONGEST_TILE
 
 
 def operand(tensor: Tensor) -> Operand:

@@ -129,17 +129,10 @@ def test_no_changed_result_stops_a_page(
 ) -> None:
     """A round changes one result of every chapter, then renders those chapters."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)  # slow, and drawn already
-    unchanged = cache(read)
-    draw, texts = Random(rounds), dict[Path, str]()
+    draw, config = Random(rounds), small_config()
+    points = copied(config)
+    unchanged, texts = cache(read), dict[Path, str]()
     monkeypatch.setattr(results, "read", lambda path: (read if path in texts else unchanged)(path))
-    config = small_config()
-    points: dict[str, list[Point]] = {}
-    for point, path in measured(config):
-        points.setdefault(point.chapter, []).append(point)
-        copied = Path("results", path.relative_to(ROOT / "results"))
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copied)
     named = 0
     for _ in range(rounds):
         chapters = draw.sample(sorted(points), most)
@@ -162,6 +155,39 @@ def test_no_changed_result_stops_a_page(
             file.write_text(text)
         texts.clear()
     assert named
+
+
+def test_all_results_that_stop_a_chapter_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two readable results lacks what the page's code needs."""
+    monkeypatch.chdir(tmp_path)
+    config = only(small_config(), ["attention"])
+    naive = [p for p in copied(config)["attention"] if p.parameters["topic"] == "naive"]
+    files = [point.path(Path("results"), MACHINE) for point in naive[1::5][:2]]
+    for file in files:
+        values = json.loads(file.read_text())
+        del values["settings"]["precision"]
+        file.write_text(json.dumps(values))
+    lines, _ = rendered(config)
+    assert sorted(line.split(": left out")[0] for line in lines) == sorted(map(str, files))
+
+
+def copied(config: dict[str, Any]) -> dict[str, list[Point]]:
+    """Copy the study's results into this folder; returns their points by chapter."""
+    points: dict[str, list[Point]] = {}
+    for point, path in measured(config):
+        points.setdefault(point.chapter, []).append(point)
+        target = Path("results", path.relative_to(ROOT / "results"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return points
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow, and drawn by the golden pages."""
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
 
 
 def only(config: dict[str, Any], chapters: list[str]) -> dict[str, Any]:

@@ -135,17 +135,15 @@ def host_us(call: Call, device_ms: float) -> float:
 def measure(shape: Shape, variants: Sequence[str]) -> list[dict[str, Any]]:
     """Records of all variants at one shape, with the reason where one cannot run."""
     tensors = inputs(shape)
-    asked: dict[str, Any] = {
-        "device": tensors[0].device,
-        "dtype": torch.bfloat16,
-        "head_dim": shape.head_dim,
-    }
+    q = tensors[0]
     records: list[dict[str, Any]] = []
     graphs = []  # with their calls, whose tensors the graphs read
     for variant in variants:
         record = asdict(shape) | {"variant": variant}
         try:
-            reason = why_unsupported(variant, **asked)
+            reason = why_unsupported(
+                variant, device=q.device, dtype=q.dtype, head_dim=shape.head_dim
+            )
             for phase, call in calls(variant, shape, tensors).items() if reason is None else ():
                 graph, count = record_graph(call)
                 device_ms = replay_ms(graph) / count

@@ -12,6 +12,7 @@ Callers that measure many shapes reset the compiler between them.
 import shutil
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +24,15 @@ _CPU_COMPILERS = ("c++", "g++", "clang++")
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     """Attention of q (..., queries, d) over k and v (..., keys, d), compiled at the first call."""
-    return _compiled()(q, k, v, is_causal=is_causal)
+    output: Tensor = whole_graph(naive.attention)(q, k, v, is_causal=is_causal)
+    return output
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
-    # Not at import: it loads the compiler, which takes seconds.
-    return torch.compile(naive.attention, fullgraph=True, dynamic=False)
+def whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled for each shape; not at import, because loading the compiler takes
+    seconds."""
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def why_unsupported(

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmlab.attention.flash_func import Gradient, Transformable
-from lmlab.attention.flash_op import flash_backward, flash_forward
+from lmlab.attention.flash_op import Gradient, Transformable, flash_backward, flash_forward
 from lmlab.attention.inputs import (
     AttentionInputError,
     cast_for_autocast,
@@ -28,7 +27,7 @@ from lmlab.attention.inputs import (
     unfold,
 )
 from lmlab.kernels import launch
-from lmlab.kernels.configs import architecture
+from lmlab.kernels.problem import architecture
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

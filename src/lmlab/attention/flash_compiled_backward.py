@@ -8,8 +8,6 @@ backward takes the memory of naive attention, forward does not.
 Backward is compiled for each shape, and `fullgraph=True` turns silent eager code into an error.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -52,7 +50,8 @@ class FlashCompiledBackward(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
         """Gradients of q, k and v."""
         with torch.autocast(grad_o.device.type, enabled=False):
-            return (*_compiled()(*ctx.saved_tensors, grad_o, ctx.is_causal), None)
+            grads = compiled.whole_graph(gradients)(*ctx.saved_tensors, grad_o, ctx.is_causal)
+        return *grads, None
 
 
 def gradients(
@@ -71,14 +70,6 @@ def gradients(
     return grad_scores @ k, grad_scores.transpose(-2, -1) @ q, grad_v
 
 
-@cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    return torch.compile(gradients, fullgraph=True, dynamic=False)
-
-
-def why_unsupported(
-    function: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
-) -> str | None:
+def why_unsupported(function: str, **asked: Any) -> str | None:
     """Why it is not measured on such inputs here, in one line; None if it is."""
-    asked: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": head_dim}
     return flash.why_unsupported(function, **asked) or compiled.why_unsupported(function, **asked)

@@ -7,6 +7,10 @@ batch. They are registered with the dispatcher itself: `torch.library.custom_op`
 its own to every call, longer than attention over a short sequence.
 
 Eager code does not use them, because the dispatcher calls Python several times for a gradient.
+torch.func (grad, vjp, vmap) needs an `autograd.Function` with a separate `setup_context` around
+them, and always prepares for a second derivative. The kernels have only a first one, so the
+gradient is a separate function that raises when differentiated; otherwise a second derivative would
+silently come out as zero.
 """
 
 from typing import Any
@@ -91,3 +95,48 @@ def _batch_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 torch.library.register_vmap("lmlab::flash_forward", _vmap_rule(flash_forward))
 torch.library.register_vmap("lmlab::flash_backward", _vmap_rule(flash_backward))
+
+
+class Transformable(torch.autograd.Function):
+    """`apply(q, k, v, is_causal, scale)` for four-dimensional inputs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp."""
+        with torch.no_grad():  # use this function's gradient, not the operator's
+            o, lse = flash_forward(*arguments)
+        return o, lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save what the gradient needs."""
+        ctx.mark_non_differentiable(output[1])
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+        """Gradients of q, k and v."""
+        grads = Gradient.apply(grad_o, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
+        return (*grads, None, None)
+
+
+class Gradient(torch.autograd.Function):
+    """`flash_backward` as a function whose own gradient raises instead of being zero."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            grad_q, grad_k, grad_v = flash_backward(*arguments)
+        return grad_q, grad_k, grad_v
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing to save."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        raise RuntimeError("flash attention has no second derivative")

@@ -7,14 +7,14 @@ attention over a short sequence.
 On a CPU the same function runs unfused over all scores, forward only.
 """
 
-from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from lmlab.attention.compiled import whole_graph
 from lmlab.attention.inputs import check_causal_lengths, fold, unfold
 
 MIN_HEAD_DIM = 16
@@ -26,7 +26,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     if is_causal:
         check_causal_lengths(queries, keys)
     mask = causal_block_mask(queries, keys, q.device) if is_causal else None
-    attend: Any = _compiled() if q.device.type == "cuda" else flex_attention
+    attend: Any = whole_graph(flex_attention) if q.device.type == "cuda" else flex_attention
     return unfold(attend(fold(q), fold(k), fold(v), block_mask=mask), q)
 
 
@@ -39,11 +39,6 @@ def causal_block_mask(queries: int, keys: int, device: torch.device) -> BlockMas
         return key <= query + shift
 
     return create_block_mask(sees, None, None, queries, keys, device=str(device))
-
-
-@cache
-def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
 def why_unsupported(

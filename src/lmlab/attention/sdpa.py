@@ -24,16 +24,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmlab.attention.inputs import fold, unfold
 
-_BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
 _CAN_USE = {
-    SDPBackend.FLASH_ATTENTION: can_use_flash_attention,
-    SDPBackend.CUDNN_ATTENTION: can_use_cudnn_attention,
-    SDPBackend.EFFICIENT_ATTENTION: can_use_efficient_attention,
+    "flash": can_use_flash_attention,
+    "cudnn": can_use_cudnn_attention,
+    "efficient": can_use_efficient_attention,
 }
 
 
@@ -74,8 +68,7 @@ def why_unsupported(
     function: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> str | None:
     """Why a backend cannot run such inputs here, in one line, quoting PyTorch where possible."""
-    backend = _BACKENDS[function]
-    if backend == SDPBackend.MATH or (device.type == "cpu" and function == "flash"):
+    if function == "math" or (device.type == "cpu" and function == "flash"):
         return None
     if device.type != "cuda":
         return f"PyTorch's {function} attention needs a CUDA GPU, got {device.type}"
@@ -83,11 +76,8 @@ def why_unsupported(
     params = SDPAParams(sample, sample, sample, None, 0.0, True, False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if _CAN_USE[backend](params, debug=True):
+        if _CAN_USE[function](params, debug=True):
             return None
     reasons = [str(warning.message).partition(" (Triggered")[0] for warning in caught]
-    return (
-        reasons[-1]
-        if reasons
-        else f"PyTorch's {function} attention rejects such inputs without a reason"
-    )
+    unknown = f"PyTorch's {function} attention rejects such inputs without a reason"
+    return reasons[-1] if reasons else unknown

@@ -4,6 +4,7 @@ A result that passes every check may still hold what a page's code trips over. I
 for, left out and named, so that one bad file costs its own numbers and not a chapter.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,8 +25,8 @@ from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
 from lmlab.study.selection import REPEAT
 
-# Results that fail on a page one by one; more than this is a fault of the page.
-LEFT_OUT_AT_MOST = 5
+# Each leaves out one result per failing chapter; a chapter that needs more has a fault of its own.
+ATTEMPTS = 6
 
 
 def write_report(
@@ -42,12 +43,12 @@ def write_report(
     one line per file that could not be used and per part that could not be rendered."""
     study = load_study(config, device)
     found = load_results(study, machine, results, references)
-    left_out = 0
-    while (made := Attempt(study, found, templates, out)).write() and left_out < LEFT_OUT_AT_MOST:
-        if (path := made.culprit()) is None:
+    for _ in range(ATTEMPTS):
+        made = Attempt(study, found, templates, out)
+        if not made.write() or not (culprits := made.culprits()):
             break
-        found = found.without([path], f"left out, its page fails: {made.faults[0]}")
-        left_out += 1
+        for path, fault in culprits.items():
+            found = found.without([path], f"left out, its page fails: {fault}")
     return [*found.problems, *(f"not rendered: {fault}" for fault in made.faults)]
 
 
@@ -61,48 +62,59 @@ class Attempt:
     def write(self) -> list[str]:
         """Write what can be rendered; returns one line per part that cannot."""
         if self.out.suffix == ".html":
-            page = self._interactive(self.results, self.chapters)
-            if page is not None:
-                write_atomically(self.out, page)
+            self.faults += self._interactive(self.results, self.chapters, self.out)
         else:
             self.faults += self._report(self.out, self.results, self.chapters).write()
         return self.faults
 
-    def culprit(self) -> str | None:
-        """The result file without which the first part that failed would be rendered, found by
-        bisection: pages cope with missing results. First among those of the failing chapter."""
-        part = self.faults[0].removeprefix("front/")
-        chapter = next((n for n in self.chapters if part.startswith((f"{n}:", f"{n}.md.j2:"))), "")
-        fails = partial(self._fails, chapter) if chapter else self._interactive_fails
+    def culprits(self) -> dict[str, str]:
+        """One result per failing chapter that has to be left out, and what it makes fail; if only
+        the page around the chapters fails, one result for that."""
+        failing = {self._chapter(fault): fault for fault in reversed(self.faults)}
+        whole = failing.pop("", "")
+        parts = failing or {"": whole}
+        return {path: fault for name, fault in parts.items() if (path := self._culprit(name))}
+
+    def _chapter(self, fault: str) -> str:
+        part = fault.removeprefix("front/")
+        return next((n for n in self.chapters if part.startswith((f"{n}:", f"{n}.md.j2:"))), "")
+
+    def _culprit(self, chapter: str) -> str | None:
+        """Pages cope with missing results: if the part is rendered without any of the suspects,
+        the first one that makes it fail is found by bisection. The chapter's own come last, because
+        without them nothing is left to fail."""
         files = self.results.results
         own = [path for path, result in files.items() if result.chapter == chapter]
-        for suspects in (own, [path for path in files if path not in own]):
-            while len(suspects) > 1:
-                half = len(suspects) // 2
-                cured = not fails(self.results.without(suspects[:half]))
-                suspects = suspects[:half] if cured else suspects[half:]
-            if suspects and not fails(self.results.without(suspects)):
-                return suspects[0]
+        fails = partial(self._fails, chapter)
+        for suspects in ([path for path in files if path not in own], own):
+            if suspects and not fails(suspects):
+                kept = range(1, len(suspects))
+                return suspects[bisect_left(kept, True, key=lambda n: fails(suspects[n:]))]
         return None
 
-    def _fails(self, name: str, results: Results) -> bool:
-        rebuilt, faults = build_chapters([(name, page_of(name))], results)
+    def _fails(self, chapter: str, left_out: list[str]) -> bool:
+        results = self.results.without(left_out)
+        names = [chapter] if chapter else self.study.chapters
+        rebuilt, faults = build_chapters([(name, page_of(name)) for name in names], results)
         with TemporaryDirectory() as folder:
             report = self._report(Path(folder), results, {**self.chapters, **rebuilt})
-            report.parts(rebuilt[name])
+            if self.out.suffix == ".html":
+                faults += self._interactive(results, report.chapters, Path(folder, "page.html"))
+            elif chapter:
+                report.parts(rebuilt[chapter])
+            else:
+                report.front({})
             return bool(faults or report.faults)
 
-    def _interactive_fails(self, results: Results) -> bool:
-        if self.out.suffix != ".html":
-            return True  # the front page as a whole: no result is to blame
-        return self._interactive(results, chapters_of(self.study, results)[0]) is None
-
-    def _interactive(self, results: Results, chapters: Mapping[str, Chapter]) -> str | None:
+    def _interactive(
+        self, results: Results, chapters: Mapping[str, Chapter], out: Path
+    ) -> list[str]:
         try:
-            return explorer(results, chapters, self.templates / "explore.html")
+            page = explorer(results, chapters, self.templates / "explore.html")
         except Exception as error:  # one bad value must not cost the page
-            self.faults.append(f"explore.html: {described(error)}")
-            return None
+            return [f"explore.html: {described(error)}"]
+        write_atomically(out, page)
+        return []
 
     def _report(self, out: Path, results: Results, chapters: Mapping[str, Chapter]) -> Report:
         return Report(results, chapters, out, self.templates, self.study.name)

@@ -25,30 +25,15 @@ from functools import cache
 from math import ceil, log2
 from typing import Any, Literal
 
+from lmlab.kernels.problem import SMALLEST_TILE, Direction, Problem, power_of_two
 from lmlab.kernels.tile_sizes import TABLE
 
-Direction = Literal["forward", "backward"]
 Fp32Dot = Literal["ieee", "tf32x3", "bf16x6"]
 
 UNBOUNDED = 2**62
 """The bound of a table row that says "any"."""
-BLOCK_ROWS = 64
-"""Rows in which the size of a problem is counted."""
 BF16_TERMS = 3
 """bf16 numbers that hold the digits of one fp32 number (`lmlab.kernels.fp32_terms`)."""
-SMALLEST_TILE = 16
-"""A tensor-core product needs 16 rows."""
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """What a launch must know about a device."""
-
-    architecture: str
-    num_sms: int
-    shared_limit: int
-    """Shared memory that one program may use, in bytes."""
-    l2_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,50 +100,6 @@ def orient(direction: Direction, a: int, b: int) -> tuple[int, int]:
     return (a, b) if direction == "forward" else (b, a)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """What a choice depends on."""
-
-    direction: Direction
-    architecture: str
-    bits: int
-    """Bits of the input type, 16 or 32."""
-    head_dim: int
-    is_causal: bool
-    sequence: int
-    """The longer of queries and keys: the length of a program's loop."""
-    blocks_per_sm: float
-    """Blocks of BLOCK_ROWS queries of the whole batch, per SM: how often the GPU is filled."""
-    is_whole: bool = True
-    """Whether queries and keys are multiples of BLOCK_ROWS."""
-
-    def bucket(self) -> Case:
-        """The case that represents all of about this size: sizes rounded up to powers of two."""
-        return replace(
-            self,
-            head_dim=power_of_two(self.head_dim),
-            sequence=power_of_two(self.sequence),
-            blocks_per_sm=2.0 ** ceil(log2(self.blocks_per_sm)),
-            is_whole=True,
-        )
-
-
-def power_of_two(number: int) -> int:
-    """The next power of two, at least the smallest tile."""
-    return max(SMALLEST_TILE, 1 << (number - 1).bit_length())
-
-
-def architecture(major: int, minor: int) -> str | None:
-    """Name of the architecture of a compute capability; None before Ampere."""
-    if major >= 10:
-        return "blackwell"
-    if major == 9:
-        return "hopper"
-    if (major, minor) == (8, 9):
-        return "ada"
-    return "ampere" if major == 8 else None
-
-
 def q_slots(tiles: Tiles, block_d: int) -> int:
     """Tiles of Q per consumer of the warp-specialized forward: the next one too, if it fits."""
     return 2 if tiles.persistent and block_d <= 128 else 1
@@ -174,47 +115,47 @@ def dq_block_n(tiles: Tiles, head_dim: int, sequence: int) -> int:
     return 2 * tiles.block_m if is_long else tiles.block_m
 
 
-def shared_bytes(case: Case, tiles: Tiles) -> int:
+def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     """Estimated shared memory of a launch: the size of its tiles.
 
     An upper bound for the tiles of the table. The compiler may need more for bf16 terms in small
     tiles or on Blackwell; such a launch fails and the next smaller tiles are tried.
     """
-    resident, streamed = tiles.rows(case.direction)
-    bits = tiles.terms * 16 if tiles.terms > 1 else case.bits
-    has_passes = tiles.warp_specialized and case.direction == "backward" and not tiles.fused
-    is_wide = case.head_dim > 128 and has_passes
+    resident, streamed = tiles.rows(problem.direction)
+    bits = tiles.terms * 16 if tiles.terms > 1 else problem.bits
+    has_passes = tiles.warp_specialized and problem.direction == "backward" and not tiles.fused
+    is_wide = problem.head_dim > 128 and has_passes
     if has_passes:
-        streamed = dq_block_n(tiles, case.head_dim, case.sequence)
-    columns = -(-case.head_dim // 64) * 64 if is_wide else power_of_two(case.head_dim)
+        streamed = dq_block_n(tiles, problem.head_dim, problem.sequence)
+    columns = -(-problem.head_dim // 64) * 64 if is_wide else power_of_two(problem.head_dim)
     row = columns * bits // 8
-    resident_tensors, row_stats = (1, 0) if case.direction == "forward" else (2, 8)
+    resident_tensors, row_stats = (1, 0) if problem.direction == "forward" else (2, 8)
     # tf32x3 keeps each resident tile twice, leading and trailing digits.
-    copies = 2 if case.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
-    if case.direction == "forward" and tiles.warp_specialized:
-        copies = q_slots(tiles, power_of_two(case.head_dim))
+    copies = 2 if problem.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
+    if problem.direction == "forward" and tiles.warp_specialized:
+        copies = q_slots(tiles, power_of_two(problem.head_dim))
     total = resident_tensors * copies * resident * row
     total += tiles.stages * streamed * (2 * row + row_stats)
     if tiles.inline_delta:
         total += (tiles.stages - 1) * streamed * row  # O, needed one iteration later than dO
     if tiles.fused:
-        total += 3 * resident * streamed * case.bits // 8  # dS of up to three iterations
+        total += 3 * resident * streamed * problem.bits // 8  # dS of up to three iterations
     if is_wide:
         total += 4 * 64 * 64  # P, in fp32
-    if case.architecture == "blackwell":
+    if problem.gpu.architecture == "blackwell":
         # P and dS reach its tensor cores through shared memory, and results return through it.
-        total += resident_tensors * resident * max(streamed * case.bits // 8, row)
+        total += resident_tensors * resident * max(streamed * problem.bits // 8, row)
     return total + 2048  # barriers, and alignment of each tile
 
 
-def choose(case: Case, device: DeviceInfo) -> list[Tiles]:
-    """Tiles for a case that fit by estimate, the best first, each smaller than the one before."""
-    shared_limit = device.shared_limit
-    candidates = _shrink(case.direction, look_up(case))
-    fitting = [tiles for tiles in candidates if shared_bytes(case, tiles) <= shared_limit]
+def choose(problem: Problem) -> list[Tiles]:
+    """Tiles that fit by estimate, the best first, each smaller than the one before."""
+    shared_limit = problem.gpu.shared_limit
+    candidates = _shrink(problem.direction, look_up(problem))
+    fitting = [tiles for tiles in candidates if shared_bytes(problem, tiles) <= shared_limit]
     if not fitting:
         raise ValueError(
-            f"flash: head_dim {case.head_dim} in {case.bits} bit does not fit the"
+            f"flash: head_dim {problem.head_dim} in {problem.bits} bit does not fit the"
             f" {shared_limit // 1024} KiB of shared memory of this GPU with any tile"
         )
     return fitting
@@ -243,12 +184,12 @@ def _shrink(direction: Direction, tiles: Tiles) -> Iterator[Tiles]:
             return
 
 
-def look_up(case: Case) -> Tiles:
-    """The table's choice for a case: the first row whose bounds hold."""
+def look_up(problem: Problem) -> Tiles:
+    """The table's choice for a problem: the first row whose bounds hold."""
     for row in rows():
-        if row.covers(case):
+        if row.covers(problem):
             return row.tiles
-    raise LookupError(f"tile_sizes: no row covers {case}")
+    raise LookupError(f"tile_sizes: no row covers {problem}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,16 +206,16 @@ class Row:
     tiles: Tiles
     whole_only: bool
 
-    def covers(self, case: Case) -> bool:
-        """Whether the row applies to the case."""
+    def covers(self, problem: Problem) -> bool:
+        """Whether the row applies to the problem."""
         return (
-            case.architecture in self.architectures
-            and (case.direction, case.bits) == (self.direction, self.bits)
-            and case.is_causal in self.masks
-            and case.head_dim <= self.head_dim
-            and case.sequence <= self.sequence
-            and case.blocks_per_sm <= self.blocks_per_sm
-            and (case.is_whole or not self.whole_only)
+            problem.gpu.architecture in self.architectures
+            and (problem.direction, problem.bits) == (self.direction, self.bits)
+            and problem.is_causal in self.masks
+            and problem.head_dim <= self.head_dim
+            and problem.sequence <= self.sequence
+            and problem.blocks_per_sm <= self.blocks_per_sm
+            and (problem.is_whole or not self.whole_only)
         )
 
 
@@ -316,12 +257,15 @@ def _parse(line: str) -> Row:
     )
 
 
-def format_row(case: Case, tiles: Tiles) -> str:
-    """The row of the table that gives cases up to this one these tiles."""
+def format_row(problem: Problem, tiles: Tiles) -> str:
+    """The row that gives these tiles to problems up to this one, its sizes being rounded up to
+    powers of two."""
     options = [word for word, (name, value) in _OPTIONS.items() if getattr(tiles, name) == value]
-    mask = "causal" if case.is_causal else "full"
+    mask = "causal" if problem.is_causal else "full"
+    head_dim, sequence = power_of_two(problem.head_dim), power_of_two(problem.sequence)
+    blocks = Fraction(2.0 ** ceil(log2(problem.blocks_per_sm)))
     return (
-        f"{case.architecture:<9} {case.direction:<9} {case.bits} {case.head_dim:>3} {mask:<6}"
-        f" {case.sequence:>5} {Fraction(case.blocks_per_sm)!s:>4} {tiles.block_m:>4}"
+        f"{problem.gpu.architecture:<9} {problem.direction:<9} {problem.bits} {head_dim:>3}"
+        f" {mask:<6} {sequence:>5} {blocks!s:>4} {tiles.block_m:>4}"
         f" {tiles.block_n:>4} {tiles.warps:>2} {tiles.stages:>2}  {' '.join(options)}"
     ).rstrip()

@@ -24,20 +24,20 @@ from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lmlab.kernels.call import ALIGNMENT, Call
-from lmlab.kernels.configs import BF16_TERMS, Direction, Tiles, choose
+from lmlab.kernels.configs import BF16_TERMS, Tiles, choose
 from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_delta import delta_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
 from lmlab.kernels.fp32_terms import decompose_kernel
-from lmlab.kernels.problem import (
-    Problem,
+from lmlab.kernels.plan import (
+    Plan,
     backward_plan,
     decompose_grid,
     delta_programs,
-    device_info,
     forward_plan,
     row_constants,
 )
+from lmlab.kernels.problem import Direction, Problem
 from lmlab.kernels.step import Operand, Tiled
 from lmlab.kernels.views import (
     addressable,
@@ -126,8 +126,8 @@ def _plan(
 ) -> list[Tensor]:  # fmt: skip
     """Run a call that is not known yet, with the tiles requested or the best that fit."""
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
-    problem = Problem.of(usable[0], usable[1], is_causal)
-    choices = [tiles] if tiles else choose(problem.case(direction), device_info(problem.device))
+    problem = Problem.of(usable[0], usable[1], is_causal, direction)
+    choices = [tiles] if tiles else choose(problem)
     plan = plan_forward if direction == "forward" else plan_backward
     while choices:
         call = plan(problem, usable, scale, choices.pop(0))
@@ -249,7 +249,7 @@ def plan_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, tile
     return call
 
 
-def _add_splits(call: Call, plan: Any, elements: int, unused: Operand) -> tuple[Operand, Operand]:
+def _add_splits(call: Call, plan: Plan, elements: int, unused: Operand) -> tuple[Operand, Operand]:
     """Partials of `elements` fp32 numbers per program, and semaphores; `unused` without splits."""
     if plan.splits == 1:
         return unused, unused

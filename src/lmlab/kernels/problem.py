@@ -1,40 +1,46 @@
-"""One attention problem and the device it runs on: all that a launch needs except the tensors.
-
-**L2 scheduling.** Programs start in an order that keeps the K and V in use within half of the L2
-(`l2_heads` heads at a time); the other half is left to the tiles being written.
-
-**Splits.** A single head of a few thousand queries has fewer tiles than a large GPU has SMs. The
-loop of each tile (over keys; in the backward also over queries) is then divided among programs
-until the GPU is filled about twice, as long as each still has a few iterations: merging the partial
-results costs time too.
-"""
+"""One attention problem and the device it runs on: what the choice of a launch depends on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lmlab.kernels.configs import (
-    BLOCK_ROWS,
-    Case,
-    DeviceInfo,
-    Direction,
-    Tiles,
-    architecture,
-    power_of_two,
-)
+Direction = Literal["forward", "backward"]
 
-MAX_SPLITS = 16
-MIN_TILES_PER_SPLIT = 4
-"""Iterations per split in the forward; half as many in the backward, whose iterations do more."""
+BLOCK_ROWS = 64
+"""Rows in which the size of a problem is counted."""
+SMALLEST_TILE = 16
+"""A tensor-core product needs 16 rows."""
 
 
 class UnsupportedDevice(ValueError):
     """A device that the kernels do not run on."""
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a launch must know about a device."""
+
+    architecture: str
+    num_sms: int
+    shared_limit: int
+    """Shared memory that one program may use, in bytes."""
+    l2_bytes: int
+
+
+def architecture(major: int, minor: int) -> str | None:
+    """Name of the architecture of a compute capability; None before Ampere."""
+    if major >= 10:
+        return "blackwell"
+    if major == 9:
+        return "hopper"
+    if (major, minor) == (8, 9):
+        return "ada"
+    return "ampere" if major == 8 else None
 
 
 @cache
@@ -56,7 +62,7 @@ def device_info(device: torch.device) -> DeviceInfo:
 
 @dataclass(frozen=True)
 class Problem:
-    """Shapes, type and mask of one call."""
+    """Shapes, type, mask and direction of one call."""
 
     device: torch.device
     dtype: torch.dtype
@@ -68,16 +74,18 @@ class Problem:
     head_dim: int
     is_causal: bool
     tf32: bool
+    direction: Direction
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, is_causal: bool) -> Problem:
+    def of(cls, q: Tensor, k: Tensor, is_causal: bool, direction: Direction) -> Problem:
         """The problem posed by four-dimensional queries and keys."""
         tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
         batch, heads, queries, head_dim = q.shape
         _, kv_heads, keys, _ = k.shape
         return cls(
-            q.device, q.dtype, batch, heads, kv_heads, queries, keys, head_dim, is_causal, tf32
-        )
+            q.device, q.dtype, batch, heads, kv_heads, queries, keys, head_dim, is_causal, tf32,
+            direction,
+        )  # fmt: skip
 
     @property
     def batch_heads(self) -> int:
@@ -94,127 +102,35 @@ class Problem:
         """Query heads per key and value head."""
         return self.heads // self.kv_heads
 
-    def case(self, direction: Direction) -> Case:
-        """What the choice of tiles depends on."""
-        return Case(
-            direction=direction,
-            architecture=device_info(self.device).architecture,
-            bits=8 * self.dtype.itemsize,
-            head_dim=self.head_dim,
-            is_causal=self.is_causal,
-            sequence=max(self.queries, self.keys),
-            blocks_per_sm=self.batch_heads
-            * ceil_div(self.queries, BLOCK_ROWS)
-            / device_info(self.device).num_sms,
-            is_whole=self.queries % BLOCK_ROWS == 0 and self.keys % BLOCK_ROWS == 0,
-        )
+    @property
+    def gpu(self) -> DeviceInfo:
+        """The properties of its device."""
+        return device_info(self.device)
+
+    @property
+    def bits(self) -> int:
+        """Bits of the input type, 16 or 32."""
+        return 8 * self.dtype.itemsize
+
+    @property
+    def sequence(self) -> int:
+        """The longer of queries and keys: the length of a program's loop."""
+        return max(self.queries, self.keys)
+
+    @property
+    def blocks_per_sm(self) -> float:
+        """Blocks of BLOCK_ROWS queries of the whole batch, per SM: how often the GPU is filled."""
+        return self.batch_heads * ceil_div(self.queries, BLOCK_ROWS) / self.gpu.num_sms
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether queries and keys are multiples of BLOCK_ROWS."""
+        return self.queries % BLOCK_ROWS == 0 and self.keys % BLOCK_ROWS == 0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A launch without its tensors."""
-
-    programs: int
-    l2_heads: int
-    splits: int
-    constants: dict[str, Any]
-    """Compile-time arguments of the kernel and launch options."""
-
-
-def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
-    """How to launch the forward kernel."""
-    device = device_info(problem.device)
-    items = ceil_div(problem.queries, tiles.block_m) * problem.batch_heads
-    most = ceil_div(problem.keys, tiles.block_n) // MIN_TILES_PER_SPLIT
-    splits = tiles.splits or _splits(items, most, device.num_sms)
-    return Plan(
-        programs=items * splits,
-        l2_heads=_l2_heads(problem, 2) * problem.group_size,
-        splits=splits,
-        constants=_constants(problem, tiles) | {"SPLITS": splits},
-    )
-
-
-def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
-    """How to launch the portable backward kernel, whose resident tiles have BLOCK_N rows."""
-    num_sms = device_info(problem.device).num_sms
-    key_tiles = ceil_div(problem.keys, tiles.block_n)
-    query_tiles = ceil_div(problem.queries, tiles.block_n)
-    items = max(key_tiles, query_tiles) * problem.batch_kv_heads
-    # Pairs of tiles are even in length; separate programs are twice as many, which a small problem
-    # needs more. Query heads that share keys would make the halves of a pair uneven.
-    paired = tiles.paired and problem.group_size == 1 and items >= num_sms
-    splits = 1
-    if not paired:
-        items = key_tiles * problem.batch_kv_heads + query_tiles * problem.batch_heads
-        iterations = ceil_div(max(problem.queries, problem.keys), tiles.block_m)
-        most = 2 * iterations // MIN_TILES_PER_SPLIT
-        splits = tiles.splits or _splits(items, most, num_sms)
-    terms = 1 if problem.tf32 else tiles.terms
-    constants = _constants(problem, tiles) | {
-        "PAIRED": paired,
-        "TERMS": terms,
-        "SPLITS": splits,
-        "INLINE_DELTA": tiles.inline_delta and terms == 1,
-    }
-    return Plan(items * splits, _l2_heads(problem, 4), splits, constants)
-
-
-def rows_per_program(problem: Problem) -> int:
-    """Rows of a program that passes over a tensor once: 16 KiB of 16-bit numbers."""
-    return 8192 // power_of_two(problem.head_dim)
-
-
-def row_constants(problem: Problem) -> dict[str, int]:
-    """Compile-time arguments of a kernel that passes over all rows once."""
-    return {
-        "ROWS": rows_per_program(problem),
-        "BLOCK_D": power_of_two(problem.head_dim),
-        "HEAD_DIM": problem.head_dim,
-    }
-
-
-def delta_programs(problem: Problem) -> int:
-    """Programs of the delta kernel."""
-    return ceil_div(problem.queries, rows_per_program(problem)) * problem.batch_heads
-
-
-def decompose_grid(problem: Problem) -> tuple[int, int]:
-    """Grid of the kernel that decomposes fp32: q and do, k and v."""
-    key_programs = ceil_div(problem.keys, rows_per_program(problem)) * problem.batch_kv_heads
-    return max(delta_programs(problem), key_programs), 4
-
-
-def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:
-    longer_side = max(tiles.block_m, tiles.block_n)
-    precision = "ieee" if tiles.terms > 1 else tiles.fp32_dot  # products of terms are plain bf16
-    return {
-        "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n,
-        "BLOCK_D": power_of_two(problem.head_dim),
-        "HEAD_DIM": problem.head_dim,
-        "DESCRIPTOR": False,
-        "IS_CAUSAL": problem.is_causal,
-        "RAGGED_QUERIES": problem.queries % longer_side != 0,
-        "RAGGED_KEYS": problem.keys % longer_side != 0,
-        "PRECISION": "tf32" if problem.tf32 else precision,
-        "num_warps": tiles.warps,
-        "num_stages": tiles.stages,
-    }
-
-
-def _splits(items: int, at_most: int, num_sms: int) -> int:
-    """Programs per work item: a power of two, to compile few variants."""
-    wanted = min(2 * num_sms // items, at_most, MAX_SPLITS)
-    return 1 << (max(1, wanted).bit_length() - 1)
-
-
-def _l2_heads(problem: Problem, tensors: int) -> int:
-    """Key and value heads whose tensors fit half of the L2 together."""
-    longer = max(problem.queries, problem.keys)
-    one_head = tensors * longer * problem.head_dim * problem.dtype.itemsize
-    fitting = device_info(problem.device).l2_bytes // 2 // one_head
-    return min(max(1, fitting), problem.batch_kv_heads)
+def power_of_two(number: int) -> int:
+    """The next power of two, at least the smallest tile."""
+    return max(SMALLEST_TILE, 1 << (number - 1).bit_length())
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -103,14 +103,14 @@ hopper    backward  32 128 any      any  1/8   64   32  8  2  tf32x3
 hopper    backward  32 128 any      any  any   32   64  4  2  tma bf16x6
 ampere    forward   16  64 any      any  any  128   64  4  3
 ampere    forward   16 128 any      any  any  128   64  8  3
-ampere,ada forward   16 256 any      any  any   64   32  8  2
 ampere    backward  16  64 any      any  any   32   64  4  3
 ampere    backward  16 128 any      any  any   32   64  4  3
-ampere,ada backward  16 256 any      any  any   32   64  8  2
 ada       forward   16  64 any      any  any  128   64  8  2
 ada       forward   16 128 any      any  any  128   32  8  2
+ampere,ada forward   16 256 any      any  any   64   32  8  2
 ada       backward  16  64 any      any  any   32   64  4  2
 ada       backward  16 128 any      any  any   32   64  4  2
+ampere,ada backward  16 256 any      any  any   32   64  8  2
 blackwell forward   16 128 any      any  any  128   64  8  3  tma
 blackwell forward   16 256 any      any  any  128   32  8  2  tma
 blackwell backward  16 128 any      any  any   64   64  4  3

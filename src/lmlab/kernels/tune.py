@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import TimeoutError, get_context
 
 import torch
@@ -23,17 +23,8 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from lmlab.kernels import launch
-from lmlab.kernels.configs import (
-    BLOCK_ROWS,
-    Case,
-    Direction,
-    Fp32Dot,
-    Tiles,
-    format_row,
-    orient,
-    shared_bytes,
-)
-from lmlab.kernels.problem import Problem, device_info
+from lmlab.kernels.configs import Fp32Dot, Tiles, format_row, orient, shared_bytes
+from lmlab.kernels.problem import BLOCK_ROWS, Problem, power_of_two
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SEQUENCES = [128, 256, 512, 1024, 2048, 4096, 16384]
@@ -48,176 +39,164 @@ TOLERANCE = {16: 5e-2, 32: 1e-4}
 """Largest error of outputs and gradients of order one, by bits of the type."""
 
 
-def candidates(case: Case, shared_limit: int) -> Iterator[Tiles]:
+def candidates(problem: Problem) -> Iterator[Tiles]:
     """All tiles worth trying that fit by estimate."""
-    tried = _portable(case)
-    if case.architecture == "hopper" and case.bits == 16:
-        tried = itertools.chain(tried, _warp_specialized(case))
-    return (tiles for tiles in tried if shared_bytes(case, tiles) <= shared_limit)
+    tried = _portable(problem)
+    if problem.gpu.architecture == "hopper" and problem.bits == 16:
+        tried = itertools.chain(tried, _warp_specialized(problem))
+    return (tiles for tiles in tried if shared_bytes(problem, tiles) <= problem.gpu.shared_limit)
 
 
-def _portable(case: Case) -> Iterator[Tiles]:
-    is_short = case.sequence <= SHORT
-    resident = [32, 64, 128] if case.bits == 16 else [16, 32, 64, 128]
-    streamed = [32, 64, 128] if case.bits == 16 else [16, 32, 64]
-    stages = [2, 3, 4] if case.bits == 16 else [1, 2, 3]
-    dots: tuple[Fp32Dot, ...] = ("ieee",) if case.bits == 16 else ("ieee", "tf32x3")
-    if case.bits == 32 and case.direction == "backward":
+def _portable(problem: Problem) -> Iterator[Tiles]:
+    is_short = problem.sequence <= SHORT
+    resident = [32, 64, 128] if problem.bits == 16 else [16, 32, 64, 128]
+    streamed = [32, 64, 128] if problem.bits == 16 else [16, 32, 64]
+    stages = [2, 3, 4] if problem.bits == 16 else [1, 2, 3]
+    dots: tuple[Fp32Dot, ...] = ("ieee",) if problem.bits == 16 else ("ieee", "tf32x3")
+    if problem.bits == 32 and problem.direction == "backward":
         dots = (*dots, "bf16x6")
     choices = itertools.product(
         resident if is_short else resident[1:], streamed, (4, 8), stages, (False, True), dots
     )
     for resident_rows, streamed_rows, warps, depth, tma, dot in choices:
-        m, n = orient(case.direction, resident_rows, streamed_rows)
+        m, n = orient(problem.direction, resident_rows, streamed_rows)
         tiles = Tiles(block_m=m, block_n=n, warps=warps, stages=depth, tma=tma, fp32_dot=dot)
-        if not _is_sensible(case, tiles):
+        if not _is_sensible(problem, tiles):
             continue
         yield tiles
-        if case.direction == "backward" and tma:
+        if problem.direction == "backward" and tma:
             yield replace(tiles, paired=False)
-        if case.direction == "backward" and is_short and tiles.terms == 1:
+        if problem.direction == "backward" and is_short and tiles.terms == 1:
             yield replace(tiles, inline_delta=True)
 
 
-def _is_sensible(case: Case, tiles: Tiles) -> bool:
-    resident, streamed = tiles.rows(case.direction)
+def _is_sensible(problem: Problem, tiles: Tiles) -> bool:
+    resident, streamed = tiles.rows(problem.direction)
     # A short sequence needs many programs: smaller tiles, which may stream more than they keep.
-    widest, least = (2, 8) if case.sequence <= SHORT else (1, 16)
-    if streamed > widest * resident or (case.bits == 16 and resident < least * tiles.warps):
+    widest, least = (2, 8) if problem.sequence <= SHORT else (1, 16)
+    if streamed > widest * resident or (problem.bits == 16 and resident < least * tiles.warps):
         return False
-    has_tma = case.architecture in ("hopper", "blackwell")
-    return not tiles.tma or (has_tma and (case.bits == 16 or tiles.terms > 1))
+    has_tma = problem.gpu.architecture in ("hopper", "blackwell")
+    return not tiles.tma or (has_tma and (problem.bits == 16 or tiles.terms > 1))
 
 
-def _warp_specialized(case: Case) -> Iterator[Tiles]:
+def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
     """Tiles for the Hopper kernels, as far as registers suffice."""
-    is_forward, is_wide = case.direction == "forward", case.head_dim > 128
-    resident = [128, 192] if is_forward and case.head_dim <= 64 else [128]
+    is_forward, is_wide = problem.direction == "forward", problem.head_dim > 128
+    resident = [128, 192] if is_forward and problem.head_dim <= 64 else [128]
     streamed = ([64] if is_wide else [64, 128]) if is_forward else [32, 64] if is_wide else [64]
     for resident_rows, streamed_rows, stages in itertools.product(resident, streamed, (2, 3, 4, 6)):
-        m, n = orient(case.direction, resident_rows, streamed_rows)
+        m, n = orient(problem.direction, resident_rows, streamed_rows)
         tiles = Tiles(block_m=m, block_n=n, warps=8, stages=stages, warp_specialized=True)
         yield replace(tiles, persistent=is_forward)
         if is_forward:
             yield tiles
-        elif 32 < case.head_dim <= 64:
+        elif 32 < problem.head_dim <= 64:
             yield replace(tiles, fused=True)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One direction of one problem, to run with any tiles."""
-
-    problem: Problem
-    direction: Direction
-
-    def case(self) -> Case:
-        """What the choice depends on."""
-        return self.problem.case(self.direction)
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Random q, k and v; for the backward grad_o, q, k, v, o and lse."""
-        p = self.problem
-        generator = torch.Generator(p.device).manual_seed(0)
-        q_shape = (p.batch, p.heads, p.queries, p.head_dim)
-        kv_shape = (p.batch, p.kv_heads, p.keys, p.head_dim)
-        q, k, v, grad_o = (
-            torch.randn(shape, device=p.device, dtype=p.dtype, generator=generator)
-            for shape in (q_shape, kv_shape, kv_shape, q_shape)
-        )
-        if self.direction == "forward":
-            return q, k, v
-        o, lse = launch.forward(q, k, v, is_causal=p.is_causal, scale=p.head_dim**-0.5)
-        return grad_o, q, k, v, o, lse
-
-    def run(self, inputs: tuple[Tensor, ...], tiles: Tiles | None) -> tuple[Tensor, ...]:
-        """One pass, with the tiles of the table if none are given."""
-        function = launch.forward if self.direction == "forward" else launch.backward
-        scale = self.problem.head_dim**-0.5
-        return function(*inputs, is_causal=self.problem.is_causal, scale=scale, tiles=tiles)
+def inputs_of(p: Problem) -> tuple[Tensor, ...]:
+    """Random q, k and v; for the backward grad_o, q, k, v, o and lse."""
+    generator = torch.Generator(p.device).manual_seed(0)
+    q_shape = (p.batch, p.heads, p.queries, p.head_dim)
+    kv_shape = (p.batch, p.kv_heads, p.keys, p.head_dim)
+    q, k, v, grad_o = (
+        torch.randn(shape, device=p.device, dtype=p.dtype, generator=generator)
+        for shape in (q_shape, kv_shape, kv_shape, q_shape)
+    )
+    if p.direction == "forward":
+        return q, k, v
+    o, lse = launch.forward(q, k, v, is_causal=p.is_causal, scale=p.head_dim**-0.5)
+    return grad_o, q, k, v, o, lse
 
 
-def fastest(trial: Trial, tried: Sequence[Tiles]) -> Tiles:
+def run(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles | None) -> tuple[Tensor, ...]:
+    """One pass, with the tiles of the table if none are given."""
+    function = launch.forward if problem.direction == "forward" else launch.backward
+    scale = problem.head_dim**-0.5
+    return function(*inputs, is_causal=problem.is_causal, scale=scale, tiles=tiles)
+
+
+def fastest(problem: Problem, tried: Sequence[Tiles]) -> Tiles:
     """The fastest of the tiles that run."""
-    inputs = trial.inputs()
-    quick = {tiles: time_ms(trial, inputs, tiles, QUICK_MS) for tiles in tried}
+    inputs = inputs_of(problem)
+    quick = {tiles: time_ms(problem, inputs, tiles, QUICK_MS) for tiles in tried}
     finalists = sorted(quick, key=lambda tiles: quick[tiles])[:FINALISTS]
-    return min(finalists, key=lambda tiles: time_ms(trial, inputs, tiles, LONG_MS))
+    return min(finalists, key=lambda tiles: time_ms(problem, inputs, tiles, LONG_MS))
 
 
-def time_ms(trial: Trial, inputs: tuple[Tensor, ...], tiles: Tiles, budget_ms: int) -> float:
+def time_ms(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles, budget_ms: int) -> float:
     """Median time of one pass; infinite for tiles that do not fit."""
     try:
-        time = do_bench(lambda: trial.run(inputs, tiles), rep=budget_ms, return_mode="median")
+        time = do_bench(lambda: run(problem, inputs, tiles), rep=budget_ms, return_mode="median")
     except launch.TilesTooLarge:
         return float("inf")
     return float(time)
 
 
-def is_usable(trial: Trial, tiles: Tiles) -> bool:
+def is_usable(problem: Problem, tiles: Tiles) -> bool:
     """Whether these tiles fit and match PyTorch in fp64, on a small problem of the same kind."""
-    small = replace(trial.problem, batch=1, heads=2, kv_heads=2, queries=384, keys=384)
-    inputs = Trial(small, trial.direction).inputs()
+    small = replace(problem, batch=1, heads=2, kv_heads=2, queries=384, keys=384)
+    inputs = inputs_of(small)
     try:
-        found = Trial(small, trial.direction).run(inputs, tiles)
+        found = run(small, inputs, tiles)
     except launch.TilesTooLarge:
         return False
-    first = 0 if trial.direction == "forward" else 1
+    first = 0 if small.direction == "forward" else 1
     q, k, v = wide = [x.double().requires_grad_() for x in inputs[first : first + 3]]
     o = F.scaled_dot_product_attention(q, k, v, is_causal=small.is_causal)
-    expected = (o,) if trial.direction == "forward" else torch.autograd.grad(o, wide, inputs[0])
-    atol = TOLERANCE[8 * small.dtype.itemsize]
+    expected = (o,) if small.direction == "forward" else torch.autograd.grad(o, wide, inputs[0])
+    atol = TOLERANCE[small.bits]
     pairs = zip(found, expected, strict=False)
     return all(torch.allclose(x.double(), y, rtol=0, atol=atol) for x, y in pairs)
 
 
-def usable(trial: Trial, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
+def usable(problem: Problem, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
     """The tiles that fit and are correct; compiled kernels stay in Triton's cache on disk.
 
     Each runs in another process, so that a hanging one can be abandoned.
     """
     found = []
     with get_context("spawn").Pool(jobs) as pool:
-        for tiles, answer in [(x, pool.apply_async(is_usable, (trial, x))) for x in tried]:
+        for tiles, answer in [(x, pool.apply_async(is_usable, (problem, x))) for x in tried]:
             with suppress(TimeoutError):
                 found += [tiles] if answer.get(TIMEOUT_S) else []
     return found
 
 
-def trials(like: Problem, direction: Direction, lengths: Sequence[int]) -> Iterator[Trial]:
+def problems(like: Problem, lengths: Sequence[int]) -> Iterator[Problem]:
     """The grid: for each length ever more heads, with the blocks per SM that they make."""
-    num_sms = device_info(like.device).num_sms
     for length in lengths:
-        counts = {max(1, round(n * num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
+        counts = {max(1, round(n * like.gpu.num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
         for heads in sorted(counts):
-            grown = replace(like, heads=heads, kv_heads=heads, queries=length, keys=length)
-            yield Trial(grown, direction)
+            yield replace(like, heads=heads, kv_heads=heads, queries=length, keys=length)
 
 
-def tune(like: Problem, direction: Direction, lengths: Sequence[int], jobs: int) -> list[str]:
-    """Rows of the table for one head dimension, type and mask."""
-    limit = device_info(like.device).shared_limit
-    winners: list[tuple[Case, Tiles]] = []
+def tune(like: Problem, lengths: Sequence[int], jobs: int) -> list[str]:
+    """Rows of the table for one direction, head dimension, type and mask."""
+    winners: list[tuple[Problem, Tiles]] = []
     checked: dict[Tiles, bool] = {}
-    for trial in trials(like, direction, lengths):
-        tried = [tiles for tiles in candidates(trial.case(), limit) if checked.get(tiles, True)]
+    for problem in problems(like, lengths):
+        tried = [tiles for tiles in candidates(problem) if checked.get(tiles, True)]
         unknown = [tiles for tiles in tried if tiles not in checked]
         if unknown:
-            good = set(usable(trial, unknown, jobs))
+            good = set(usable(problem, unknown, jobs))
             checked |= {tiles: tiles in good for tiles in unknown}
-        case, tried = trial.case().bucket(), [tiles for tiles in tried if checked[tiles]]
+        tried = [tiles for tiles in tried if checked[tiles]]
         if tried:
-            winners.append((case, fastest(trial, tried)))
-        print(f"{case}: {len(tried)} usable", file=sys.stderr, flush=True)
-    return [format_row(case, tiles) for case, tiles in merge(winners)]
+            winners.append((problem, fastest(problem, tried)))
+        print(f"{problem}: {len(tried)} usable", file=sys.stderr, flush=True)
+    return [format_row(problem, tiles) for problem, tiles in merge(winners)]
 
 
-def merge(winners: Sequence[tuple[Case, Tiles]]) -> list[tuple[Case, Tiles]]:
+def merge(winners: Sequence[tuple[Problem, Tiles]]) -> list[tuple[Problem, Tiles]]:
     """One row for neighbours of one length that agree: the last of them bounds all."""
     merged = []
-    for (_, tiles), group in itertools.groupby(winners, key=lambda x: (x[0].sequence, x[1])):
-        *_, (case, _) = group
-        merged.append((case, tiles))
+    for (_, tiles), group in itertools.groupby(
+        winners, key=lambda winner: (power_of_two(winner[0].sequence), winner[1])
+    ):
+        *_, (problem, _) = group
+        merged.append((problem, tiles))
     return merged
 
 
@@ -244,9 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for head_dim, direction in itertools.product(options.head_dim, options.direction):
         like = Problem(
             device, DTYPES[options.dtype], batch=1, heads=1, kv_heads=1, queries=1, keys=1,
-            head_dim=head_dim, is_causal=not options.full, tf32=False,
+            head_dim=head_dim, is_causal=not options.full, tf32=False, direction=direction,
         )  # fmt: skip
-        print(*tune(like, direction, options.sequence, options.jobs), sep="\n", flush=True)
+        print(*tune(like, options.sequence, options.jobs), sep="\n", flush=True)
     return 0
 
 

@@ -40,6 +40,7 @@ class Results:
     machine: str
     rows: Rows
     results: Mapping[str, Result] = field(default_factory=dict)  # by path; the readable ones
+    blanks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # rows without a result
     problems: tuple[str, ...] = ()  # one line per file that could not be used
     repeat: "Results | None" = None  # a second set of the same study on a machine of the same model
 
@@ -55,13 +56,10 @@ class Results:
     def without(self, paths: Collection[str], why: str = "") -> "Results":
         """The same without some results, each of which becomes a row without a value."""
         out = self.rows["source"].isin(list(paths))
-        names = {name for path in paths for name in self.results[path].parameters}
-        stubs = self.rows[out].drop_duplicates("source")[["chapter", "source", *names]]
-        stubs = stubs.reindex(columns=self.rows.columns).astype(object)
-        stubs = stubs.assign(status=INVALID, reason=why)
+        blanks = [{**self.blanks[path], "status": INVALID, "reason": why} for path in paths]
         return replace(
             self,
-            rows=pd.concat([self.rows[~out], stubs], ignore_index=True),
+            rows=pd.concat([self.rows[~out], table_of(blanks)], ignore_index=True),
             results={path: each for path, each in self.results.items() if path not in paths},
             problems=(*self.problems, *(f"{path}: {why}" for path in paths)),
         )
@@ -78,9 +76,11 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
     """Read every point's result; what is missing or unusable becomes a row with a reason."""
     rows: list[dict[str, Any]] = []
     results: dict[str, Result] = {}
+    blanks: dict[str, Mapping[str, Any]] = {}
     problems: list[str] = []
     for point in points:
         path = point.path(folder, machine)
+        blanks[str(path)] = blank = _base(point.chapter, point.parameters, point.settings, path)
         without = {"status": MISSING, "reason": "not measured"}
         try:
             if path.exists():
@@ -91,8 +91,8 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
         except ResultError as error:
             problems.append(str(error))
             without = {"status": INVALID, "reason": str(error)}
-        rows.append(_base(point.chapter, point.parameters, point.settings, path) | without)
-    return Results(machine, table_of(rows), results, tuple(problems))
+        rows.append({**blank, **without})
+    return Results(machine, table_of(rows), results, blanks, tuple(problems))
 
 
 def load_references(folder: Path) -> Rows:

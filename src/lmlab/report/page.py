@@ -93,12 +93,15 @@ class Report:
             write_atomically(self.out / "chapters" / f"{name}.md", page)
             answers |= answers_in(page, f"chapters/{name}.md")
             sections |= {} if section is None else {name: section}
-        context: dict[str, Any] = {"sections": sections, "bullets": [], "not_measured": ""}
-        front = self._render("front.md.j2", ".", **context)
+        front = self.front(sections)
         write_atomically(self.out / FRONT, front)
         answers |= answers_in(front, FRONT)
         write_atomically(self.out / INDEX, self._render("index.md.j2", ".", answers=answers))
         return self.faults
+
+    def front(self, sections: Mapping[str, Markup]) -> Markup:
+        """The front page with the chapters' sections."""
+        return self._render("front.md.j2", ".", sections=sections)
 
     def parts(self, chapter: Chapter) -> tuple[Markup, Markup | None]:
         """A chapter's page, and its part of the front page if it has one."""

@@ -6,7 +6,7 @@ import torch
 from lmlab.chapters.attention.measure import tiles as topic
 from lmlab.chapters.attention.measure.problem import Problem, check, shape_of
 from lmlab.jobs.outcome import Unsupported
-from lmlab.kernels.configs import Direction
+from lmlab.kernels.problem import Direction
 from tests.chapters.attention.points import tiles_point
 from tests.chapters.pages import found, value_of
 
@@ -21,7 +21,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def kernel(direction: Direction, device: torch.device) -> topic.Kernel:
     point = tiles_point(direction)
     shape = shape_of({**point.settings, **point.parameters, "sequence": 64})
-    return topic.Kernel(Problem(shape, device, seed=0), direction, device)
+    return topic.Kernel(Problem(shape, device, seed=0), direction)
 
 
 @DIRECTIONS

@@ -18,7 +18,8 @@ from lmlab.kernels.hopper.bwd_dkdv_wide import flash_bwd_dkdv_wide_kernel
 from lmlab.kernels.hopper.bwd_dq import flash_bwd_dq_kernel
 from lmlab.kernels.hopper.bwd_fused import flash_bwd_fused_kernel
 from lmlab.kernels.hopper.fwd import flash_fwd_hopper_kernel
-from lmlab.kernels.problem import Plan, Problem, ceil_div, device_info
+from lmlab.kernels.plan import Plan
+from lmlab.kernels.problem import Problem, ceil_div
 from lmlab.kernels.step import Operand, Tiled
 from lmlab.kernels.views import row_strides, supports_tma, tma_strides
 
@@ -43,7 +44,7 @@ def can_backward(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
 
 
 def _runs_on_hopper(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
-    is_hopper = device_info(problem.device).architecture == "hopper"
+    is_hopper = problem.gpu.architecture == "hopper"
     has_16_bit = problem.dtype.itemsize == 2
     return tiles.warp_specialized and is_hopper and has_16_bit and all(map(supports_tma, operands))
 
@@ -75,7 +76,7 @@ def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
     Persistent programs share the work evenly if the tiles of the heads scheduled together make an
     even number of turns. The fewest such heads leave the most of their K and V in the L2.
     """
-    num_sms = device_info(problem.device).num_sms
+    num_sms = problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)
     heads = min(2 * num_sms // gcd(2 * num_sms, query_tiles), problem.batch_heads)
     if tiles.persistent and plan.programs > num_sms and heads <= 2 * plan.l2_heads:

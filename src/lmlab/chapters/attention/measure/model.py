@@ -54,10 +54,10 @@ def measure(point: Point, device: torch.device) -> Outcome:
     names, workload = point.settings["variants"], workload_of(point)
     with tf32_allowed(workload.precision.tf32):
         model = workload.build(device)
-        switch = Switch(model, {name: with_attention(model, name) for name in names})
-        step = SharedStep(workload, switch, device)
-        needs = dict(zip(names, names, strict=True))
-        return compare(step, Variants(names, device), point.settings, needs=needs)
+        forwards = {name: with_attention(model, name) for name in names}
+        shared = SharedModel(workload, model, forwards, device)
+        needs = {name: name for name in names}
+        return compare(shared, Variants(names, device), point.settings, needs=needs)
 
 
 def with_attention(model: nn.Module, name: str) -> Forward:
@@ -77,7 +77,7 @@ def with_attention(model: nn.Module, name: str) -> Forward:
 
 
 def compare(
-    step: "SharedStep",
+    model: "SharedModel",
     variants: Variants,
     settings: Mapping[str, Any],
     *,
@@ -86,28 +86,28 @@ def compare(
 ) -> Outcome:
     """Try every variant, then time those that work; `needs` names the attention that a variant
     needs to be supported."""
-    for trial in (partial(step.check, needs=needs, compiles=compiles), step.note_peak):
+
+    def one_round(clock: PhaseClock) -> None:
+        for name in variants.running:
+            for phase, run in model.phases(name):
+                with clock.phase(f"{name}.{phase}"):
+                    run()
+
+    for trial in (partial(model.check, needs=needs, compiles=compiles), model.note_peak):
         for name in variants.running:
             with variants.attempt(name):
                 trial(variants, name)
             if name not in variants.running:
-                step.rebuild()
+                model.rebuild()
     if running := variants.running:
-        times = alternate(partial(_one_round, step, running), settings, step.device)
+        times = alternate(one_round, settings, model.device)
         variants.records.append(timed(times.pop(TOTAL), "round_time", phase=TOTAL))
         for name in running:
             wall = {part: times[f"{name}.{part}"] for part in SUMS["train_step"]}
-            for clock in filter(None, (wall, device_times(step.phases(name), step.device))):
+            for clock in filter(None, (wall, device_times(model.phases(name), model.device))):
                 for phase, parts in SUMS.items():
                     variants.time(name, _summed([clock[part] for part in parts]), phase=phase)
-    return variants.outcome(value("tokens", step.workload.shape.tokens, ""), thread_record())
-
-
-def _one_round(step: "SharedStep", names: Sequence[str], clock: PhaseClock) -> None:
-    for name in names:
-        for phase, run in step.phases(name):
-            with clock.phase(f"{name}.{phase}"):
-                run()
+    return variants.outcome(value("tokens", model.workload.shape.tokens, ""), thread_record())
 
 
 def _summed(parts: Sequence[Measurement]) -> Measurement:
@@ -115,35 +115,32 @@ def _summed(parts: Sequence[Measurement]) -> Measurement:
     return replace(parts[0], samples_ms=tuple(map(sum, samples)))
 
 
-class Switch(nn.Module):
-    """A model with several forward functions over the same parameters, one of them selected."""
+class SharedModel(nn.Module):
+    """A model with several forward functions over the same parameters, one of them selected, and
+    its training step, which is rebuilt after one of them failed."""
 
-    def __init__(self, model: nn.Module, forwards: Mapping[str, Forward]) -> None:
+    def __init__(
+        self, workload: Workload, model: nn.Module, forwards: Mapping[str, Forward],
+        device: torch.device,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.model = model
+        self.workload, self.model, self.device = workload, model, device
         # In a dict, not as submodules: a compiled model would register its parameters again.
         self._forwards = dict(forwards)
         self.selected = next(iter(self._forwards))
+        self.rebuild()
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self._forwards[self.selected](tokens)
 
-
-class SharedStep:
-    """A training step that any variant can run, and that can be rebuilt after one failed."""
-
-    def __init__(self, workload: Workload, switch: Switch, device: torch.device) -> None:
-        self.workload, self._switch, self.device = workload, switch, device
-        self.rebuild()
-
     def rebuild(self) -> None:
         """Drop what a failed step has left: its graph, its gradients, its optimizer state."""
-        self._switch.zero_grad(set_to_none=True)
-        self._step = Step(self.workload, self._switch, self.device)
+        self.zero_grad(set_to_none=True)
+        self._step = Step(self.workload, self, self.device)
 
     def phases(self, name: str) -> Phases:
         """The phases of one step of this variant, valid until another one is selected."""
-        self._switch.selected = name
+        self.selected = name
         return self._step.phases()
 
     def run(self, name: str) -> None:
@@ -153,10 +150,10 @@ class SharedStep:
 
     def loss(self, name: str) -> float:
         """The loss of the batch; a graph is built, as in training, and dropped."""
-        self._switch.selected = name
+        self.selected = name
         tokens, targets = self.workload.batch(self.device)
         with self.workload.precision_context(self.device):
-            return cross_entropy(self._switch(tokens), targets).item()
+            return cross_entropy(self(tokens), targets).item()
 
     def check(
         self, variants: Variants, name: str, *, needs: Mapping[str, str], compiles: bool

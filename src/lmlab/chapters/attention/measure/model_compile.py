@@ -11,7 +11,7 @@ Records: see `model`; `attention_replaced` (how often the compiler substituted f
 import torch
 
 from lmlab.chapters.attention.measure.compiling import attention_replaced, compiler
-from lmlab.chapters.attention.measure.model import SharedStep, Switch, compare
+from lmlab.chapters.attention.measure.model import SharedModel, compare
 from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.workload import workload_of
@@ -29,9 +29,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
     with tf32_allowed(workload.precision.tf32), compiler(cold=True, in_parallel=True):
         model = workload.build(device)
         compiled = torch.compile(model, fullgraph=True, dynamic=False)
-        step = SharedStep(workload, Switch(model, {EAGER: model, COMPILED: compiled}), device)
+        shared = SharedModel(workload, model, {EAGER: model, COMPILED: compiled}, device)
         needs = {COMPILED: "compiled"}
-        outcome = compare(step, variants, point.settings, needs=needs, compiles=True)
+        outcome = compare(shared, variants, point.settings, needs=needs, compiles=True)
         if COMPILED not in variants.running:
             return outcome
         replaced = value("attention_replaced", attention_replaced(), "", variant=COMPILED)

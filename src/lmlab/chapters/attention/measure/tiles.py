@@ -25,9 +25,9 @@ from lmlab.chapters.attention.measure.problem import NAMES, Problem, errors, sha
 from lmlab.chapters.attention.measure.variants import Variants, refuse_unsupported
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels import launch
-from lmlab.kernels.configs import Direction, Tiles, choose, orient, shared_bytes
+from lmlab.kernels.configs import Tiles, choose, orient, shared_bytes
+from lmlab.kernels.problem import Direction, device_info
 from lmlab.kernels.problem import Problem as KernelProblem
-from lmlab.kernels.problem import device_info
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Label, value
@@ -55,12 +55,12 @@ def compare(asked: Mapping[str, Any], device: torch.device) -> Variants:
     shape, direction = shape_of(asked), cast(Direction, asked["direction"])
     with tf32_allowed(shape.tf32), collector_paused():
         problem = Problem(shape, device, asked["seed"])
-        kernel = Kernel(problem, direction, device)
+        kernel = Kernel(problem, direction)
         tiles = {
             f"{block_m}x{block_n}": tiles_of(block_m, block_n, direction, asked["stages"])
             for block_m, block_n in asked["tiles"]
         }
-        tiles[CHOSEN] = kernel.chosen()
+        tiles[CHOSEN] = choose(kernel.problem)[0]
         length = {"sequence": shape.sequence}
         variants = Variants({name: {**labels(t), **length} for name, t in tiles.items()}, device)
         variants.records += rounds.flop_records(problem, **length)
@@ -95,13 +95,13 @@ def labels(tiles: Tiles) -> dict[str, Label]:
 class Kernel:
     """One direction of one problem, launched with any tiles."""
 
-    def __init__(self, problem: Problem, direction: Direction, device: torch.device) -> None:
+    def __init__(self, problem: Problem, direction: Direction) -> None:
         causal, scale = problem.shape.is_causal, problem.shape.head_dim**-0.5
         options: dict[str, Any] = {"is_causal": causal, "scale": scale}
         q, k, v = (x.detach() for x in problem.inputs)
         o, lse = launch.forward(q, k, v, **options)
-        self._case = KernelProblem.of(q, k, causal).case(direction)
-        self._device, outputs = device_info(device), slice(0, 1)
+        self.problem = KernelProblem.of(q, k, causal, direction)
+        outputs = slice(0, 1)
         inputs: tuple[Tensor, ...] = q, k, v
         self._call: Callable[..., tuple[Tensor, ...]] = partial(launch.forward, *inputs, **options)
         if direction == "backward":
@@ -121,7 +121,7 @@ class Kernel:
 
     def resources(self, tiles: Tiles) -> Iterator[tuple[str, int | None]]:
         """The estimate first, then what the compiled kernel takes; raises if it does not fit."""
-        yield "estimated_shared_memory", shared_bytes(self._case, tiles)
+        yield "estimated_shared_memory", shared_bytes(self.problem, tiles)
         try:
             self._call(tiles=tiles)
         except launch.TilesTooLarge as error:
@@ -130,7 +130,3 @@ class Kernel:
         yield "shared_memory", getattr(getattr(kernel, "metadata", None), "shared", None)
         yield "registers", getattr(kernel, "n_regs", None)
         yield "spills", getattr(kernel, "n_spills", None)
-
-    def chosen(self) -> Tiles:
-        """The tiles that `kernels/tile_sizes.py` selects."""
-        return choose(self._case, self._device)[0]

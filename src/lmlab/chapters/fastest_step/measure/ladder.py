@@ -139,10 +139,10 @@ class Ladder:
         """Try batches while they fit and get faster; take the one with most tokens per second."""
         if self._below is not None:
             self._below.close()
+        larger = partial(replace, self.rung, name=name, checkpoint=checkpoint)
         rates: dict[int, float] = {}
         for copies in candidates:
-            rung = replace(self.rung, name=name, copies=copies, checkpoint=checkpoint)
-            rate = self._try(rung)
+            rate = self._try(larger(copies=copies))
             if rate is None:
                 self._full = [each for each in candidates if each >= copies]
                 break
@@ -152,8 +152,7 @@ class Ladder:
                 break
         if rates:
             best = max(rates, key=lambda copies: rates[copies])
-            best_rung = replace(self.rung, name=name, copies=best, checkpoint=checkpoint)
-            self.take(best_rung, rebuilt=True)
+            self.take(larger(copies=best), rebuilt=True)
         else:
             variants = self._variants({name: replace(self.rung, name=name)})
             reason = "no larger batch fits" if candidates else "the best batch fits without it"
@@ -209,10 +208,10 @@ class Ladder:
         gradient_error = (off / sum(each.square().sum().item() for each in references)) ** 0.5
         loss_limit = LOSS_TOLERANCE[step.rung.precision]
         gradient_limit = GRADIENT_TOLERANCE[step.rung.precision]
-        found = {"loss_error": loss_error, "gradient_error": gradient_error}
-        limits = {"loss_tolerance": loss_limit, "gradient_tolerance": gradient_limit}
-        for quantity, number in {**found, **limits}.items():
-            variants.note(name, quantity, number, "")
+        variants.note(name, "loss_error", loss_error, "")
+        variants.note(name, "gradient_error", gradient_error, "")
+        variants.note(name, "loss_tolerance", loss_limit, "")
+        variants.note(name, "gradient_tolerance", gradient_limit, "")
         if not (loss_error <= loss_limit and gradient_error <= gradient_limit):
             raise WrongNumbers(
                 f"loss off by {loss_error:.1e} and gradients by {gradient_error:.1e} from fp32; "
@@ -230,11 +229,9 @@ class Ladder:
             labels = running[name].rung.labels(batch)
             side = {BELOW: "before", own: "rung"}.get(name, "other")
             labels |= {"rung": steps[own].rung.name, "side": side, "rebuilt": rebuilt}
-            per_token = tuple(ms / running[name].tokens for ms in measured.samples_ms)
-            self.records.append(timed(measured, **labels))
-            self.records.append(
-                timed(replace(measured, samples_ms=per_token), "token_time", **labels)
-            )
+            samples = tuple(ms / running[name].tokens for ms in measured.samples_ms)
+            per_token = replace(measured, samples_ms=samples)
+            self.records += [timed(measured, **labels), timed(per_token, "token_time", **labels)]
         return rebuilt
 
     def _rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement] | None:
@@ -266,15 +263,9 @@ class Ladder:
                 step.run()
                 samples[name].append(call_ms(step.run, self._device))
                 step.close()
-        return {
-            name: Measurement(
-                samples_ms=tuple(found),
-                clock="wall",
-                cache="warm",
-                stopped=f"{REBUILT_ROUNDS} rounds, rebuilt for each",
-            )
-            for name, found in samples.items()
-        }
+        stopped = f"{REBUILT_ROUNDS} rounds, rebuilt for each"
+        measured = partial(Measurement, clock="wall", cache="warm", stopped=stopped)
+        return {name: measured(samples_ms=tuple(found)) for name, found in samples.items()}
 
     @measuring()
     def _note_energy(self, variants: Variants, name: str, step: RungStep) -> None:

@@ -10,7 +10,7 @@ from lmlab.chapters.attention.measure.variants import refuse_unsupported
 from lmlab.chapters.principles.measure.programs import INTERPRETED
 from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.preflight import refuse_slow_type
-from lmlab.measure.precision import Precision, precision_named, why_unsupported
+from lmlab.measure.precision import precision_named, why_unsupported
 from lmlab.model.shape import ModelShape
 
 
@@ -32,11 +32,6 @@ class Rung:
     copies: int = 1
     """The batch, repeated: same loss and gradients, more work."""
     checkpoint: str = "none"
-
-    @property
-    def numbers(self) -> Precision:
-        """Its precision by name."""
-        return precision_named(self.precision)
 
     def labels(self, batch: int) -> dict[str, Any]:
         """What identifies its records."""
@@ -80,7 +75,7 @@ def refuse(rung: Rung, asked: Mapping[str, Any], device: torch.device) -> None:
     if reason := why_unsupported(rung.precision, device):
         raise Unsupported(reason)
     head_dim = asked["d_model"] // asked["num_heads"]
-    refuse_unsupported(rung.attention, device, rung.numbers.dtype, head_dim)
+    refuse_unsupported(rung.attention, device, precision_named(rung.precision).dtype, head_dim)
     if device.type == "cuda":
         return
     if rung.fused_adamw or rung.fused_loss or rung.narrow:

@@ -22,7 +22,7 @@ from lmlab.chapters.attention.measure.variants import free_memory
 from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.kernels.adamw import FusedAdamW
 from lmlab.kernels.fused_loss import fused_linear_cross_entropy
-from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.model.adamw import AdamW
 from lmlab.model.checkpointing import checkpointed, parse_strategy
 from lmlab.model.loss import cross_entropy
@@ -60,8 +60,7 @@ class Trainer:
         built = self._build(torch.bfloat16 if narrow else torch.float32)
         weights = list(built.parameters())
         self.masters = [w.detach().float() for w in weights] if narrow else weights
-        self._wide: TransformerLM | None = None if narrow else built
-        self._narrow: TransformerLM | None = built if narrow else None
+        self._models = {narrow: built}
         self._moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in self.masters]
         generator = torch.Generator().manual_seed(seed)
         size = (shape.batch, shape.context + 1)
@@ -69,15 +68,13 @@ class Trainer:
 
     def model(self, rung: Rung) -> TransformerLM:
         """The model in the rung's types; the bf16 copy is made when first asked for."""
-        if not rung.narrow:
-            assert self._wide is not None, "a trainer that began in bf16 has no fp32 model"
-            return self._wide
-        if self._narrow is None:
-            self._narrow = self._build(torch.bfloat16)
+        if rung.narrow not in self._models:
+            assert rung.narrow, "a trainer that began in bf16 has no fp32 model"
+            self._models[True] = self._build(torch.bfloat16)
             with torch.no_grad():
-                for low, high in zip(self._narrow.parameters(), self.masters, strict=True):
+                for low, high in zip(self._models[True].parameters(), self.masters, strict=True):
                     low.copy_(high)
-        return self._narrow
+        return self._models[rung.narrow]
 
     def batch(self, copies: int) -> tuple[Tensor, Tensor]:
         """Random tokens and their successors, the whole batch repeated."""
@@ -97,15 +94,14 @@ class Trainer:
     def shared_bytes(self, rung: Rung) -> int:
         """Bytes of the shared tensors that the rung needs and that exist already."""
         tensors = [*self.masters, *(m for pair in self._moments for m in pair)]
-        if rung.narrow and self._narrow is not None:
-            tensors += self._narrow.parameters()
+        if rung.narrow and True in self._models:
+            tensors += self._models[True].parameters()
         return sum(tensor.nbytes for tensor in tensors)
 
     def drop_gradients(self) -> None:
         """Free the gradients of every model."""
-        for model in (self._wide, self._narrow):
-            if model is not None:
-                model.zero_grad(set_to_none=True)
+        for model in self._models.values():
+            model.zero_grad(set_to_none=True)
 
     def _build(self, dtype: torch.dtype) -> TransformerLM:
         at = self.shape
@@ -188,7 +184,7 @@ class RungStep:
         strategy = parse_strategy(rung.checkpoint)
         segmented = nullcontext() if strategy.kind == "none" else checkpointed(model, strategy)
         try:
-            with tf32_allowed(rung.numbers.tf32), segmented:
+            with tf32_allowed(precision_named(rung.precision).tf32), segmented:
                 yield
         finally:
             for block in blocks:
@@ -205,7 +201,7 @@ class RungStep:
     def _compute(self) -> None:
         self._trainer.drop_gradients()
         rung, device = self.rung, self._trainer.device
-        autocast = rung.numbers.autocast and not rung.narrow
+        autocast = precision_named(rung.precision).autocast and not rung.narrow
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
             x = self._model.token_embeddings(self._tokens)
             for layer in self._model.layers:

@@ -1,0 +1,125 @@
+"""How a problem is launched with given tiles: programs, order, splits and constants.
+
+**L2 scheduling.** Programs start in an order that keeps the K and V in use within half of the L2
+(`l2_heads` heads at a time); the other half is left to the tiles being written.
+
+**Splits.** A single head of a few thousand queries has fewer tiles than a large GPU has SMs. The
+loop of each tile (over keys; in the backward also over queries) is then divided among programs
+until the GPU is filled about twice, as long as each still has a few iterations: merging the partial
+results costs time too.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lmlab.kernels.configs import Tiles
+from lmlab.kernels.problem import Problem, ceil_div, power_of_two
+
+MAX_SPLITS = 16
+MIN_TILES_PER_SPLIT = 4
+"""Iterations per split in the forward; half as many in the backward, whose iterations do more."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A launch without its tensors."""
+
+    programs: int
+    l2_heads: int
+    splits: int
+    constants: dict[str, Any]
+    """Compile-time arguments of the kernel and launch options."""
+
+
+def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
+    """How to launch the forward kernel."""
+    items = ceil_div(problem.queries, tiles.block_m) * problem.batch_heads
+    most = ceil_div(problem.keys, tiles.block_n) // MIN_TILES_PER_SPLIT
+    splits = tiles.splits or _splits(items, most, problem.gpu.num_sms)
+    return Plan(
+        programs=items * splits,
+        l2_heads=_l2_heads(problem, 2) * problem.group_size,
+        splits=splits,
+        constants=_constants(problem, tiles) | {"SPLITS": splits},
+    )
+
+
+def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
+    """How to launch the portable backward kernel, whose resident tiles have BLOCK_N rows."""
+    num_sms = problem.gpu.num_sms
+    key_tiles = ceil_div(problem.keys, tiles.block_n)
+    query_tiles = ceil_div(problem.queries, tiles.block_n)
+    items = max(key_tiles, query_tiles) * problem.batch_kv_heads
+    # Pairs of tiles are even in length; separate programs are twice as many, which a small problem
+    # needs more. Query heads that share keys would make the halves of a pair uneven.
+    paired = tiles.paired and problem.group_size == 1 and items >= num_sms
+    splits = 1
+    if not paired:
+        items = key_tiles * problem.batch_kv_heads + query_tiles * problem.batch_heads
+        iterations = ceil_div(problem.sequence, tiles.block_m)
+        most = 2 * iterations // MIN_TILES_PER_SPLIT
+        splits = tiles.splits or _splits(items, most, num_sms)
+    terms = 1 if problem.tf32 else tiles.terms
+    constants = _constants(problem, tiles) | {
+        "PAIRED": paired,
+        "TERMS": terms,
+        "SPLITS": splits,
+        "INLINE_DELTA": tiles.inline_delta and terms == 1,
+    }
+    return Plan(items * splits, _l2_heads(problem, 4), splits, constants)
+
+
+def rows_per_program(problem: Problem) -> int:
+    """Rows of a program that passes over a tensor once: 16 KiB of 16-bit numbers."""
+    return 8192 // power_of_two(problem.head_dim)
+
+
+def row_constants(problem: Problem) -> dict[str, int]:
+    """Compile-time arguments of a kernel that passes over all rows once."""
+    return {
+        "ROWS": rows_per_program(problem),
+        "BLOCK_D": power_of_two(problem.head_dim),
+        "HEAD_DIM": problem.head_dim,
+    }
+
+
+def delta_programs(problem: Problem) -> int:
+    """Programs of the delta kernel."""
+    return ceil_div(problem.queries, rows_per_program(problem)) * problem.batch_heads
+
+
+def decompose_grid(problem: Problem) -> tuple[int, int]:
+    """Grid of the kernel that decomposes fp32: q and do, k and v."""
+    key_programs = ceil_div(problem.keys, rows_per_program(problem)) * problem.batch_kv_heads
+    return max(delta_programs(problem), key_programs), 4
+
+
+def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:
+    longer_side = max(tiles.block_m, tiles.block_n)
+    precision = "ieee" if tiles.terms > 1 else tiles.fp32_dot  # products of terms are plain bf16
+    return {
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_D": power_of_two(problem.head_dim),
+        "HEAD_DIM": problem.head_dim,
+        "DESCRIPTOR": False,
+        "IS_CAUSAL": problem.is_causal,
+        "RAGGED_QUERIES": problem.queries % longer_side != 0,
+        "RAGGED_KEYS": problem.keys % longer_side != 0,
+        "PRECISION": "tf32" if problem.tf32 else precision,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
+
+
+def _splits(items: int, at_most: int, num_sms: int) -> int:
+    """Programs per work item: a power of two, to compile few variants."""
+    wanted = min(2 * num_sms // items, at_most, MAX_SPLITS)
+    return 1 << (max(1, wanted).bit_length() - 1)
+
+
+def _l2_heads(problem: Problem, tensors: int) -> int:
+    """Key and value heads whose tensors fit half of the L2 together."""
+    one_head = tensors * problem.sequence * problem.head_dim * problem.dtype.itemsize
+    fitting = problem.gpu.l2_bytes // 2 // one_head
+    return min(max(1, fitting), problem.batch_kv_heads)
