@@ -39,7 +39,8 @@ WITHOUT_TORCH = [
     *("lmlab", "lmlab.attention", "lmlab.attention.registry", "lmlab.attention.support"),
     *("lmlab.cli", "lmlab.jobs.catalog", "lmlab.jobs.launch", "lmlab.jobs.staleness"),
     *("lmlab.measure.identity", "lmlab.measure.statistics", "lmlab.measure.warm_start"),
-    *("lmlab.model.cost", "lmlab.parallel", "lmlab.planning.batch", "lmlab.planning.memory"),
+    *("lmlab.model.checkpoint_peak", "lmlab.model.cost", "lmlab.model.footprint"),
+    *("lmlab.model.loading", "lmlab.parallel", "lmlab.planning.batch", "lmlab.planning.memory"),
     *("lmlab.planning.rings", "lmlab.study.results", "snakemake_logger_plugin_lmlab"),
 ]
 PAGE, GRID = "chapters/*/page.py", "chapters/*/grid.py"

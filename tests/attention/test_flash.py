@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmlab.attention import FlashAttention, flash_attention
+from lmlab.attention import FlashAttention, FlashAttentionTiled, flash_attention, tiled
 from lmlab.attention.flash_op import flash_backward, flash_forward
 from tests.attention import reference
 from tests.attention.reference import Shape, assert_correct, attend, output_and_gradients
@@ -18,6 +18,7 @@ from tests.attention.reference import Shape, assert_correct, attend, output_and_
 pytestmark = pytest.mark.slow
 
 CAUSAL = partial(flash_attention, is_causal=True)
+TILED = partial(tiled.attention, is_causal=True)
 
 
 @st.composite
@@ -85,28 +86,28 @@ def test_non_contiguous_inputs_and_gradient(layout: Callable[[Tensor], Tensor]) 
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_the_class_takes_three_dimensions_and_saves_one_log_sum_exp(is_causal: bool) -> None:
+@pytest.mark.parametrize("function", [FlashAttention, FlashAttentionTiled])
+def test_classes_take_three_dimensions_and_save_one_lse(function: Any, is_causal: bool) -> None:
     inputs = tuple(x[:, 0] for x in Shape(keys=40, queries=30, head_dim=16, batch=3).inputs())
-    assert_correct(
-        lambda q, k, v: FlashAttention.apply(q, k, v, is_causal=is_causal), inputs, is_causal
-    )  # type: ignore[arg-type]
+    assert_correct(partial(function.apply, is_causal=is_causal), inputs, is_causal)  # type: ignore[arg-type]
     q, k, v = (x.requires_grad_() for x in inputs[:3])
-    o = FlashAttention.apply(q, k, v, is_causal)
-    assert torch.equal(o, FlashAttention.apply(q, k, v)) is not is_causal  # full by default
+    o = function.apply(q, k, v, is_causal)
+    assert torch.equal(o, function.apply(q, k, v)) is not is_causal  # full by default
     *rest, lse = o.grad_fn.saved_tensors
     assert [tuple(x.shape) for x in rest] == [(3, 30, 16), (3, 40, 16), (3, 40, 16), (3, 30, 16)]
     _, expected = attend(q.double(), k.double(), v.double(), is_causal)
     torch.testing.assert_close(lse.double(), expected, rtol=0, atol=1e-5)
 
 
-def test_nothing_quadratic_is_allocated_and_results_are_deterministic() -> None:
+@pytest.mark.parametrize("attention", [CAUSAL, TILED], ids=["flash", "tiled"])
+def test_nothing_quadratic_is_allocated_and_results_are_deterministic(attention: Any) -> None:
     shape = Shape(keys=100, head_dim=16)
     q, k, v, grad_o = shape.inputs()
     inputs = [x.requires_grad_() for x in (q, k, v)]
     with reference.LargestTensor() as largest:
-        first = torch.autograd.grad(CAUSAL(*inputs), inputs, grad_o)
+        first = torch.autograd.grad(attention(*inputs), inputs, grad_o)
     assert shape.keys * shape.head_dim <= largest.elements < shape.keys * shape.keys
-    assert all(map(torch.equal, first, torch.autograd.grad(CAUSAL(*inputs), inputs, grad_o)))
+    assert all(map(torch.equal, first, torch.autograd.grad(attention(*inputs), inputs, grad_o)))
 
 
 def test_an_empty_batch_gives_an_empty_result() -> None:
@@ -197,16 +198,22 @@ def test_shapes_are_known_without_memory(leading: tuple[int, ...]) -> None:
     assert all(x.grad is not None and x.grad.shape == x.shape for x in (q, k, v))
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_autocast_casts_inputs_and_gradients_keep_their_type(transform: Any) -> None:
+@pytest.mark.parametrize(
+    ("attention", "transform"),
+    [(CAUSAL, lambda f: f), (CAUSAL, compiled), (TILED, lambda f: f)],
+    ids=["eager", "compiled", "tiled"],
+)
+def test_autocast_casts_inputs_and_gradients_keep_their_type(
+    attention: Any, transform: Any
+) -> None:
     q, k, v, grad_o = SHAPE.inputs()
     with torch.autocast("cpu", dtype=torch.float16):
-        o, *grads = output_and_gradients(transform(CAUSAL), q, k, v, grad_o.half())
-        mixed = flash_attention(q.half(), k, v, is_causal=True)
-    expected = output_and_gradients(CAUSAL, q.half(), k.half(), v.half(), grad_o.half())
+        o, *grads = output_and_gradients(transform(attention), q, k, v, grad_o.half())
+        mixed = CAUSAL(q.half(), k, v)
+    expected = output_and_gradients(attention, q.half(), k.half(), v.half(), grad_o.half())
     assert o.dtype == torch.float16
     assert torch.equal(o, expected[0])
-    assert torch.equal(mixed, expected[0])
+    assert torch.equal(mixed, CAUSAL(q.half(), k.half(), v.half()))
     for grad, right in zip(grads, expected[1:], strict=True):
         assert grad.dtype == torch.float32
         assert torch.equal(grad, right.float())

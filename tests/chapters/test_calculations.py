@@ -4,23 +4,21 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from lmlab.chapters.calculations.measure import measure
 from lmlab.jobs.catalog import points_of
 from lmlab.jobs.outcome import Outcome
-from lmlab.study.config import load
-from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from tests.chapters.pages import found, value_of
+from tests.project import study
 
 CPU = torch.device("cpu")
+TENSOR_PARALLEL = {"scheme": "tensor parallel"}
 
 
 @pytest.fixture(scope="module")
 def point() -> Point:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    [point] = points_of(load({**config, "study": "full"}, "cuda"), "calculations")
+    [point] = points_of(study("full", "cuda"), "calculations")
     return point
 
 
@@ -45,11 +43,7 @@ def outcome(point: Point) -> Outcome:
         # 6 B D F FLOPs; 2^20 tokens / 2555.6; 1.5 x 53248 / 2555.6, and their product.
         ("scheme_flops", {"scheme": "FSDP", "direction": "forward"}, 6 * 2**20 * 16384 * 53248),
         ("scheme_devices", {"scheme": "FSDP", "direction": "backward"}, pytest.approx(410.3, 1e-3)),
-        (
-            "scheme_devices",
-            {"scheme": "tensor parallel", "direction": "forward"},
-            pytest.approx(31.25, 1e-3),
-        ),
+        ("scheme_devices", {**TENSOR_PARALLEL, "direction": "forward"}, pytest.approx(31.25, 1e-3)),
         ("split_devices", {"axes": "overlapped"}, pytest.approx(12824, 1e-3)),
         ("split_devices", {"axes": "in turn"}, pytest.approx(3206, 1e-3)),
     ],

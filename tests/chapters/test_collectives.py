@@ -166,21 +166,14 @@ def test_a_latency_is_never_negative() -> None:
 
 def exchange(latency: float, per_ms: float, dtype: str = "fp32") -> list[Record]:
     """All-reduce times on an exact line; reduce-scatter was skipped."""
-    labels = {"dtype": dtype}
-    return [
-        *(
-            time_record(
-                [latency + size * MIB / per_ms] * 3,
-                operation="all_reduce",
-                bytes=size * MIB - 4,  # as rounded down for some number of ranks
-                **labels,
-            )
-            for size in (1, 16, 256, 1024)
-        ),
-        without_value(
-            "time", "unsupported", "no time", operation="reduce_scatter", bytes=MIB, **labels
-        ),
+    records = [
+        without_value("time", "unsupported", "no time", operation="reduce_scatter", bytes=MIB)
     ]
+    for size in (1, 16, 256, 1024):
+        times = [latency + size * MIB / per_ms] * 3
+        rounded = size * MIB - 4  # down, for some number of ranks
+        records.append(time_record(times, operation="all_reduce", bytes=rounded))
+    return [{**record, "labels": {**record["labels"], "dtype": dtype}} for record in records]
 
 
 def results_of(folder: Path, *, gpus: bool) -> Results:

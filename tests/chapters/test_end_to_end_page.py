@@ -12,7 +12,7 @@ from lmlab.measure.records import value
 from lmlab.report.frame import Results
 from lmlab.study.results import Result
 from tests.chapters.pages import answer, built, rendered
-from tests.report.study import result, time_record, written
+from tests.report.study import machine_card, result, time_record, written
 
 SETTINGS = {"num_layers": 4}
 
@@ -41,8 +41,7 @@ def step(
             for phase, share in shares.items()
         ]
     if warmup_samples:
-        record = time_record(warmup_samples, phase="total")
-        records.append({**record, "quantity": "warmup_time"})
+        records.append(time_record(warmup_samples, phase="total", quantity="warmup_time"))
     records += [
         value("tokens", 512, ""),
         value("flops", 1e12, "FLOP", phase="forward", kind="matmul"),
@@ -64,17 +63,7 @@ def study(folder: Path, bf16: float, device: float | None, between: float = 1.0)
         step(100.0, None, start="cold", warmup=0, samples=[c / 100 for c in cold]),
         step(100.0, None, start="cold", warmup=5, warmup_samples=cold[:5]),
     ]
-    card = result(
-        {},
-        [
-            value("matmul_rate", 50.0, "TFLOP/s", dtype="fp32"),
-            value("stated_matmul_rate", 100.0, "TFLOP/s", dtype="fp32"),
-            value("copy_bandwidth", 1000.0, "GB/s"),
-        ],
-        chapter="machine",
-        settings={"seed": 0},
-    )
-    return written(folder, [*steps, card])
+    return written(folder, [*steps, machine_card("fp32", 50.0, 100.0, 1000.0)])
 
 
 def test_quantities_are_derived_from_what_was_measured(tmp_path: Path) -> None:
@@ -126,8 +115,9 @@ def with_replay(point: Result) -> Result:
     """Forward: 10 ms as a graph, of which 8 ms are kernels and 2 ms the pauses of 1000 of them."""
     records = [value("kernels", 1000, "", phase="forward")]
     for quantity, ms, clock in (("replay", 10.0, "events"), ("busy", 8.0, "device")):
-        record = time_record([ms], clock=clock, phase="forward")
-        records.append({**record, "quantity": f"graph_{quantity}_time"})
+        records.append(
+            time_record([ms], clock=clock, phase="forward", quantity=f"graph_{quantity}_time")
+        )
     return replace(point, measurements=(*point.measurements, *records))
 
 

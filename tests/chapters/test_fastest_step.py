@@ -13,15 +13,12 @@ from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.records import value
-from lmlab.model.shape import ModelShape
 from lmlab.study.points import Point
 from tests.chapters.pages import answer, found, rendered, value_of
+from tests.chapters.test_end_to_end import SHAPE
 from tests.jobs.points import SETTINGS
-from tests.report.study import result, time_record, written
+from tests.report.study import machine_card, result, time_record, written
 
-SHAPE = ModelShape(
-    vocab_size=17, context=8, batch=2, d_model=16, d_ff=24, num_layers=2, num_heads=2
-)
 LADDER: dict[str, Any] = {
     "rungs": ["fp32"],
     "attentions": ["sdpa_math", "tiled"],
@@ -213,13 +210,8 @@ def steps(ours: float, other: float) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("other", [4.0, 5.0, 6.0])
 def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, other: float) -> None:
-    machine = [
-        value("matmul_rate", 500.0, "TFLOP/s", dtype="bf16"),
-        value("stated_matmul_rate", 1000.0, "TFLOP/s", dtype="bf16"),
-        value("copy_bandwidth", 1.0, "GB/s"),
-    ]
     results = [
-        result({}, machine, chapter="machine"),
+        machine_card("bf16", 500.0, 1000.0, 1.0),
         result(PARAMETERS, steps(5.0, other), chapter="fastest_step"),
     ]
     front, pages = rendered(tmp_path, written(tmp_path / "r", results), "machine", "fastest_step")

@@ -2,24 +2,22 @@
 
 import re
 from collections import Counter
-from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lmlab.chapters.attention import grid
 from lmlab.chapters.attention.measure import compiling
 from lmlab.jobs.catalog import points_of
 from lmlab.study.config import ConfigError, load
-from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from tests.chapters.pages import answer, rendered
+from tests.project import config
 from tests.report.study import written
 
-CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+CONFIG = config()
 FULL = CONFIG["studies"]["full"]
 AXES = ("sizes", "contexts", "precisions")
 
@@ -28,10 +26,10 @@ def points(
     chapter: str, part: str | None = None, study: str = "full", **changes: Any
 ) -> list[Point]:
     """A study's points with other keys in the chapter's block, or in a part of it."""
-    config = deepcopy(CONFIG) | {"study": study}
-    block = config["studies"][study][chapter]
+    changed = config(study=study)
+    block = changed["studies"][study][chapter]
     (block[part] if part else block).update(changes)
-    return points_of(load(config, "cuda"), chapter)
+    return points_of(load(changed, "cuda"), chapter)
 
 
 def of(topic: str, chapter: str = "attention", **changes: Any) -> list[Point]:

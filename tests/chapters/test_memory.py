@@ -82,14 +82,25 @@ def test_tensors_of_known_size_are_found_and_predicted_after_each_phase(outcome:
     assert value_of(outcome, "phase_end", mode="forward_graph") == pytest.approx(kept, rel=0.02)
 
 
-@pytest.mark.parametrize("mode", PHASES)
-def test_the_predicted_peak_is_that_of_tensors(outcome: Outcome, mode: str) -> None:
-    predicted = value_of(outcome, "predicted_peak", mode=mode)
-    live = by(outcome, "category", "live", mode=mode, stage="peak")
-    tensors = sum(live[category] for category in TENSORS)
-    assert tensors / 1.02 <= predicted <= 1.02 * sum(live.values())
-    parts = by(outcome, "category", "predicted_live", mode=mode)
-    assert all(live[name] == parts[name] for name in ("parameters", "optimizer_state"))
+# What most of the memory is for.
+SHAPES = {
+    "feed-forward": {"context": 32, "d_model": 64, "d_ff": 256, "vocab_size": 100},
+    "logits": {"precision": "bf16", "context": 64, "num_layers": 3, "vocab_size": 500},
+    "scores": {"precision": "bf16", "context": 128, "d_model": 32, "num_heads": 4},
+    "parameters": {"batch": 1, "d_model": 64, "d_ff": 256, "vocab_size": 50},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_predicted_peak_is_that_of_tensors(shape: dict[str, Any]) -> None:
+    outcome = measured(**shape)
+    for mode in PHASES:
+        predicted = value_of(outcome, "predicted_peak", mode=mode)
+        live = by(outcome, "category", "live", mode=mode, stage="peak")
+        tensors = sum(live[category] for category in TENSORS)
+        assert tensors / 1.02 <= predicted <= 1.02 * sum(live.values())
+        parts = by(outcome, "category", "predicted_live", mode=mode)
+        assert all(live[name] == parts[name] for name in ("parameters", "optimizer_state"))
 
 
 @pytest.mark.parametrize("changes", [{"model": WATCHING}, {"attention": "sdpa_math"}])

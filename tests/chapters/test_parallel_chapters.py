@@ -20,6 +20,7 @@ from lmlab.parallel.sharded_optimizer import ShardedOptimizer
 from lmlab.study.points import Point
 from lmlab.study.results import SIZE_LIMIT_BYTES
 from tests.chapters.pages import by, found, value_of
+from tests.jobs.points import rank_point
 from tests.parallel.launcher import RankPool, on_ranks
 
 pytestmark = pytest.mark.slow
@@ -28,23 +29,10 @@ WORLD, ROUNDS, PARAMETERS = 2, 3, 21
 CHAPTERS = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimizer, "fsdp": fsdp}
 
 
-def point(chapter: str, **parameters: Any) -> Point:
-    return Point(
-        chapter,
-        {
-            "placement": "cpu", "world_size": WORLD, "context": 8, "batch": 2, "precision": "fp32",
-            "attention": "naive", **parameters,
-        },
-        {
-            "model": "lmlab.model.transformer:TransformerLM", "vocab_size": 31,
-            "rope_theta": 10000.0, "seed": 0,
-            "sizes": [
-                {"size": "slim", "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-            ],
-            "bucket_sizes_mb": [0.005, 1], "torch_bucket_mb": 1, "bucket_mb": 0.005,
-            "step_limit_s": 5.0, "warmup": 1, "rounds": ROUNDS, "time_cap_s": 20.0, "nnodes": 1,
-        },
-    )  # fmt: skip
+def point(chapter: str) -> Point:
+    limits = {"step_limit_s": 5.0, "warmup": 1, "rounds": ROUNDS, "time_cap_s": 20.0}
+    buckets = {"bucket_sizes_mb": [0.005, 1], "torch_bucket_mb": 1, "bucket_mb": 0.005}
+    return rank_point(chapter, {"slim": 16}, **limits, **buckets)
 
 
 def work_of(chapter: str) -> RankWork:

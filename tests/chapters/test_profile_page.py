@@ -109,21 +109,6 @@ def test_a_steps_utilization_is_a_product_of_three_shares(tmp_path: Path, profil
     )
 
 
-@pytest.mark.parametrize(
-    ("kernel", "family", "shown"),
-    [
-        ("sm80_xmma_gemm_f32f32_f32_tn_n_tile64x64x8_ffma", "matmul_simt", "xmma 64x64 tn"),
-        ("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", "matmul_simt", "cutlass 256x128 nn"),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_TNN", "matmul_tensor_core", "nvjet 128x256 TNN"),
-        ("ampere_sgemm_128x64_tn", "matmul_simt", "ampere 128x64 tn"),
-        ("aten::mm", "matmul", "aten::mm"),
-        ("elementwise_kernel<mul>", "elementwise", "elementwise_kernel<mul>"),
-    ],
-)
-def test_a_matmul_is_shown_as_library_tile_and_layout(kernel: str, family: str, shown: str) -> None:
-    assert page.kernel_name(kernel, family) == shown
-
-
 Change = Callable[[Mapping[str, Any]], float | None]
 
 

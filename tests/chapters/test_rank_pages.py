@@ -38,9 +38,10 @@ def common(*purposes: str) -> list[Record]:
 
 def step_records(variant: str, samples: list[float], phase: str = "total") -> list[Record]:
     labels = {"variant": variant, "phase": phase}
-    ranks = [time_record(samples, **labels), time_record([s - 1 for s in samples], **labels)]
-    for rank, record in enumerate(ranks):
-        record["quantity"], record["labels"] = "rank_time", {**labels, "rank": rank}
+    ranks = [
+        time_record([s - rank for s in samples], quantity="rank_time", **labels, rank=rank)
+        for rank in range(2)
+    ]
     return [time_record(samples, **labels), *ranks]
 
 
@@ -92,8 +93,8 @@ def ddp_records(flat: list[float]) -> list[Record]:
     for name in times:
         records.append(value("profiled_time", 5.0, "ms", variant=name, activity="communication"))
         records += per_rank("overlapped_share", [0.2, 0.3], "", variant=name)
-    backward = time_record([6.0] * 4, phase="backward")
-    return [*records, {**backward, "quantity": "phase_time"}, *common("time")]
+    backward = time_record([6.0] * 4, phase="backward", quantity="phase_time")
+    return [*records, backward, *common("time")]
 
 
 def sharded_records(peaks: bool) -> list[Record]:

@@ -1,16 +1,12 @@
 """Commands run in their own folder, with one thread and a lock of their own."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from lmlab.jobs import job, record, run
 from lmlab.measure import warm_start
-from lmlab.study.config import Study, load
-from lmlab.study.files import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -23,19 +19,3 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     programs = {job.RUNNER: run.main, job.RECORDER: record.main}
     monkeypatch.setattr(warm_start, "run", lambda name, argv, **_: programs[name](argv))
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="session")
-def config() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
-    return loaded
-
-
-@pytest.fixture(scope="session")
-def nano(config: dict[str, Any]) -> Study:
-    return load({**config, "study": "nano"}, "cpu")
-
-
-@pytest.fixture(scope="session")
-def full(config: dict[str, Any]) -> Study:
-    return load({**config, "study": "full"}, "cuda")

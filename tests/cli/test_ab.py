@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from lmlab.cli import main
 from lmlab.study.files import ROOT
+from tests.processes import git, is_gone, wait_until
 
 RESULT = (
     ROOT / "tests/golden/results/cpu-golden/end_to_end/size~cpu-small/context~16/batch~2"
@@ -48,12 +48,6 @@ def main():
     print("a table")
     print(json.dumps(result))
 """
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    command = ["git", "-C", str(root), *identity, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture
@@ -146,15 +140,12 @@ def test_an_interrupt_cleans_up(project: Path, tmp_path: Path, number: signal.Si
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 300
-    while len(processes(tmp_path)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(processes(tmp_path)) == 2)
     run.send_signal(number)
     _, errors = run.communicate(timeout=300)
     assert run.returncode == 130
     assert len(errors.splitlines()) == 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(processes(tmp_path)[-1][0], 0)
+    assert is_gone(processes(tmp_path)[-1][0])
     assert is_clean(project)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ import pytest
 
 from lmlab.cli import main
 from lmlab.study.files import ROOT
+from tests.processes import git
+from tests.report.study import scale
 
 H200 = ROOT / "results" / "nvidia-h200"
 GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
-STATISTICS = ("value", "q1", "q3", "min", "max", "mean")
 Compare = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -46,14 +46,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps(result))
 
 
-def scale(factor: float) -> Callable[[dict[str, Any]], None]:
-    def change(result: dict[str, Any]) -> None:
-        for record in result["measurements"]:
-            if "samples" in record:
-                record.update({name: record[name] * factor for name in STATISTICS})
-                record["samples"] = [sample * factor for sample in record["samples"]]
-
-    return change
+def slower(factor: float) -> Callable[[dict[str, Any]], None]:
+    return lambda result: scale(result["measurements"], factor)
 
 
 def step(folder: Path, precision: str = "fp32", context: int = 1024) -> Path:
@@ -75,7 +69,7 @@ def test_a_seeded_change_gets_its_verdict(
     compare: Compare, tmp_path: Path, factor: float, clock: str, verdict: str
 ) -> None:
     changed = copied(H200, tmp_path / "nvidia-h200")
-    rewrite(step(changed), scale(factor))
+    rewrite(step(changed), slower(factor))
     status, found = compare(H200, changed, "--chapter", "end_to_end", "--fail-if-slower", "5%")
     anew = [pair for pair in found["pairs"] if not pair["identical"]]
     (mine,) = [p for p in anew if p["clock"] == clock and "phase=total" in p["point"]]
@@ -161,27 +155,10 @@ def test_machines_and_versions_that_differ_come_first(capsys: pytest.CaptureFixt
 
 def test_without_repeats_the_spread_within_jobs_counts(compare: Compare, tmp_path: Path) -> None:
     changed = copied(GOLDEN, tmp_path / "a", "collectives")
-    rewrite(next(changed.rglob("*.json")), scale(1000))
+    rewrite(next(changed.rglob("*.json")), slower(1000))
     status, found = compare(GOLDEN / "collectives", changed / "collectives")
     assert {pair["verdict"] for pair in found["pairs"]} == {"slower"}
     assert status == 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nowhere", "nvidia-h200"],
-        ["nvidia-h200:no-such-revision", "nvidia-h200"],
-        ["nowhere:HEAD", "nvidia-h200"],
-        [".", "nvidia-h200"],
-        ["nvidia-h200", "nvidia-h200", "--where", "size"],
-    ],
-)
-def test_wrong_arguments_end(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    Path("results").mkdir()
-    Path("results/nvidia-h200").symlink_to(H200)
-    assert main(["compare", *arguments]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("share", ["5", "x%", "-5%"])
@@ -204,13 +181,12 @@ def history(tmp_path: Path) -> Path:
     for path in files:
         path.write_text(json.dumps(old))
     for message in ("old", "new"):
-        git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
         for command in (["init", "-q"], ["add", "results"], ["commit", "-qm", message]):
-            subprocess.run([*git, *command], check=True)
+            git(root, *command)
         for path, content in zip(files, contents, strict=True):
             path.write_text(content)
         (root / "kept.json").replace(step(machine)) if message == "old" else None
-    rewrite(step(machine), scale(1.5))
+    rewrite(step(machine), slower(1.5))
     return root
 
 
@@ -231,4 +207,4 @@ def test_a_set_at_a_revision(
     status, found = compare("nvidia-h200:HEAD~1", "nvidia-h200")
     assert found["pairs"] == []
     assert len(found["a"]["problems"]) == 1
-    assert subprocess.run(["git", "status", "--short"], capture_output=True, check=True).stdout
+    assert git(history, "status", "--short")

@@ -9,15 +9,17 @@ from lmlab.cli import main
 from lmlab.cli.keys import read_config, read_value, schemas_for
 from lmlab.cli.measure import point_from_args
 from lmlab.jobs.catalog import points_of
-from lmlab.study.config import Study, load
+from lmlab.study.files import ROOT
+from tests import project
 
-NANO = ["--config", "study=nano"]
+H200 = ROOT / "results" / "nvidia-h200"
+NANO, FULL = project.study("nano"), project.study("full", "cuda")
 
 
-def test_every_value_of_every_point_is_allowed_for_its_key(config: dict[str, Any]) -> None:
+def test_every_value_of_every_point_is_allowed_for_its_key() -> None:
     """What the studies themselves measure can be asked for by hand."""
-    for name in config["studies"]:
-        study = load({**config, "study": name}, "cpu")
+    for name in project.config()["studies"]:
+        study = project.study(name)
         for chapter in study.chapters:
             points = points_of(study, chapter)
             schemas = schemas_for(points, study)
@@ -43,26 +45,24 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("chapter", "argument", "key", "value"), VALUES.values(), ids=VALUES)
-def test_a_text_becomes_a_value(
-    nano: Study, chapter: str, argument: str, key: str, value: object
-) -> None:
-    assert point_from_args(nano, chapter, [argument]).settings[key] == value
+def test_a_text_becomes_a_value(chapter: str, argument: str, key: str, value: object) -> None:
+    assert point_from_args(NANO, chapter, [argument]).settings[key] == value
 
 
-def test_sizes_that_a_job_may_choose_from_come_with_their_shapes(nano: Study) -> None:
-    point = point_from_args(nano, "data_parallel", ["sizes=cpu-medium,cpu-small", "rounds=4"])
+def test_sizes_that_a_job_may_choose_from_come_with_their_shapes() -> None:
+    point = point_from_args(NANO, "data_parallel", ["sizes=cpu-medium,cpu-small", "rounds=4"])
     assert [size["size"] for size in point.settings["sizes"]] == ["cpu-medium", "cpu-small"]
     assert point.settings["sizes"][1]["d_model"] == 64
 
 
-def test_what_is_not_given_comes_from_the_study(full: Study) -> None:
-    assert point_from_args(full, "end_to_end", []) == points_of(full, "end_to_end")[0]
+def test_what_is_not_given_comes_from_the_study() -> None:
+    assert point_from_args(FULL, "end_to_end", []) == points_of(FULL, "end_to_end")[0]
     args = ["size=small", "context=128", "precision=bf16", "mode=train_step", "warmup=5"]
-    assert point_from_args(full, "end_to_end", args) in points_of(full, "end_to_end")
+    assert point_from_args(FULL, "end_to_end", args) in points_of(FULL, "end_to_end")
 
 
-def test_hyper_parameters_replace_those_of_a_size(full: Study) -> None:
-    point = point_from_args(full, "end_to_end", ["num_heads=8", "size=medium", "d_model=512"])
+def test_hyper_parameters_replace_those_of_a_size() -> None:
+    point = point_from_args(FULL, "end_to_end", ["num_heads=8", "size=medium", "d_model=512"])
     assert point.parameters["size"] == "custom"
     shape = {key: point.settings[key] for key in ("d_model", "num_heads", "d_ff", "num_layers")}
     assert shape == {"d_model": 512, "num_heads": 8, "d_ff": 4096, "num_layers": 24}
@@ -77,51 +77,59 @@ def test_hyper_parameters_replace_those_of_a_size(full: Study) -> None:
     ],
     ids=" ".join,
 )
-def test_keys_choose_experiments(nano: Study, args: list[str], parameters: dict[str, str]) -> None:
-    assert point_from_args(nano, "precision", args).parameters == parameters
+def test_keys_choose_experiments(args: list[str], parameters: dict[str, str]) -> None:
+    assert point_from_args(NANO, "precision", args).parameters == parameters
 
 
 WRONG = {
-    "unknown key": ("end_to_end contxt=128", "contxt = '128': no such key; allowed: size, con"),
-    "a renamed key": ("attention arms=naive", "arms is now called variants"),
-    "no value": ("end_to_end context", "'context' is not key=value"),
-    "a key twice": ("end_to_end context=16 context=32", "context = '32': given before"),
-    "unknown size": ("end_to_end size=huge", "size = 'huge'; allowed: small, medium"),
-    "not a number": ("end_to_end context=long", "context = 'long'; allowed: one integer of at"),
-    "unknown variant": ("attention variants=naive,magic", "'naive,magic'; allowed: naive"),
-    "half a tile": ("attention tiles=128", "tiles = '128'; allowed: rows x columns"),
-    "a tile of odd rows": ("attention tiles=3x5", "each of 16, 32, 64, 128, 256"),
-    "topic of another chapter": ("precision topic=tiles", "allowed: accumulation, autocast"),
-    "keys that no point has together": (
-        "precision topic=layernorm terms=3",
-        "no point of precision has all of these; allowed with this topic: topic, seed",
-    ),
-    "no import path": ("end_to_end model=Mine", "model = 'Mine'; allowed: an import path"),
-    "model nowhere": ("end_to_end model=nowhere:M", "model = 'nowhere:M': module 'nowhere' is not"),
-    "no such class": ("end_to_end model=lmlab.model.transformer:GPT", "there is no 'GPT' in "),
-    "variant nowhere": ("attention variants=nowhere:f", "variants = 'nowhere:f': module 'nowh"),
-    "no strategy": ("memory strategies=none,sqrt", "allowed: none, nested, or every-K"),
-    "heads that do not divide": ("end_to_end num_heads=3", "num_heads: 3 does not divide d_mo"),
-    "uneven nodes": ("collectives world_size=3 nnodes=2", "cannot be spread evenly over 2 nodes"),
-    "not Python": ("end_to_end model=slip:Net", "slip.py, line 1: invalid syntax"),
+    "end_to_end contxt=128": "contxt = '128': no such key; allowed: size, con",
+    "attention arms=naive": "arms is now called variants",
+    "end_to_end context": "'context' is not key=value",
+    "end_to_end context=16 context=32": "context = '32': given before",
+    "end_to_end size=huge": "size = 'huge'; allowed: small, medium",
+    "end_to_end context=long": "context = 'long'; allowed: one integer of at",
+    "attention variants=naive,magic": "'naive,magic'; allowed: naive",
+    "attention tiles=128": "tiles = '128'; allowed: rows x columns",
+    "attention tiles=3x5": "each of 16, 32, 64, 128, 256",
+    "precision topic=tiles": "allowed: accumulation, autocast",
+    "precision topic=layernorm terms=3": "has all of these; allowed with this topic: topic, seed",
+    "end_to_end model=Mine": "model = 'Mine'; allowed: an import path",
+    "end_to_end model=nowhere:M": "model = 'nowhere:M': module 'nowhere' is not",
+    "end_to_end model=lmlab.model.transformer:GPT": "there is no 'GPT' in ",
+    "attention variants=nowhere:f": "variants = 'nowhere:f': module 'nowh",
+    "memory strategies=none,sqrt": "allowed: none, nested, or every-K",
+    "end_to_end num_heads=3": "num_heads: 3 does not divide d_mo",
+    "collectives world_size=3 nnodes=2": "cannot be spread evenly over 2 nodes",
+    "end_to_end model=slip:Net": "slip.py, line 1: invalid syntax",
 }
 
 
-@pytest.mark.parametrize(("args", "message"), WRONG.values(), ids=WRONG)
+COMMANDS = {f"measure {args} --config study=nano": message for args, message in WRONG.items()} | {
+    "measure end_to_end --config study=nano steps=5": "a point's own values come before --config",
+    "status --config study=huge": 'study = "huge"',
+    "status --config study": "'study' is not key=value",
+    "status --machine nosuch": "machine = 'nosuch' has no results",
+    "status --config model=no:Net": "model = 'no:Net': module 'no'",
+    "status --configfile no.yaml": "no.yaml: not a readable",
+    "check nowhere --ignore everything": "everything",
+    f"compare nowhere {H200}": "nowhere",
+    f"compare {H200}:no-such-revision {H200}": "no-such-revision",
+    f"compare nowhere:HEAD {H200}": "nowhere",
+    f"compare . {H200}": "",
+    f"compare {H200} {H200} --where size": "size",
+}
+
+
+@pytest.mark.parametrize(("command", "message"), COMMANDS.items())
 def test_a_mistake_ends_in_one_line(
-    args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "slip.py").write_text("class Net(:\n")
-    assert main(["measure", *args.split(), *NANO]) == 2
+    assert main(command.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert message in captured.err
-
-
-def test_a_value_after_the_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["measure", "end_to_end", *NANO, "steps=5"]) == 2
-    assert capsys.readouterr().err.endswith("; a point's own values come before --config\n")
 
 
 RANKS = {"nnodes": 1, "rdzv_backend": "c10d"}

@@ -1,14 +1,9 @@
 """`lmlab measure`: a few keys in, a table and one JSON document out."""
 
 import json
-import os
 import signal
-import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +14,10 @@ from lmlab.cli.measure import table
 from lmlab.jobs import run
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure import records
-from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
 from lmlab.study.results import read
+from tests.project import config
+from tests.report.study import time_record
 from tests.study.test_results import make
 
 NANO = ["--config", "study=nano"]
@@ -29,8 +25,7 @@ COLLECTIVES = ["measure", "collectives", *NANO]
 
 
 def timed(stopped: str = "3 samples", **labels: str) -> records.Record:
-    measured = Measurement(samples_ms=(1.0, 2.0, 3.0), clock="wall", cache="warm", stopped=stopped)
-    return records.timed(measured, **labels)
+    return {**time_record([1.0, 2.0, 3.0], **labels), "stopped": stopped}
 
 
 def chapter_giving(outcome: Outcome | Exception) -> Callable[[str], object]:
@@ -90,11 +85,10 @@ def test_only_a_failure_fails(
 
 
 def test_a_chapter_that_is_switched_off_is_refused(
-    config: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    nano = config["studies"]["nano"]
-    off = {**nano, "precision": {**nano["precision"], "enabled": False}}
-    changed = {**config, "study": "nano", "studies": {**config["studies"], "nano": off}}
+    changed = config(study="nano")
+    changed["studies"]["nano"]["precision"]["enabled"] = False
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
     assert main(["measure", "precision"]) == 2
     assert "precision is switched off in the study 'nano'" in capsys.readouterr().err
@@ -137,50 +131,19 @@ def test_ranks_are_started_by_torchrun(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["parameters"]["world_size"] == 4
 
 
-# As torchrun does, it answers a signal with a traceback and the status of a failure.
-ENDED_BY_A_SIGNAL = """#!{python}
-import pathlib, signal, sys, time
-def end(number, frame):
-    sys.exit("Traceback (most recent call last): got signal")
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, end)
-pathlib.Path("ready").touch()
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A torchrun that waits for a signal, of an environment with two cores."""
-    program = tmp_path / "torchrun"
-    program.write_text(ENDED_BY_A_SIGNAL.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setattr("lmlab.jobs.launch.usable_cores", lambda: 2)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-
-
-@pytest.mark.usefixtures("torchrun")
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
-    [(signal.SIGINT, 130, "lmlab: interrupted, nothing is written\n"), (signal.SIGTERM, 143, "")],
+    ("status", "said"),
+    [(128 + signal.SIGINT, "lmlab: interrupted, nothing is written\n"), (128 + signal.SIGTERM, "")],
 )
-def test_a_signal_ends_the_ranks_without_their_tracebacks(
-    tmp_path: Path, number: int, status: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_a_signal_that_ended_the_ranks_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, said: str
 ) -> None:
-    def send() -> None:
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.02)
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=send)
-    thread.start()
+    monkeypatch.setattr(measure, "run_ranks", lambda *_: status)
     try:
         ended = main(COLLECTIVES)
     except SystemExit as error:
         ended = int(str(error.code))
-    thread.join()
-    assert ended == status
-    assert capsys.readouterr().err == said
+    assert (ended, capsys.readouterr().err) == (status, said)
 
 
 def test_an_interrupt_writes_nothing(

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 
 from lmlab.cli import main
-from lmlab.jobs.registry import fingerprint
 from lmlab.measure import records
 from lmlab.measure.identity import find_machine
-from tests.jobs.points import precision_point
-from tests.study.test_results import make
+from tests.jobs.test_staleness import POINT, current
 
 Lines = Callable[..., list[str]]
 
 NANO = ["status", "--config", "study=nano"]
 MACHINE = find_machine().id
-POINT = precision_point("accumulation", terms=1000, term=0.01)
 
 
 @pytest.fixture
@@ -35,19 +32,11 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
 
 
 def write(machine: str = MACHINE, **changes: Any) -> Path:
-    """A result of the point as the present would make it, changed as asked."""
-    values: dict[str, Any] = {
-        "chapter": "precision",
-        "parameters": POINT.parameters,
-        "settings": POINT.settings,
-        "measurements": (),
-        "machine": {"id": machine, "device": "cpu", "name": "Test"},
-        "versions": {"python": "3.11.0", "torch": version("torch"), "lmlab": "0.1.0"},
-        "code_fingerprint": fingerprint(POINT),
-        **changes,
-    }
+    """A result of the point, as if measured here and now unless changed."""
     path = POINT.path(Path("results"), machine)
-    make(**values).write(path)
+    versions = {"python": "3.11.0", "torch": version("torch"), "lmlab": "0.1.0"}
+    own = {"machine": {"id": machine, "device": "cpu", "name": "Test"}, "versions": versions}
+    current(**{**own, **changes}).write(path)
     return path
 
 
@@ -101,25 +90,6 @@ def test_another_gpu_has_results_of_the_full_study(capsys: pytest.CaptureFixture
     Path("results/nvidia-z9000").mkdir(parents=True)
     assert main(["status", "--machine", "nvidia-z9000"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("full on nvidia-z9000: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param(["--config", "study=huge"], 'study = "huge"', id="unknown study"),
-        pytest.param(["--config", "study"], "'study' is not key=value", id="no value"),
-        pytest.param(["--machine", "nosuch"], "machine = 'nosuch' has no results", id="no machine"),
-        pytest.param(["--config", "model=no:Net"], "model = 'no:Net': module 'no'", id="no model"),
-        pytest.param(["--configfile", "no.yaml"], "no.yaml: not a readable", id="no file"),
-    ],
-)
-def test_a_wrong_configuration_ends_in_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1
 
 
 def test_a_folder_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,16 @@ def memory_point(topic: str = "timeline", **changes: Any) -> Point:
     return changed("memory", {"topic": topic, **MODEL}, {**SETTINGS, **own}, changes)
 
 
+def rank_point(chapter: str, sizes: dict[str, int], **settings: Any) -> Point:
+    """A point of a chapter that trains on ranks; sizes are named by their width."""
+    parameters = {"placement": "cpu", "world_size": 2, **MODEL}
+    del parameters["size"]
+    shape = {key: SETTINGS[key] for key in ("d_ff", "num_layers", "num_heads")}
+    known = {key: SETTINGS[key] for key in ("model", "vocab_size", "rope_theta", "seed")}
+    shapes = [{"size": name, "d_model": width, **shape} for name, width in sizes.items()]
+    return Point(chapter, parameters, {**known, "nnodes": 1, "sizes": shapes, **settings})
+
+
 def changed(
     chapter: str, parameters: dict[str, Any], settings: dict[str, Any], changes: dict[str, Any]
 ) -> Point:

@@ -11,25 +11,11 @@ import torch
 from lmlab.jobs import autosize
 from lmlab.jobs.autosize import Choice, choose, why_too_large, why_too_slow
 from lmlab.jobs.rank_work import Candidate, candidates, expected_memory
-from lmlab.study.points import Point
+from tests.jobs.points import rank_point
 from tests.measure.one_rank import group_of_one
 
 CPU = torch.device("cpu")
-SHAPE = {"d_ff": 64, "num_layers": 2, "num_heads": 2}
-POINT = Point(
-    "data_parallel",
-    {"world_size": 1, "context": 8, "batch": 2, "precision": "fp32", "attention": "naive"},
-    {
-        "model": "lmlab.model.transformer:TransformerLM",
-        "vocab_size": 50,
-        "rope_theta": 10000.0,
-        "seed": 0,
-        "sizes": [
-            {"size": name, "d_model": width, **SHAPE}
-            for name, width in (("huge", 4096), ("wide", 512), ("slim", 16))
-        ],
-    },
-)
+POINT = rank_point("data_parallel", {"huge": 4096, "wide": 512, "slim": 16})
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import read
 from tests.jobs.points import end_to_end_point, precision_point
+from tests.processes import start_script, wait_until
 
 Run = Callable[..., tuple[int, Path]]
 Start = Callable[..., subprocess.Popen[str]]
@@ -62,7 +63,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.fixture
-def start(start_script: Start, tmp_path: Path, environment: dict[str, str]) -> Start:
+def start(tmp_path: Path, environment: dict[str, str]) -> Start:
     def start(call: str, **more: str) -> subprocess.Popen[str]:
         (tmp_path / "own.py").write_text(MODEL.format(call=call))
         point, out = end_to_end_point(model="own:Model"), Path("point.json")
@@ -92,11 +93,9 @@ def test_a_point_that_cannot_record_its_end_is_a_failure(
 
 
 @pytest.mark.slow
-def test_an_interrupt_is_one_line_even_if_the_point_hangs(
-    tmp_path: Path, start: Start, wait_for: Callable[[Path], None]
-) -> None:
+def test_an_interrupt_is_one_line_even_if_the_point_hangs(tmp_path: Path, start: Start) -> None:
     script = start(HANG)
-    wait_for(tmp_path / "running")
+    wait_until((tmp_path / "running").exists)
     script.send_signal(signal.SIGINT)
     stdout, stderr = script.communicate()
     assert (script.returncode, stdout, len(stderr.splitlines())) == (130, "", 1), stderr

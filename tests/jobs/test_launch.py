@@ -22,8 +22,8 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import Result, read
 from tests.jobs.points import changed
+from tests.processes import start_script, wait_until
 
-Start = Callable[..., subprocess.Popen[str]]
 Measure = Callable[[Point], Result]
 RANKS = {"rdzv_backend": "c10d", "rdzv_endpoint": "head:29500"}
 
@@ -164,9 +164,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_reason(
     assert re.match(reason, str(result.reason)), result.reason
 
 
-def test_one_of_two_nodes_writes_the_result(
-    tree: Path, tmp_path: Path, start_script: Start
-) -> None:
+def test_one_of_two_nodes_writes_the_result(tree: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -188,12 +186,12 @@ def test_one_of_two_nodes_writes_the_result(
 
 
 def test_a_job_in_which_nothing_moves_is_killed_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Path], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point, ready = point_of(), tmp_path / "ready"
 
     def after_its_start(point: Point) -> float:
-        wait_for(ready)
+        wait_until(ready.exists)
         return 0.1
 
     monkeypatch.setattr(launch, "deadline_s", after_its_start)
@@ -203,15 +201,13 @@ def test_a_job_in_which_nothing_moves_is_killed_whole(
     assert "sleep 601.125" not in left
 
 
-def test_an_interrupt_ends_ranks_that_hang_in_one_line(
-    tree: Path, tmp_path: Path, wait_for: Callable[[Path], None], start_script: Start
-) -> None:
+def test_an_interrupt_ends_ranks_that_hang_in_one_line(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "point.json"
     point = point_of("hangs", world_size=1, started=str(tmp_path / "started"))
     own = {"LMLAB_LOCK_DOMAIN": tmp_path.name, "PYTHONPATH": str(tree)}
     command = torchrun_command(point, out, RANKS)
     script = start_script("ranks.py", point, out, "--", *command, cwd=tree, env=own)
-    wait_for(tmp_path / "started")
+    wait_until((tmp_path / "started").exists)
     script.send_signal(signal.SIGINT)
     _, stderr = script.communicate()
     assert script.returncode == 130

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import yaml
 
 from lmlab.jobs import preflight
 from lmlab.jobs.catalog import all_points
@@ -10,11 +9,10 @@ from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.preflight import SLOW, flops_of_step, product_s, refuse_unsupported
 from lmlab.model.cost import flops
 from lmlab.model.shape import ModelShape
-from lmlab.study.config import load as load_study
-from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from tests.chapters.attention.points import benchmark_point
 from tests.jobs.points import end_to_end_point
+from tests.project import study
 
 CPU = torch.device("cpu")
 LARGE = {"d_model": 512, "d_ff": 2048, "context": 512}
@@ -91,10 +89,9 @@ def test_products_are_those_of_the_points_own_mode_and_of_both_passes_of_attenti
     assert flops_of_step(asked) == 14 * asked["batch"] * 64**2 * 16
 
 
-@pytest.mark.parametrize("study", ["full", "tiny", "nano"])
-def test_products_of_every_point_can_be_counted(study: str) -> None:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    points = all_points(load_study({**config, "study": study}, "cpu"))
+@pytest.mark.parametrize("name", ["full", "tiny", "nano"])
+def test_products_of_every_point_can_be_counted(name: str) -> None:
+    points = all_points(study(name))
     counted = {p.chapter for p in points if flops_of_step({**p.settings, **p.parameters}) > 0}
     assert counted == {"end_to_end", "memory", "profile", "attention", "fastest_step"}
 

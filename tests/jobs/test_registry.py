@@ -5,17 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lmlab.import_path import ImportPathError
 from lmlab.jobs.catalog import all_points, chapters
 from lmlab.jobs.registry import code_modules, fingerprint, fingerprint_of, load
-from lmlab.study.config import load as load_study
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import UnknownModule
 from lmlab.study.points import Point
 from tests.chapters.attention.points import benchmark_point, naive_point
 from tests.jobs.points import end_to_end_point, precision_point, profile_point
+from tests.project import config, study
 
 POINTS = {
     "end_to_end": end_to_end_point(),
@@ -101,9 +100,7 @@ def test_an_edit_makes_stale_what_runs_it(
 
 
 def test_the_code_of_every_point_of_every_study_exists() -> None:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    studies = [load_study({**config, "study": name}, "cpu") for name in config["studies"]]
-    points = [point for study in studies for point in all_points(study)]
+    points = [point for name in config()["studies"] for point in all_points(study(name))]
     assert {point.chapter for point in points} == set(chapters())
     for modules in {tuple(code_modules(point)) for point in points}:
         assert len(fingerprint_of(modules)) == 16

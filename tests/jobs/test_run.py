@@ -10,12 +10,11 @@ import torch
 from lmlab.jobs import run
 from lmlab.jobs.outcome import LONGEST_REASON, Outcome, Unsupported
 from lmlab.jobs.registry import fingerprint
-from lmlab.measure import records
 from lmlab.measure.identity import find_machine
-from lmlab.measure.statistics import Measurement
 from lmlab.study.points import Point
 from lmlab.study.results import read
 from tests.jobs.points import precision_point
+from tests.report.study import time_record
 
 POINT = precision_point("layernorm")
 Stand = Callable[[Point, torch.device], Outcome]
@@ -25,11 +24,6 @@ CUDA_MESSAGE = (
     "which 1.20 GiB is free. Process 7 has 138 GiB memory in use.\nSee documentation."
 )
 QUIET, NOISY = (10.0, 10.1, 10.2), (5.0, 10.0, 20.0)
-
-
-def timed(phase: str, samples: tuple[float, ...]) -> records.Record:
-    measured = Measurement(samples_ms=samples, clock="wall", cache="warm", stopped="3 samples")
-    return records.timed(measured, phase=phase)
 
 
 def raising(error: BaseException) -> Stand:
@@ -85,7 +79,7 @@ def test_a_result_carries_its_point_and_its_provenance(
     measure: Measure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run.GpuWatch, "flags", ["throttled", "gpu_shared"])
-    total = timed("total", NOISY)
+    total = time_record(NOISY, phase="total")
     _, out = measure(lambda point, device: Outcome(measurements=[total], data={"a": 1}))
     result, machine = read(out), find_machine()
     assert Point(result.chapter, result.parameters, result.settings) == POINT
@@ -98,16 +92,18 @@ def test_a_result_carries_its_point_and_its_provenance(
 
 
 @pytest.mark.parametrize(
-    ("measurements", "noisy"),
+    ("phases", "noisy"),
     [
-        pytest.param([timed("total", QUIET)], False, id="quiet total"),
-        pytest.param([timed("zero_grad", NOISY), timed("total", QUIET)], False, id="quiet in all"),
-        pytest.param([timed("a", QUIET), timed("b", NOISY)], True, id="no total, one noisy"),
-        pytest.param([], False, id="nothing timed"),
+        ({"total": QUIET}, False),
+        ({"zero_grad": NOISY, "total": QUIET}, False),
+        ({"a": QUIET, "b": NOISY}, True),
+        ({}, False),
     ],
+    ids=["quiet total", "quiet in all", "no total, one noisy", "nothing timed"],
 )
-def test_noise_is_judged_by_the_total(measurements: list[records.Record], noisy: bool) -> None:
-    assert Outcome(measurements=measurements).noisy is noisy
+def test_noise_is_judged_by_the_total(phases: dict[str, tuple[float, ...]], noisy: bool) -> None:
+    times = [time_record(samples, phase=phase) for phase, samples in phases.items()]
+    assert Outcome(measurements=times).noisy is noisy
 
 
 def test_another_machine_is_refused(measure: Measure, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,12 +113,6 @@ def test_another_machine_is_refused(measure: Measure, capsys: pytest.CaptureFixt
     assert (code, out.exists(), "'nvidia-z9000'" in line, here in line) == (2, False, True, True)
     code, out = measure(lambda point, device: Outcome(), f"{here}@repeat")
     assert (code, read(out).machine["id"]) == (0, here)
-
-
-def test_an_interrupt_goes_through_and_writes_nothing(measure: Measure, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        measure(raising(KeyboardInterrupt()))
-    assert not (tmp_path / "results").exists()
 
 
 def test_the_working_folder_is_importable_while_measuring(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from triton.testing import do_bench
 
 from lmlab.kernels import configs, launch, tune
 from lmlab.kernels.configs import Tiles, shared_bytes
@@ -147,26 +146,3 @@ def test_what_cannot_be_tuned_is_a_one_line_error(
         tune.main(arguments)
     assert caught.value.code == 2
     assert expected in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_shapes_between_tuned_ones_are_fast(head_dim: int, direction: Direction) -> None:
-    """Per 128 x 128 scores that the mask leaves, a tenth being the tail of the last wave.
-
-    The least of many times, because other work may share the GPU.
-    """
-
-    def cost(heads: int, length: int) -> float:
-        lengths = {"queries": length, "keys": length, "heads": heads, "kv_heads": heads}
-        problem = replace(SIXTEEN_HEADS, **lengths, head_dim=head_dim, direction=direction)
-        inputs = tune.inputs_of(problem)
-        time: float = do_bench(lambda: tune.run(problem, inputs, None), rep=50, return_mode="min")
-        tiles = -(-length // 128)
-        return time / (heads * tiles * (tiles + 1))
-
-    for heads in (48, 160):
-        for low, between, high in ((512, 777, 1024), (1024, 1600, 2048), (2048, 3001, 4096)):
-            assert cost(heads, between) < 1.1 * max(cost(heads, low), cost(heads, high))

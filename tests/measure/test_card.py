@@ -1,7 +1,6 @@
 """The machine: its id, card, vendor peaks, measured ceilings, versions, commit; nothing guessed."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,12 @@ import torch
 import lmlab
 from lmlab.measure import ceilings, identity
 from lmlab.measure.card import gpu_limits, machine_card, nvml_facts
-from lmlab.measure.ceilings import Plan, copy_ceiling, matmul_ceiling, measure_ceilings
+from lmlab.measure.ceilings import Plan, copy_ceiling, matmul_ceiling
 from lmlab.measure.environment import commit, versions
 from lmlab.measure.identity import Machine, find_machine, torch_built_for_cuda
 from lmlab.measure.peaks import known_devices, peaks_of
-
-from .fake_nvml import FakeGpu, FakeNvml
+from tests.measure.fake_nvml import FakeGpu, FakeNvml
+from tests.processes import git
 
 Find = Callable[..., Machine]
 EPYC = "processor\t: 0\nmodel name\t: AMD EPYC 7763 64-Core Processor\nflags\t\t: fpu vme\n"
@@ -169,13 +168,6 @@ def test_every_known_device_is_unique_complete_and_sourced(name: str) -> None:
     assert "datasheet" in peaks["source"] or "whitepaper" in peaks["source"]
 
 
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=A Tester", "-c", "user.email=tester@example.org"]
-    return subprocess.run(
-        ["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     git(tmp_path, "init", "--quiet")
@@ -237,15 +229,6 @@ def times_ms(monkeypatch: pytest.MonkeyPatch) -> Times:
         return left
 
     return use
-
-
-def test_quick_ceilings_of_a_cpu_are_positive() -> None:
-    found = json.loads(json.dumps(measure_ceilings(CPU, quick=True)))
-    assert set(found["matmul_tflops"]) == {"fp32", "bf16"}
-    for row in found["matmul_tflops"].values():
-        assert row["tflops"] > 0
-        assert (row["shape"], row["reason"]) == ([256, 256, 256], None)
-    assert found["copy_gb_per_s"]["gb_per_s"] > 0
 
 
 def test_a_copy_counts_both_directions(times_ms: Times) -> None:

@@ -15,7 +15,7 @@ import torch
 from lmlab.measure import across_ranks, time_spent
 from lmlab.measure import clock as module
 from lmlab.measure.clock import PhaseClock, collector_paused, measure_steps
-from lmlab.measure.rounds import MIN_ROUNDS, Rounds, TimedStep, interleave, round_order
+from lmlab.measure.rounds import MIN_ROUNDS, TimedStep, interleave, round_order
 from tests.measure.one_rank import group_of_one
 
 
@@ -206,20 +206,8 @@ def test_interleave(tmp_path: Path, rounds: int, cap_s: float, measured: int, st
     assert found.stopped == stopped
 
 
-def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
-    times = {"a": {"total": [[1.0, 5.0, 2.0], [3.0, 4.0, 2.5]]}}
-    assert Rounds(samples_ms=times, stopped="").slowest("a").samples_ms == (3.0, 5.0, 2.5)
-
-
 @pytest.mark.parametrize(
     ("errors", "largest"), [([0.0, float("nan")], float("inf")), ([0.1, 0.3, 0.2], 0.3), ([], 0.0)]
 )
 def test_nan_is_the_largest_error(errors: list[float], largest: float) -> None:
     assert across_ranks.max_error(errors) == across_ranks.max_error(errors[::-1]) == largest
-
-
-def test_a_single_rank_gathers_its_own_value(tmp_path: Path) -> None:
-    with group_of_one(tmp_path):
-        assert across_ranks.gather({"a": 1}) == [{"a": 1}]
-        assert across_ranks.max_over_ranks(2.0) == across_ranks.min_over_ranks(2.0) == 2.0
-        assert across_ranks.ranks_per_device(CPU) == 1

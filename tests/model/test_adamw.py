@@ -1,6 +1,5 @@
 """AdamW takes the steps that torch's takes."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -57,18 +56,6 @@ def test_decay_is_decoupled_and_a_parameter_without_gradient_is_skipped() -> Non
     assert skipped.item() == 1.0
     assert skipped not in optimizer.state
     assert optimizer.step(lambda: 9.0) == 9.0, "the loss of its closure"
-
-
-def test_a_state_dict_resumes_training() -> None:
-    straight, resumed = network(), network()
-    optimizer = AdamW(straight.parameters(), lr=0.05)
-    train(straight, optimizer, steps=5)
-    resumed.load_state_dict(straight.state_dict())
-    second = AdamW(resumed.parameters(), lr=0.05)
-    second.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(straight, optimizer, steps=5)
-    train(resumed, second, steps=5)
-    assert_same_parameters(straight, resumed)
 
 
 @pytest.mark.parametrize(

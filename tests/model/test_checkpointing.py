@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lmlab.model import checkpoint_peak, checkpointing
+from lmlab.model import checkpoint_peak
 from lmlab.model.checkpoint_peak import predicted_peak_checkpointed, predicted_peak_nested
 from lmlab.model.checkpointing import StrategyError, checkpointed, parse_strategy
 from lmlab.model.loss import cross_entropy
@@ -59,14 +59,6 @@ def test_recomputation_is_one_forward_per_level(name: str, fewest: int, most: in
 def test_unknown_strategies_are_rejected(name: str) -> None:
     with pytest.raises(StrategyError, match=f"^checkpoint must be [^\n]* got '{name}'$"):
         parse_strategy(name)
-
-
-def test_a_model_without_blocks_is_rejected() -> None:
-    with (
-        pytest.raises(StrategyError, match=r"^checkpoint: Linear has no list of blocks"),
-        checkpointed(nn.Linear(2, 2), checkpointing.Strategy("nested")),
-    ):
-        pass
 
 
 DEEP = replace(SMALL, num_layers=48, context=1024)

@@ -220,7 +220,8 @@ def test_a_predicate_chooses_the_sharded_layers() -> None:
     wrapped = FSDP(build("layers"), shards=lambda layer: getattr(layer, "out_features", 0) > 10)
     backward(wrapped, own_part(batch_of(0)))
     assert [param.name for param in wrapped.sharded_params] == ["inner.weight"]
-    by_default = nn.Linear(2, 2), nn.Embedding(2, 2), models.ExactLinear(2, 2)
+    own = Model(torch.mul, weight=nn.Parameter(torch.ones(2, 2)))
+    by_default = nn.Linear(2, 2), nn.Embedding(2, 2), own
     others = nn.LayerNorm(2), nn.Tanh(), nn.Sequential(nn.Linear(2, 2))
     assert all(map(has_matrix_weight, by_default))
     assert not any(map(has_matrix_weight, others))

@@ -266,42 +266,27 @@ def after_forward(groups: list[int], ahead: int = 2) -> ExecutionOrder:
     return order
 
 
-@pytest.mark.parametrize(
-    ("previous", "ahead", "current", "predicted"),
-    [
-        ([], 2, [0, 1, 2], [[], [], []]),
-        ([0, 1, 2, 3], 2, [0, 1, 2, 3], [[1, 2], [2, 3], [3], []]),
-        ([0, 1, 0], 1, [0, 1, 0], [[1], [0], []]),
-        ([0, 1, 2], 1, [0, 2, 1], [[1], [], []]),
-    ],
-    ids=["first", "same", "used_twice", "deviates"],
-)
-def test_a_forward_predicts_the_next_and_whether_a_group_ends_it(
-    previous: list[int], ahead: int, current: list[int], predicted: list[list[int]]
-) -> None:
-    order = after_forward(previous, ahead)
-    order.begin_forward()
-    order.begin_forward()  # a forward without groups is ignored
-    assert not any(order.is_last(group) for group in current)
-    assert [order.forward(group) for group in current] == predicted
-    assert order.is_last(current[-1]) is (previous == current)
+FOUR = [0, 1, 2, 3]
+# Groups to look ahead, the last forward, what is run next and what is predicted after each group.
+PREDICTIONS: dict[str, tuple[int, list[int], str, list[int], list[list[int]]]] = {
+    "first forward": (2, [], "forward", [0, 1, 2], [[], [], []]),
+    "same forward": (2, FOUR, "forward", FOUR, [[1, 2], [2, 3], [3], []]),
+    "used twice": (1, [0, 1, 0], "forward", [0, 1, 0], [[1], [0], []]),
+    "deviates": (1, [0, 1, 2], "forward", [0, 2, 1], [[1], [], []]),
+    "reversed": (2, FOUR, "backward", FOUR[::-1], [[2, 1], [1, 0], [0], []]),
+    "skips and restarts": (2, FOUR, "backward", [3, 1, 3, 7], [[2, 1], [0], [2, 1], []]),
+    "several outputs": (1, [0, 1, 0], "backward", [0, 0, 1, 1, 0], [[1], [1], [0], [0], []]),
+}
 
 
-@pytest.mark.parametrize(
-    ("ahead", "forward", "backward", "predicted"),
-    [
-        (2, [0, 1, 2, 3], [3, 2, 1, 0], [[2, 1], [1, 0], [0], []]),
-        (2, [0, 1, 2, 3], [3, 1, 3, 7], [[2, 1], [0], [2, 1], []]),
-        (1, [0, 1, 0], [0, 1, 0], [[1], [0], []]),
-        (1, [0, 1, 0, 1], [1, 1, 0, 0, 1, 1, 0], [[0], [0], [1], [1], [0], [0], []]),
-    ],
-    ids=["reversed", "skips_and_restarts", "used_twice", "several_outputs"],
-)
-def test_backward_is_predicted_from_forward(
-    ahead: int, forward: list[int], backward: list[int], predicted: list[list[int]]
-) -> None:
-    order = after_forward(forward, ahead)
-    assert [order.backward(group) for group in backward] == predicted
+@pytest.mark.parametrize("case", PREDICTIONS)
+def test_a_forward_predicts_the_next_one_and_backward(case: str) -> None:
+    ahead, before, direction, groups, predicted = PREDICTIONS[case]
+    order = after_forward(before, ahead)
+    if direction == "forward":
+        order.begin_forward()
+        order.begin_forward()  # a forward without groups is ignored
+    assert [getattr(order, direction)(group) for group in groups] == predicted
 
 
 def test_recomputation_runs_up_to_where_backward_is() -> None:

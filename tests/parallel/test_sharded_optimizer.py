@@ -59,13 +59,6 @@ def test_any_optimizer_works(optimizer: str) -> None:
     compare("one_vector", optimizer)  # two of three ranks own nothing
 
 
-@on_ranks(2, 3)
-def test_with_data_parallelism_training_follows_one_process() -> None:
-    wrapped, alone = training.wrapped_and_alone("flat", "transformer")
-    sharded = ShardedOptimizer(wrapped.parameters(), SGD, **training.SGD_SETTINGS)
-    training.train_both(wrapped, alone, map(batch_of, range(STEPS)), optimizer=sharded)
-
-
 @pytest.mark.parametrize(("model", "dtypes"), [("transformer", 1), ("mixed_dtypes", 2)])
 @on_ranks(3)
 def test_a_step_broadcasts_each_parameter_once_in_few_messages(model: str, dtypes: int) -> None:

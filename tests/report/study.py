@@ -20,30 +20,39 @@ def time_record(samples: Sequence[float], clock: Any = "wall", **labels: Any) ->
     return timed(measurement, **labels)
 
 
-def result(
-    parameters: Mapping[str, Any],
-    records: Iterable[Record] = (),
-    *,
-    chapter: str = "steps",
-    status: Any = "ok",
-    reason: str | None = None,
-    **more: Any,
-) -> Result:
-    return Result(
-        chapter=chapter,
-        parameters=parameters,
-        settings=more.pop("settings", {"num_layers": 2}),
-        status=status,
-        reason=reason,
-        measurements=tuple(records),
-        machine={"id": MACHINE, "device": "cuda", "name": "Test GPU"},
-        versions={"python": "3.12", "torch": "2.11.0", "lmlab": "0.2.0"},
-        commit={"id": "a" * 40, "dirty": False},
-        code_fingerprint="0" * 16,
-        started_at="2026-01-01T00:00:00Z",
-        elapsed_s=1.0,
-        **more,
-    )
+def result(parameters: Mapping[str, Any], records: Iterable[Record] = (), **changes: Any) -> Result:
+    """A result of the test machine, changed as asked."""
+    values: dict[str, Any] = {
+        "chapter": "steps",
+        "settings": {"num_layers": 2},
+        "status": "ok",
+        "machine": {"id": MACHINE, "device": "cuda", "name": "Test GPU"},
+        "versions": {"python": "3.12", "torch": "2.11.0", "lmlab": "0.2.0"},
+        "commit": {"id": "a" * 40, "dirty": False},
+        "code_fingerprint": "0" * 16,
+        "started_at": "2026-01-01T00:00:00Z",
+        "elapsed_s": 1.0,
+    }
+    return Result(parameters=parameters, measurements=tuple(records), **{**values, **changes})
+
+
+def machine_card(dtype: str, measured: float, stated: float, bandwidth: float) -> Result:
+    """The ceilings that pages of other chapters quote."""
+    records = [
+        value("matmul_rate", measured, "TFLOP/s", dtype=dtype),
+        value("stated_matmul_rate", stated, "TFLOP/s", dtype=dtype),
+        value("copy_bandwidth", bandwidth, "GB/s"),
+    ]
+    return result({}, records, chapter="machine")
+
+
+def scale(measurements: Iterable[Record], factor: float) -> None:
+    """Multiply what was timed, as if the machine were slower."""
+    for record in measurements:
+        if "samples" in record:
+            for name in ("value", "q1", "q3", "min", "max", "mean"):
+                record[name] *= factor
+            record["samples"] = [sample * factor for sample in record["samples"]]
 
 
 def written(folder: Path, results: Iterable[Result], missing: Iterable[Point] = ()) -> Results:

@@ -3,14 +3,13 @@
 from typing import Any
 
 import pytest
-import yaml
 
 from lmlab.chapters.machine.page import against_bands, read_bands
 from lmlab.jobs.catalog import all_points
 from lmlab.measure.peaks import known_devices
 from lmlab.report.frame import Results, load, table_of
-from lmlab.study.config import load as load_study
 from lmlab.study.files import REFERENCES, ROOT
+from tests.project import study
 
 BANDS = read_bands(REFERENCES / "bands.yaml")
 H200 = "NVIDIA H200"
@@ -47,9 +46,8 @@ def test_an_odd_figure_has_a_likely_cause(rate: float, more: dict[str, Any], cau
 
 
 def test_the_committed_h200_is_what_it_should_be() -> None:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    study = load_study({**config, "study": "full"}, "cuda")
-    points = [p for p in all_points(study) if p.chapter in ("machine", "end_to_end", "attention")]
+    shown = ("machine", "end_to_end", "attention")
+    points = [p for p in all_points(study("full", "cuda")) if p.chapter in shown]
     found = against_bands(load(points, ROOT / "results", "nvidia-h200"), BANDS)
     assert {"fp32 matmul", "bf16 matmul", "copy"} <= {figure["name"] for figure in found}
     assert [figure for figure in found if figure["outside"]] == []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lmlab.chapters import compare_page
 from lmlab.cli.machines import write_comparison
@@ -16,6 +15,8 @@ from lmlab.report.table import Table, time
 from lmlab.result_sets.machines import Machine, Question, ceilings, section
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 from lmlab.study.selection import NoResults, compared
+from tests.project import config
+from tests.report.study import scale
 
 GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
 FACTOR = 3.0
@@ -30,12 +31,9 @@ def results(tmp_path: Path) -> Path:
         for name, factor in (("cpu-golden", 1.0), ("cpu-slow", FACTOR)):
             copy = json.loads(json.dumps(result))
             copy["machine"].update(id=name, name=f"The {name}")
+            scale(copy["measurements"], factor)
             for record in copy["measurements"]:
-                if "samples" in record:
-                    for key in ("value", "q1", "q3", "min", "max", "mean"):
-                        record[key] *= factor
-                    record["samples"] = [sample * factor for sample in record["samples"]]
-                elif record["quantity"] == "matmul_rate" and record["value"]:
+                if record["quantity"] == "matmul_rate" and record["value"]:
                     record["value"] /= factor
             target = folder / name / path.relative_to(GOLDEN)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +42,9 @@ def results(tmp_path: Path) -> Path:
 
 
 def write(results: Path, machines: Sequence[str]) -> tuple[str, list[str]]:
-    config = {**yaml.safe_load((ROOT / "config.yaml").read_text()), "study": "nano"}
     out = results.parent / "report" / "compare.md"
     faults = write_comparison(
-        config,
+        config(study="nano"),
         machines=machines,
         results=results,
         templates=TEMPLATES,

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from lmlab.measure.records import value
-from lmlab.report.frame import candidates, combine, derived, distinct, load, load_references, select
+from lmlab.report.frame import combine, derived, load, load_references, select
 from lmlab.study.points import Point
 from tests.report.study import MACHINE, result, small_study, time_record, written
 
@@ -20,13 +19,6 @@ def test_rows_carry_parameters_settings_labels_and_statistics(tmp_path: Path) ->
     assert row["samples"] == [10.0, 10.1, 9.9]
     assert results.value(size="large", precision="fp32", quantity="peak_memory") == 2**30
     assert results.value(size="huge", quantity="time") is None
-
-
-def test_points_without_a_value_are_rows_with_a_reason(tmp_path: Path) -> None:
-    results = small_study(tmp_path)
-    states = select(results.rows, phase=pd.isna, quantity=pd.isna)
-    assert list(states["status"]) == ["oom", "missing"]
-    assert results.problems == ()
 
 
 def test_an_unusable_file_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -44,12 +36,6 @@ def test_an_unusable_file_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
 def test_a_label_may_not_hide_a_parameter(tmp_path: Path) -> None:
     clash = result({"size": "small"}, [value("peak", 1, "B", size="large")])
     assert "'size'" in written(tmp_path, [clash]).problems[0]
-
-
-def test_candidates_include_points_that_failed_as_a_whole(tmp_path: Path) -> None:
-    rows = small_study(tmp_path).rows
-    found = candidates(rows, precision="bf16", quantity="time", phase="total")
-    assert list(found["status"]) == ["ok", "oom"]
 
 
 def test_select_takes_values_lists_and_predicates(tmp_path: Path) -> None:
@@ -72,11 +58,6 @@ def test_derived_quantities_join_the_rows(tmp_path: Path) -> None:
     assert len(derived(rows, "nothing", {"quantity": "absent"}, lambda found: found.value)) == len(
         rows
     )
-
-
-def test_distinct_keeps_the_order_of_the_study(tmp_path: Path) -> None:
-    rows = small_study(tmp_path).rows
-    assert distinct(rows, ["size"]) == [("small",), ("large",), ("huge",)]
 
 
 def test_what_a_published_source_leaves_out_is_not_stated(tmp_path: Path) -> None:

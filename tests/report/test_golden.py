@@ -4,6 +4,7 @@ After a change that is meant to alter pages: `make example` for the first, and
 `LMLAB_UPDATE_GOLDEN=1 pytest tests/report/test_golden.py` for the second; then review the diff.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
-from lmlab.cli.report import write_report
 from lmlab.report.text import slug
-from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+from lmlab.study.files import ROOT
+from tests.project import config, report
 
 GOLDEN = ROOT / "tests" / "golden"
 H200 = Path("docs/nvidia-h200")
@@ -28,22 +28,9 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)]+)\)")
 
 def render(folder: Path, results: Path, machine: str, device: str, study: str, out: str) -> Path:
     """The report as the workflow writes it, from a folder that sees the results."""
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
     (folder / "results").symlink_to(results)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        faults = write_report(
-            {**config, "study": study},
-            machine=machine,
-            device=device,
-            results=Path("results"),
-            templates=TEMPLATES,
-            references=REFERENCES,
-            out=Path(out),
-        )
-    finally:
-        os.chdir(before)
+    with contextlib.chdir(folder):
+        faults = report(config(study=study), machine, device, Path("results"), Path(out))
     assert faults == []
     return folder / out
 

@@ -12,7 +12,7 @@ from lmlab.measure.records import value
 from lmlab.report import provenance
 from lmlab.report.compare import Compare
 from lmlab.report.frame import Results, derived
-from lmlab.report.page import Report, answers_in, build_chapters, environment_for
+from lmlab.report.page import Report, answers_in, build_chapters
 from lmlab.report.table import Table, time
 from tests.report.study import result, small_study, time_record, written
 from tests.report.test_figure import STEPS
@@ -87,18 +87,11 @@ def test_derived_rows_replace_the_chapters_own(tmp_path: Path) -> None:
 
 def test_text_from_results_is_escaped(tmp_path: Path) -> None:
     hostile = "<b>|*{{ 'zq' * 3 }}*|</b>\n# heading"
-    results = written(
-        tmp_path / "results",
-        [
-            result(
-                {"size": "a", "precision": "x"},
-                [time_record([1.0], phase="total"), value("name", hostile, "")],
-            ),
-            result(
-                {"size": "b", "precision": "x"}, status="failed", reason=hostile.replace("\n", " ")
-            ),
-        ],
-    )
+    records = [time_record([1.0], phase="total"), value("name", hostile, "")]
+    named = result({"size": "a", "precision": "x"}, records)
+    reason = hostile.replace("\n", " ")
+    failed = result({"size": "b", "precision": "x"}, status="failed", reason=reason)
+    results = written(tmp_path / "results", [named, failed])
     made, _ = report(tmp_path, results, page(facts=lambda chapter: {"answer": hostile}))
     assert made.write() == []
     for file in (tmp_path / "out").rglob("*.md"):
@@ -106,15 +99,6 @@ def test_text_from_results_is_escaped(tmp_path: Path) -> None:
         assert "<b>" not in text
         assert "zqzqzq" not in text
         assert "\n# heading" not in text
-
-
-def test_a_sentence_that_ends_in_a_tag_keeps_its_line(tmp_path: Path) -> None:
-    (tmp_path / "t.j2").write_text(
-        "{% if yes %}\nOne.{% if yes %} Two.{% endif %}\n\nThree.\n{% endif %}\n"
-    )
-    assert (
-        environment_for(tmp_path).get_template("t.j2").render(yes=True) == "One. Two.\n\nThree.\n"
-    )
 
 
 def test_answers_are_the_first_sentences_in_bold() -> None:
@@ -135,7 +119,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
     }
     records = [time_record([7.0], phase="total")]
     results = [
-        replace(result({"size": size, "precision": "fp32"}, records), commit=commit)
+        result({"size": size, "precision": "fp32"}, records, commit=commit)
         for size, commit in commits.items()
     ]
     found = written(tmp_path, results)
@@ -165,8 +149,9 @@ def test_the_cost_includes_time_between_points(
     tmp_path: Path, starts: list[str], cost: str
 ) -> None:
     results = [
-        replace(
-            result({"size": start}, spent_s={"measuring": 30, "compiling": 15}),
+        result(
+            {"size": start},
+            spent_s={"measuring": 30, "compiling": 15},
             started_at=f"2026-01-01T{start}Z",
             elapsed_s=60,
         )

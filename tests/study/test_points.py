@@ -19,10 +19,6 @@ def test_a_path_reads_as_the_study_does() -> None:
     )
 
 
-def test_a_point_without_parameters_is_one_file() -> None:
-    assert Point("machine").path(Path("results"), "m") == Path("results/m/machine.json")
-
-
 @given(parameters=PARAMETERS)
 def test_a_point_survives_its_json(parameters: dict[str, str | int]) -> None:
     point = Point("chapter", parameters, {"seed": 0})

@@ -6,31 +6,23 @@ import pytest
 
 from lmlab.study.selection import NoResults, Selection, check_results_exist, select
 
-CASES = {
-    "this machine": ({}, Selection("cpu-here", "cpu", True)),
-    "this machine by name": ({"machine": "cpu-here"}, Selection("cpu-here", "cpu", True)),
-    "another machine": ({"machine": "nvidia-h200"}, Selection("nvidia-h200", "cuda", False)),
-    "another CPU": ({"machine": "cpu-there"}, Selection("cpu-there", "cpu", False)),
-    "a cluster's machine": (
-        {"machine": "nvidia-h200", "measure": "always"},
-        Selection("nvidia-h200", "cuda", True),
-    ),
-    "a second set of this machine's": (
-        {"machine": "cpu-here@repeat"},
-        Selection("cpu-here@repeat", "cpu", True),
-    ),
-    "a second set of another machine's": (
-        {"machine": "nvidia-h200@repeat"},
-        Selection("nvidia-h200@repeat", "cuda", False),
-    ),
-    "reading only": ({"measure": "never"}, Selection("cpu-here", "cpu", False)),
+H200 = "nvidia-h200"
+CASES: dict[str, tuple[dict[str, str], tuple[str, str, bool]]] = {
+    "this machine": ({}, ("cpu-here", "cpu", True)),
+    "this machine by name": ({"machine": "cpu-here"}, ("cpu-here", "cpu", True)),
+    "another machine": ({"machine": H200}, (H200, "cuda", False)),
+    "another CPU": ({"machine": "cpu-there"}, ("cpu-there", "cpu", False)),
+    "a cluster's machine": ({"machine": H200, "measure": "always"}, (H200, "cuda", True)),
+    "a second set of its own": ({"machine": "cpu-here@repeat"}, ("cpu-here@repeat", "cpu", True)),
+    "another's second set": ({"machine": f"{H200}@repeat"}, (f"{H200}@repeat", "cuda", False)),
+    "reading only": ({"measure": "never"}, ("cpu-here", "cpu", False)),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_run_is_about(case: str) -> None:
-    config, selection = CASES[case]
-    assert select(config, "cpu-here", "cpu") == selection
+    config, expected = CASES[case]
+    assert select(config, "cpu-here", "cpu") == Selection(*expected)
 
 
 NOTHING = {
@@ -57,11 +49,8 @@ def test_a_run_without_device_or_results_names_what_exists(case: str, tmp_path: 
     assert str(caught.value) == complaint
 
 
-@pytest.mark.parametrize("case", ["this machine", "a cluster's machine"])
+@pytest.mark.parametrize("case", ["this machine", "a cluster's machine", "another machine"])
 def test_a_run_that_measures_needs_no_results_yet(case: str, tmp_path: Path) -> None:
-    check_results_exist(CASES[case][1], tmp_path / "nowhere", "cpu-here")
-
-
-def test_results_of_another_machine_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-h200").mkdir()
-    check_results_exist(CASES["another machine"][1], tmp_path, "cpu-here")
+    if case == "another machine":
+        (tmp_path / "nvidia-h200").mkdir()
+    check_results_exist(Selection(*CASES[case][1]), tmp_path, "cpu-here")

@@ -80,11 +80,6 @@ def ask(home: Path, source: bytes = b"x = 1", version: str = "one") -> str:
     return done.stdout
 
 
-def test_a_fact_is_computed_once(tmp_path: Path) -> None:
-    assert ask(tmp_path) == "computed5"
-    assert ask(tmp_path) == "5"
-
-
 def test_another_source_or_another_way_is_another_fact(tmp_path: Path) -> None:
     ask(tmp_path)
     assert ask(tmp_path, source=b"x = 12") == "computed6"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import COMMAND, NANO, NETWORK_LOG, Project
+from tests.workflow.conftest import COMMAND, MACHINE, NANO, NETWORK_LOG, Project
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,11 @@ def test_the_study_gives_every_page_and_every_linked_figure(first_run: Project) 
     }
     assert links
     assert all(link.exists() for link in links)
-    assert len(first_run.results()) == 28
+    results = first_run.results()
+    assert len(results) == 28
+    text, _ = results[f"results/{MACHINE}/collectives/placement~cpu/world_size~2.json"]
+    ranks = json.loads(text)["data"]["ranks"]
+    assert (ranks["backend"], ranks["world_size"]) == ("gloo", 2)
 
 
 def test_nothing_is_fetched_from_another_host(first_run: Project) -> None:

@@ -18,13 +18,6 @@ def shell_of(project: Project) -> list[str]:
     return shlex.split(shell.partition("Shell command: ")[2])
 
 
-def test_two_real_ranks_measure_together(first_run: Project) -> None:
-    result = json.loads((first_run.folder / RESULT).read_text())
-    assert result["status"] == "ok", result["reason"]
-    assert result["data"]["ranks"]["backend"] == "gloo"
-    assert result["data"]["ranks"]["world_size"] == 2
-
-
 def test_the_shell_holds_the_whole_torchrun_command(fresh: Project) -> None:
     shell = shell_of(fresh)
     command = shell[shell.index("torchrun") : shell.index(">")]

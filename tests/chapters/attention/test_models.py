@@ -4,11 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmlab.chapters.attention.measure import measure
-from lmlab.chapters.attention.measure.model import SharedModel
-from lmlab.jobs.workload import workload_of
 from tests.chapters.attention import points
 from tests.chapters.attention.points import TOO_LARGE, WRONG, model_point
 from tests.chapters.attention.test_topics import status, timed
@@ -59,14 +57,3 @@ def test_failed_compiling_costs_itself(cpu: torch.device, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "compile", lambda *_, **__: breaks)
     outcome = measure(model_point("model_compile", num_layers=1), cpu)
     assert (status(outcome, "compiled"), timed(outcome)) == ("oom", [("eager", p) for p in PHASES])
-
-
-def test_a_shared_model_registers_each_parameter_once(cpu: torch.device) -> None:
-    model = nn.Linear(2, 3)
-    forwards = {"plain": model, "twice": lambda x: 2 * model(x)}
-    shared = SharedModel(workload_of(model_point("model", "naive")), model, forwards, cpu)
-    assert len(list(shared.parameters())) == 2
-    x = torch.ones(1, 2)
-    plain = shared(x)
-    shared.selected = "twice"
-    assert torch.equal(shared(x), 2 * plain)

@@ -129,7 +129,7 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     variants = [*times("sdpa_cudnn", both=2), *times("flash", both=1), capped]
     results = [softmax(), tiles(), compiled(50), model(40), attention(shape, *FLOPS, *variants)]
     board = kernels("leaderboard", 2)
-    slow = {**time_record([2.5], variant="flash", phase="both"), "quantity": "sustained_time"}
+    slow = time_record([2.5], variant="flash", phase="both", quantity="sustained_time")
     results.append(replace(board, measurements=(*board.measurements, slow)))
     front, pages = rendered(tmp_path, written(tmp_path / "results", results), "attention")
     chapter = built(written(tmp_path / "again", results), "attention")["attention"]

@@ -16,7 +16,7 @@ from lmlab.attention import naive
 from lmlab.measure.trace import ranges
 from lmlab.measure.trace import recording as recording_module
 from lmlab.measure.trace.digest import within
-from lmlab.measure.trace.frames import CPU, Trace
+from lmlab.measure.trace.frames import Trace
 from lmlab.measure.trace.ranges import annotated, in_range, named, recording, with_part_ranges
 from lmlab.measure.trace.recording import profile
 from lmlab.model.adamw import AdamW
@@ -184,18 +184,6 @@ def profiled_step(device: torch.device) -> Trace:
 
     step()
     return profile(step, device=device)
-
-
-def test_self_times_of_cpu_operators_never_exceed_the_phase() -> None:
-    trace = profiled_step(torch.device("cpu"))
-    kernels = trace.kernels
-    assert (set(kernels["kind"]), set(kernels["device"])) == ({"op"}, {CPU})
-    assert (kernels["delay_ns"] == 0).all()
-    for phase in PHASES:
-        range_ns = trace.ranges.query("name == @phase")["duration_ns"].sum()
-        frames = (trace.kernels, trace.host)
-        self_ns = sum(within(frame, phase)["duration_ns"].sum() for frame in frames)
-        assert 0 < self_ns <= range_ns
 
 
 @pytest.mark.gpu

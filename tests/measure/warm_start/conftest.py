@@ -12,15 +12,14 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import pytest
 
-DEADLINE_S = 300.0  # for events that take milliseconds on an idle machine
+from tests.processes import DEADLINE_S, is_gone, wait_until
+
 # A process of its own, because it is to be killed and to import no torch.
 CLIENT = """
 import sys
@@ -96,21 +95,6 @@ class Lab:
         stopped = self.helpers("--stop")
         wait_until(lambda: all(map(is_gone, stopped)))
         self._runtime.cleanup()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if its parent has yet to reap it."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 from lmlab.measure.warm_start import helper, run
 from lmlab.measure.warm_start.processes import relay_signals
 from lmlab.measure.warm_start.socket_path import connect, listen, private_directory, socket_path
-from tests.measure.warm_start.conftest import Lab, finish, is_gone, wait_until
+from tests.measure.warm_start.conftest import Lab, finish
+from tests.processes import is_gone, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -173,12 +174,6 @@ def test_an_allocation_has_a_helper_of_its_own(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setenv(name, job)
         paths.add(socket_path())
     assert len(paths) == 2
-
-
-def test_switched_off_no_helper_is_started(lab: Lab) -> None:
-    lab.write("job", TRIVIAL)
-    assert lab.run("job", mode="plain") == (4, "", "")
-    assert list(lab.runtime.iterdir()) == []
 
 
 def test_a_signal_before_the_job_is_known_is_held_for_it() -> None:

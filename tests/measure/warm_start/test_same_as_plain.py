@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.measure.warm_start.conftest import CLIENT, Lab, finish, wait_until
+from tests.measure.warm_start.conftest import CLIENT, Lab, finish
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,0 +1,34 @@
+"""The project's own configuration, its studies, and reports from its templates."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmlab.cli.report import write_report
+from lmlab.study.config import Study, load
+from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A fresh copy of config.yaml, changed as asked."""
+    return {**yaml.safe_load((ROOT / "config.yaml").read_text()), **changes}
+
+
+def study(name: str, device: str = "cpu") -> Study:
+    return load(config(study=name), device)
+
+
+def report(
+    config: dict[str, Any], machine: str, device: str, results: Path, out: Path
+) -> list[str]:
+    """What a report of these results complains about."""
+    return write_report(
+        config,
+        machine=machine,
+        device=device,
+        results=results,
+        templates=TEMPLATES,
+        references=REFERENCES,
+        out=out,
+    )
