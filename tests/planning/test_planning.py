@@ -132,11 +132,6 @@ ONE_BLOCK = Blocks(d_model=2, d_ff=3, num_blocks=1)
 XXL_BLOCKS = Blocks(d_model=16384, d_ff=53248, num_blocks=126)
 
 
-def test_a_block_has_two_matrices_and_saves_their_inputs() -> None:
-    assert ONE_BLOCK.parameters == 2 * 2 * 3
-    assert activation_bytes(ONE_BLOCK, 10) == 10 * (2 + 3) * 2
-
-
 def test_state_is_sixteen_bytes_per_parameter() -> None:
     state = training_state(ONE_BLOCK)
     assert (state.master_weights, state.gradients, state.optimizer) == (48, 48, 96)
