@@ -120,7 +120,7 @@ def spoilt(config: Config, draw: Random, file: Path) -> tuple[str, ...]:
     return tuple(map(str, path[-2:]))
 
 
-@pytest.mark.parametrize("draws", [150, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_configurations_give_points_or_one_line(draws: int, base: Config, tmp_path: Path) -> None:
     among = places(base["studies"]["nano"])
     draw, file = Random(draws), Path("config.yaml")
