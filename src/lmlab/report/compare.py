@@ -211,10 +211,6 @@ class Pair(Interval):
     baseline: Mapping[str, Any]
 
     @property
-    def interval(self) -> Interval:
-        return self
-
-    @property
     def label(self) -> str:
         """The point in words: "xl, 1024"."""
         return ", ".join(str(value) for value in self.point.values())
@@ -231,24 +227,14 @@ class Comparison(list[Pair]):
         """The pairs whose point matches."""
         return Comparison(p for p in self if all(p.point[k] == v for k, v in point.items()))
 
-    def _with(self, verdict: str) -> list[Pair]:
+    def judged(self, verdict: str) -> list[Pair]:
+        """The pairs with that verdict."""
         return [pair for pair in self if pair.verdict == verdict]
 
-    @property
-    def faster(self) -> list[Pair]:
-        return self._with(FASTER)
-
-    @property
-    def slower(self) -> list[Pair]:
-        return self._with(SLOWER)
-
-    @property
-    def same(self) -> list[Pair]:
-        return self._with(SAME)
-
-    @property
-    def undecided(self) -> list[Pair]:
-        return self._with(UNDECIDED)
+    faster = property(lambda self: self.judged(FASTER))
+    slower = property(lambda self: self.judged(SLOWER))
+    same = property(lambda self: self.judged(SAME))
+    undecided = property(lambda self: self.judged(UNDECIDED))
 
     @property
     def best(self) -> Pair:

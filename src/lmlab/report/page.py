@@ -1,9 +1,9 @@
 """From results to pages: what a chapter declares, rendered through its templates.
 
-A chapter's `page` module declares TITLE, TABLES, FIGURES and COMPARISONS, may add derived
-rows (`derive`), and computes the few facts its sentences need (`facts`). Templates hold all prose:
-`<chapter>.md.j2` is the chapter's page, `front/<chapter>.md.j2` its sections of the front page.
-A part that cannot be rendered costs that part, not the report.
+A chapter's `page` module declares TITLE, TABLES, FIGURES and COMPARISONS (pairs become rows with a
+`speedup`), may derive rows (`derive`), and computes the few facts its sentences need (`facts`).
+Templates hold all prose: `<chapter>.md.j2` is the chapter's page, `front/<chapter>.md.j2` its
+sections of the front page. A part that cannot be rendered costs that part, not the report.
 """
 
 import os
@@ -24,7 +24,7 @@ from markupsafe import Markup
 from lmlab.report import provenance, text
 from lmlab.report.compare import Compare, Comparison
 from lmlab.report.figure import Figure
-from lmlab.report.frame import FIELDS, MISSING, Results, select
+from lmlab.report.frame import FIELDS, MISSING, Results, extremes, select
 from lmlab.report.table import Table
 from lmlab.study.files import write_atomically
 
@@ -63,6 +63,10 @@ class Chapter:
     def value(self, **where: Any) -> Any:
         """The one value that matches, or None."""
         return self.results.value(**{"chapter": self.name, **where})
+
+    def extremes(self, **where: Any) -> dict[str, Any] | None:
+        """The rows with the smallest and the largest value among those that match, or None."""
+        return extremes(select(self.own.rows, status="ok", **where))
 
     def table(self, name: str) -> Markup:
         """A declared table as Markdown; empty if there is nothing to show."""
@@ -181,6 +185,8 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
     rows = chapter.own.rows
     comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
     chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}
+    found = [each.rows().assign(comparison=key) for key, each in chapter.compare.items() if each]
+    chapter.own = replace(results, rows=pd.concat([rows, *found], ignore_index=True))
     if hasattr(page, "facts"):
         chapter.facts = page.facts(chapter)
     return chapter

@@ -72,6 +72,11 @@ def memory(name: str = "peak_memory", format: str = "GiB", **where: Any) -> Colu
     return Column({"quantity": name, **where}, format)
 
 
+def speedup(**where: Any) -> Column:
+    """A ratio, or the verdict where it is undecided."""
+    return Column({"quantity": "speedup", **where}, "text", "speedup")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A declared table; `render` turns rows into Markdown."""

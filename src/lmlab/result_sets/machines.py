@@ -23,14 +23,13 @@ from lmlab.report.compare import unpaired
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, select, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
-from lmlab.report.text import escape, markdown_table, number, plain, times
+from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
 
 MAX_ROWS, MAX_BARS = 30, 12
 # A table shows one column here; the first of these formats that it has.
 PREFERRED = (("ms", "us", "s"), ("percent", "times"), ("number", "integer", "GiB", "digits"))
 # Rows that differ in these alone are reduced to the longest that two machines share.
 LENGTHS = ("context", "sequence")
-SCALES = {"GiB": 2.0**-30, "MiB": 2.0**-20, "us": 1e3, "s": 1e-3, "percent": 100.0}
 NOT_STATED, NOTHING = "not stated", "–"
 COPY = "copy"
 # Values further apart than this are drawn on a logarithmic axis.
@@ -149,7 +148,7 @@ class Section:
 
     def figure(self, path: Path) -> bool:
         """Grouped bars of the rows that most machines have; False if there is nothing to draw."""
-        scale = SCALES.get(self.unit, 1.0)
+        scale = {**SCALES, "percent": 100.0}.get(self.unit, 1.0)
         most = max(map(_count, self.values.values()), default=0)
         drawn = [key for key, values in self.values.items() if _count(values) == most][:MAX_BARS]
         rows: list[dict[str, Any]] = [

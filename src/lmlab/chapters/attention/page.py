@@ -9,10 +9,20 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, records, select
+from lmlab.report.frame import (
+    Results,
+    Rows,
+    at_first,
+    combine,
+    derived,
+    distinct,
+    extremes,
+    records,
+    select,
+)
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
-from lmlab.report.table import Column, Table, memory, quantity, time
+from lmlab.report.table import Column, Table, memory, quantity, speedup, time
 
 TITLE = "Attention"
 
@@ -47,7 +57,7 @@ INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, ratios, rates, speed-ups."""
+    """Display names, consistency flags, memory by the formula, ratios, rates."""
     rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
@@ -61,11 +71,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    rows = with_rates(with_softmax(rows), results)
-    found = []
-    for name, compare in COMPARISONS.items():
-        found.append(compare.run(rows).rows().assign(comparison=name))
-    return pd.concat([rows, *found], ignore_index=True)
+    return with_rates(with_softmax(rows), results)
 
 
 def with_softmax(rows: Rows) -> Rows:
@@ -255,8 +261,7 @@ def race(results: Results) -> Rows:
 
 def shape_race(results: Results) -> Rows:
     """The variants at the models' shapes, at the first batch of the study."""
-    rows = relative_speed(results, "shapes")
-    return rows[rows["batch"] == rows["batch"].iloc[0]] if len(rows) else rows
+    return at_first(relative_speed(results, "shapes"), "batch")
 
 
 def naive_panels(results: Results) -> Rows:
@@ -274,9 +279,8 @@ def naive_panels(results: Results) -> Rows:
     return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
 
 
-# A time by CUDA events, or by wall clock on a CPU; a ratio, or the verdict where it is undecided.
+# A time by CUDA events, or by wall clock on a CPU.
 kernel_time: Any = partial(time, clock=("events", "wall"))
-speedup: Any = partial(quantity, "speedup", "text", "speedup")
 
 
 def passes(variant: str) -> dict[str, Column]:
@@ -572,20 +576,14 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     return {
         "topics": {row["topic"]: row for row in records(rows.drop_duplicates("topic"))},
         "naive": naive_facts(rows),
-        "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
         # Nothing can be decided about what was sampled only once.
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
-        "softmax": {
-            name: extremes(select(ok, quantity=f"{name}_to_matmuls"))
-            for name in ("fused", "written")
-        },
         "board": [board_facts(chapter, pair) for pair in board.pairs],
         "why_not_ours": next(iter(ours["reason"].dropna()), None),
         "excess": excess_facts(ok),
         "checked": checked(select(ok, quantity="error")),
-        "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
         "repeat": agreement(chapter.results, chapter.name),
     }
 

@@ -1,7 +1,7 @@
 """Step times: by size and context, host against GPU, fp32 against bf16, and what warm-up does."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -9,10 +9,10 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, select
+from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import GPU_BOUND_FROM, WITHIN, agreement
-from lmlab.report.table import Table, quantity, time
+from lmlab.report.table import Table, quantity, speedup, time
 from lmlab.report.text import UNSTEADY
 
 TITLE = "End to end"
@@ -163,27 +163,18 @@ def bf16_comparison(clock: str, phase: str) -> Compare:
     )
 
 
+BASES = {"bf16_device": "device time", "bf16": "wall time"}
 COMPARISONS = {
-    "bf16": bf16_comparison("wall", "total"),
     "bf16_device": bf16_comparison("device", "total"),
+    "bf16": bf16_comparison("wall", "total"),
     "bf16_optimizer": bf16_comparison("wall", "optimizer"),
 }
 
 
-def _speedups(rows: Rows) -> Iterator[Rows]:
-    for name, basis in (("bf16_device", "device time"), ("bf16", "wall time")):
-        if pairs := COMPARISONS[name].run(rows):
-            yield pairs.rows().assign(basis=basis)
-
-
 def speedups(rows: Rows) -> Rows:
-    """bf16 over fp32 as rows: by device time and by wall clock."""
-    return pd.concat([*_speedups(rows)] or [rows.head(0)])
-
-
-def front_speedups(rows: Rows) -> Rows:
-    """By device time, which repeats from machine to machine; by wall clock on a CPU."""
-    return select(next(_speedups(rows), rows.head(0)), main=True)
+    """bf16 over fp32: by device time, which repeats from machine to machine, and by wall clock."""
+    found = select(rows, comparison=list(BASES))
+    return found.assign(basis=found["comparison"].map(BASES)) if len(found) else found
 
 
 def graph_checked(rows: Rows) -> Rows:
@@ -211,8 +202,8 @@ TABLES = {
     "front_bf16": Table(
         title="Speed-up of a bf16 training step over fp32 by context length, {basis}",
         rows=["size"],
-        data=front_speedups,
-        columns={"{context}": quantity("speedup", "text", field="speedup")},
+        data=lambda rows: at_first(select(speedups(rows), main=True), "basis"),
+        columns={"{context}": speedup()},
     ),
     "front_warm_up": Table(
         title="Cold processes: first and settled training step, and standard deviation over ten "
@@ -295,7 +286,7 @@ TABLES = {
         title="Speed-up of a bf16 training step over fp32, {basis}",
         rows=["size", "batch"],
         data=speedups,
-        columns={"{context}": quantity("speedup", "text", field="speedup")},
+        columns={"{context}": speedup()},
     ),
     "first_steps": Table(
         title="What the first step of a fresh process costs",
@@ -382,8 +373,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "host_bound_bf16": len(select(host_bound, precision="bf16")),
         "bf16_points": len(select(busy, precision="bf16")),
         "mfu": {p: extremes(select(mfu, precision=p)) for p in ("fp32", "bf16")},
-        "graph": extremes(select(rows, quantity="replay_to_device")),
-        "pauses": extremes(select(rows, quantity="pause_per_kernel")),
         "first_step_extra": extremes(select(trained, quantity="first_step_extra")),
         "settles_at": max(settled, default=None),
         "settled_within": SETTLED_WITHIN,
