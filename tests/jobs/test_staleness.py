@@ -71,7 +71,7 @@ def test_what_has_changed_since_makes_a_result_stale(
 ) -> None:
     replace(result, **change).write(POINT.path(tmp_path, MACHINE))
     found = state_of(POINT, tmp_path, MACHINE, TORCH)
-    assert (found.state, found.stale) == (change.get("status", "ok"), stale)
+    assert (found.state, bool(found.changes)) == (change.get("status", "ok"), stale)
     assert found.remarks() == remarks
     assert found.uncommitted == change.get("commit", {}).get("dirty", False)
 
@@ -79,7 +79,7 @@ def test_what_has_changed_since_makes_a_result_stale(
 def test_torch_is_not_compared_for_another_machine(result: Result, tmp_path: Path) -> None:
     old = {**result.versions, "torch": "1.0"}
     replace(result, versions=old).write(POINT.path(tmp_path, MACHINE))
-    assert not state_of(POINT, tmp_path, MACHINE, None).stale
+    assert not state_of(POINT, tmp_path, MACHINE, None).changes
 
 
 @pytest.mark.parametrize(

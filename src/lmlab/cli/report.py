@@ -61,8 +61,7 @@ class Attempt:
     def write(self) -> list[str]:
         """Write what can be rendered; returns one line per part that cannot."""
         if self.out.suffix == ".html":
-            page = self._interactive(self.results, self.chapters)
-            if page is not None:
+            if (page := self._interactive(self.results, self.chapters)) is not None:
                 write_atomically(self.out, page)
         else:
             self.faults += self._report(self.out, self.results, self.chapters).write()
@@ -73,7 +72,7 @@ class Attempt:
         bisection: pages cope with missing results. First among those of the failing chapter."""
         part = self.faults[0].removeprefix("front/")
         chapter = next((n for n in self.chapters if part.startswith((f"{n}:", f"{n}.md.j2:"))), "")
-        fails = partial(self._fails, chapter) if chapter else self._interactive_fails
+        fails = partial(self._fails, chapter)
         files = self.results.results
         own = [path for path, result in files.items() if result.chapter == chapter]
         for suspects in (own, [path for path in files if path not in own]):
@@ -86,16 +85,16 @@ class Attempt:
         return None
 
     def _fails(self, name: str, results: Results) -> bool:
+        """Whether a chapter, or without a name the interactive page, fails with these results."""
+        if not name and self.out.suffix == ".html":
+            return self._interactive(results, chapters_of(self.study, results)[0]) is None
+        if not name:
+            return True  # the front page as a whole: no result is to blame
         rebuilt, faults = build_chapters([(name, page_of(name))], results)
         with TemporaryDirectory() as folder:
             report = self._report(Path(folder), results, {**self.chapters, **rebuilt})
             report.parts(rebuilt[name])
             return bool(faults or report.faults)
-
-    def _interactive_fails(self, results: Results) -> bool:
-        if self.out.suffix != ".html":
-            return True  # the front page as a whole: no result is to blame
-        return self._interactive(results, chapters_of(self.study, results)[0]) is None
 
     def _interactive(self, results: Results, chapters: Mapping[str, Chapter]) -> str | None:
         try:

@@ -158,23 +158,22 @@ class Figure:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         if len(handles) > 1:
             fitting = max(1, min(6, LEGEND_CHARACTERS // (8 + max(map(len, handles)))))
-            canvas.legend(
-                handles.values(), handles.keys(), loc="outside lower center", ncols=fitting
-            )
+            place: Any = {"loc": "outside lower center", "ncols": fitting}
+            canvas.legend(handles.values(), handles.keys(), **place)
         return canvas
 
     def _dress(self, axes: Axes, *, first: bool) -> None:
         axes.set_xlabel(self.x.title)
         if first:
             axes.set_ylabel(self.y.title)
-        for axis, log, setter, drawn in (
-            (self.x, self.x.log, axes.set_xscale, axes.xaxis),
-            (self.y, self.y.log, axes.set_yscale, axes.yaxis),
+        for axis, setter, drawn in (
+            (self.x, axes.set_xscale, axes.xaxis),
+            (self.y, axes.set_yscale, axes.yaxis),
         ):
-            if log:
-                setter("log", base=log)
+            if axis.log:
+                setter("log", base=axis.log)
                 low, high = axes.get_ylim()
-                if axis is self.y and log == 10 and high / low < FEW_DECADES:
+                if axis is self.y and axis.log == 10 and high / low < FEW_DECADES:
                     drawn.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 drawn.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
                 drawn.set_minor_formatter(NullFormatter())
@@ -270,9 +269,8 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
 
 def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     groups = _groups(figure, rows)
-    xs = groups[0][1][figure.x.field].astype(float)
     axes.stackplot(
-        xs,
+        groups[0][1][figure.x.field].astype(float),
         *(mine[figure.y.field].astype(float) for _, mine in groups),
         labels=[figure.label(value) for value, _ in groups],
         colors=[colors[value] for value, _ in groups],

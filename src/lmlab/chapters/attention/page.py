@@ -16,7 +16,6 @@ from lmlab.report.frame import (
     combine,
     derived,
     distinct,
-    extremes,
     records,
     select,
 )
@@ -58,7 +57,7 @@ INCONSISTENT_ABOVE = 1.5
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Display names, consistency flags, memory by the formula, ratios, rates."""
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
         attention=rows["variant"].map(lambda name: NAMES.get(name, name)),
@@ -568,7 +567,6 @@ FIGURES = {
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Values that the templates use."""
     rows = chapter.own.rows
-    ok = select(rows, status="ok")
     ours = select(rows, topic="benchmark", variant=OURS)
     best = ours_against_best(rows, "benchmark").where(phase="both")
     board = ours_against_best(rows, "leaderboard").where(phase="both")
@@ -582,20 +580,19 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
         "board": [board_facts(chapter, pair) for pair in board.pairs],
         "why_not_ours": next(iter(ours["reason"].dropna()), None),
-        "excess": excess_facts(ok),
-        "checked": checked(select(ok, quantity="error")),
+        "excess": excess_facts(chapter),
+        "checked": checked(chapter),
         "repeat": agreement(chapter.results, chapter.name),
     }
 
 
-def excess_facts(ok: Rows) -> dict[str, Any] | None:
+def excess_facts(chapter: Chapter) -> dict[str, Any] | None:
     """The times that contradict their parts, and what the host needs to launch the worst."""
-    found = extremes(select(ok, quantity="excess", flags=lambda flags: not consistent(flags)))
+    found = chapter.extremes(quantity="excess", flags=lambda flags: not consistent(flags))
     if found is None:
         return None
     worst = {key: found["high"][key] for key in ("source", "variant", "phase")}
-    host = select(ok, quantity="host_time", **worst)["value"]
-    return {**found, "host": next(iter(host), None)}
+    return {**found, "host": chapter.value(quantity="host_time", **worst)}
 
 
 def naive_facts(rows: Rows) -> dict[str, Any] | None:
@@ -633,15 +630,15 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
     }
 
 
-def checked(errors: Rows) -> list[dict[str, Any]]:
+def checked(chapter: Chapter) -> list[dict[str, Any]]:
     """By precision: how many variants were checked, and the largest errors."""
+    errors = select(chapter.own.rows, status="ok", quantity="error")
     return [
         {
             "precision": precision,
             "count": len(distinct(mine, ["source", "variant"])),
-            "worst": extremes(mine),
-            "ours": extremes(select(mine, variant=[OURS, CHOSEN])),
+            "worst": chapter.extremes(quantity="error", precision=precision),
+            "ours": chapter.extremes(quantity="error", precision=precision, variant=[OURS, CHOSEN]),
         }
-        for (precision,) in distinct(errors, ["precision"])
-        for mine in [select(errors, precision=precision)]
+        for precision, mine in errors.groupby("precision", sort=False)
     ]
