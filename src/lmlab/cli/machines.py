@@ -19,10 +19,10 @@ from lmlab.result_sets.machines import (
     COPY,
     Machine,
     Question,
+    Section,
     ceilings,
     ceilings_of,
     questions,
-    section,
 )
 from lmlab.result_sets.sets import load_set
 from lmlab.study.config import load as load_study
@@ -55,7 +55,7 @@ def write_comparison(
         card = question.chapter == "machine"
         mine = [*columns, *(p for p in published if card or _takes_part(p, question))]
         try:
-            found = section(question, mine, compare_page.COLUMNS.get(question.heading), variation)
+            found = Section(question, mine, compare_page.COLUMNS.get(question.heading), variation)
             path = out.with_suffix("") / f"{question.chapter}-{len(sections)}.png"
             figure = found.figure(path) if found.entries else False
             shown = ceilings(mine) if card else found.markdown() if found.entries else None

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +73,32 @@ class Question:
     table: Table
 
 
-@dataclass(frozen=True, kw_only=True)
 class Section:
-    """A question with all machines side by side."""
+    """A question with all machines side by side: one column of its table."""
 
-    question: Question
-    machines: Sequence[Machine]
-    keys: Sequence[str]
-    unit: str
-    entries: Entries
-    left_out: int
-    variation: Mapping[str, tuple[float, float]]
-
-    @cached_property
-    def values(self) -> dict[tuple[Any, ...], list[float | None]]:
-        return {key: list(map(_value, cells)) for key, cells in self.entries.items()}
+    def __init__(
+        self,
+        question: Question,
+        machines: Sequence[Machine],
+        column: str | None = None,
+        variation: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        self.question, self.machines, self.variation = question, machines, variation or {}
+        header, chosen = _chosen(question.table, column)
+        table = replace(question.table, columns={header: chosen})
+        sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
+        measured = sum(not machine.published for machine in machines)  # they come first
+        found = {
+            key if table.across else key[:-1]: cells
+            for key, cells in table.cells(sides).items()
+            if _count(map(_value, cells[:measured]))
+        }
+        keys = [name for name in (table.facet, *table.rows, table.across) if name]
+        self.keys = [table.headers.get(name, name.replace("_", " ")) for name in keys]
+        self.entries, self.left_out = _reduced(found, keys)
+        self.values = {key: list(map(_value, cells)) for key, cells in self.entries.items()}
+        plain_number = chosen.format in ("number", "digits", "integer") and table.across is None
+        self.unit = header if plain_number else {"text": "x"}.get(chosen.format, chosen.format)
 
     @property
     def timed(self) -> bool:
@@ -191,36 +201,6 @@ def questions(
             table = own.get(heading) or (found and tables(owner).get(found[2]))
             if table:
                 yield Question(heading, owner, table)
-
-
-def section(
-    question: Question,
-    machines: Sequence[Machine],
-    column: str | None = None,
-    variation: Mapping[str, tuple[float, float]] | None = None,
-) -> Section:
-    """The chosen column of a question's table for all machines."""
-    header, chosen = _chosen(question.table, column)
-    table = replace(question.table, columns={header: chosen})
-    sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
-    measured = sum(not machine.published for machine in machines)  # they come first
-    found = {
-        key if table.across else key[:-1]: cells
-        for key, cells in table.cells(sides).items()
-        if _count(map(_value, cells[:measured]))
-    }
-    keys = [name for name in (table.facet, *table.rows, table.across) if name]
-    entries, left_out = _reduced(found, keys)
-    plain_number = chosen.format in ("number", "digits", "integer") and table.across is None
-    return Section(
-        question=question,
-        machines=machines,
-        keys=[table.headers.get(name, name.replace("_", " ")) for name in keys],
-        unit=header if plain_number else {"text": "x"}.get(chosen.format, chosen.format),
-        entries=entries,
-        left_out=left_out,
-        variation=variation or {},
-    )
 
 
 def _chosen(table: Table, column: str | None) -> tuple[str, Column]:
