@@ -104,7 +104,7 @@ class Attempt:
             return None
 
     def _report(self, out: Path, results: Results, chapters: Mapping[str, Chapter]) -> Report:
-        return Report(results, chapters, out, self.templates, self.study.name)
+        return Report(results, chapters, out, self.templates)
 
 
 def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:

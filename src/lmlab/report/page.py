@@ -11,7 +11,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,7 +84,6 @@ class Report:
     chapters: Mapping[str, Chapter]
     out: Path
     templates: Path
-    study: str
     faults: list[str] = field(default_factory=list)  # one line per part that cannot be rendered
 
     def write(self) -> list[str]:
@@ -97,8 +96,7 @@ class Report:
             write_atomically(self.out / "chapters" / f"{name}.md", page)
             answers |= answers_in(page, f"chapters/{name}.md")
             sections |= {} if section is None else {name: section}
-        context: dict[str, Any] = {"sections": sections, "bullets": [], "not_measured": ""}
-        front = self._render("front.md.j2", ".", **context)
+        front = self._render("front.md.j2", ".", sections=sections)
         write_atomically(self.out / FRONT, front)
         answers |= answers_in(front, FRONT)
         write_atomically(self.out / INDEX, self._render("index.md.j2", ".", answers=answers))
@@ -108,30 +106,26 @@ class Report:
         """A chapter's page, and its part of the front page if it has one."""
         page = self._render(f"{chapter.name}.md.j2", "chapters", chapter)
         front = f"front/{chapter.name}.md.j2"
-        if not (self.templates / front).exists():
-            return page, None
-        return page, self._render(front, ".", chapter)
-
-    @cached_property
-    def environment(self) -> jinja2.Environment:
-        return environment_for(self.templates)
+        has_front = (self.templates / front).exists()
+        return page, self._render(front, ".", chapter) if has_front else None
 
     def _render(
         self, template: str, folder: str, chapter: Chapter | None = None, **context: Any
     ) -> Markup:
         if chapter is not None and not chapter.measured:
             return self._unmeasured(template, chapter, folder)
+        name, where = chapter.name if chapter else "", self.out / folder
         try:
-            page = self.environment.get_template(template).render(
+            source = environment_for(self.templates).get_template(template)
+            page = source.render(
                 **self.chapters,
                 chapters=self.chapters,
                 chapter=chapter,
                 results=self.results,
-                study=self.study,
                 figure=partial(self._figure, folder, chapter),
-                provenance=lambda: provenance.of_chapter(self.results, chapter, self.out / folder),
-                summary=lambda: provenance.summary(self.results),
-                unreproducible=lambda: provenance.unreproducible(self.results),
+                provenance=partial(provenance.of_chapter, self.results, name, where),
+                summary=partial(provenance.summary, self.results),
+                unreproducible=partial(provenance.unreproducible, self.results),
                 **context,
             )
         except Exception as error:  # one bad value must not cost the report
@@ -147,7 +141,7 @@ class Report:
         why = f" ({text.escape(reasons.iloc[0])})" if len(reasons) else ""
         questions = re.findall(r"^### (.+)$", (self.templates / template).read_text(), re.MULTILINE)
         sections = [f"### {question}\n\n**Not measured yet{why}.**" for question in questions]
-        end = provenance.of_chapter(self.results, chapter, self.out / folder)
+        end = provenance.of_chapter(self.results, chapter.name, self.out / folder)
         page = [f"# {chapter.title}", f"Nothing of this chapter has been measured yet{why}.", end]
         return Markup("\n\n".join(sections or page) + "\n")
 
@@ -223,6 +217,7 @@ class KeepTextLines(Extension):
         return re.sub(r"(?m)^(?!\s*{%[^%]*%}\s*$)(.*%})$", r"\1{{ '' }}", source)
 
 
+@cache
 def environment_for(templates: Path) -> jinja2.Environment:
     """Strict templates whose expressions are escaped for Markdown unless they are Markup."""
     environment = jinja2.Environment(

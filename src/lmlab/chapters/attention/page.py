@@ -9,16 +9,7 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import (
-    Results,
-    Rows,
-    at_first,
-    combine,
-    derived,
-    distinct,
-    records,
-    select,
-)
+from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
