@@ -1,9 +1,6 @@
 """Very large models on paper: memory, devices, compute-bound batches, ring all-reduce."""
 
-from typing import Any
-
 from lmlab.report.frame import Results, Rows, combine, derived
-from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 
 TITLE = "Calculations"
@@ -93,8 +90,3 @@ TABLES = {
         },
     ),
 }
-
-
-def facts(chapter: Chapter) -> dict[str, Any]:
-    """The settings of the question."""
-    return {"settings": chapter.results.of("calculations")[0].settings}

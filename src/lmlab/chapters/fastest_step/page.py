@@ -159,7 +159,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
             reason: list(dict.fromkeys(found["rung"]))
             for reason, found in left_out.groupby("reason", sort=False)
         },
-        "leaderboard": next(iter(chapter.results.of("fastest_step")[-1:]), None),
     }
 
 

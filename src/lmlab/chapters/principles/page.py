@@ -172,7 +172,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     return {
         "parts": {name: part for name, part in parts.items() if part is not None},
         "pairs": {pair.point["topic"]: pair for pair in pairs},
-        "names": NAMES,
         "kept": kept["without"] / kept["with"] if {"with", "without"} <= kept.keys() else None,
         "left_out": {
             NAMES[row["topic"]]: row["reason"]
