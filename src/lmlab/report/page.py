@@ -61,8 +61,8 @@ class Chapter:
         return replace(self.results, rows=rows[used])
 
     def value(self, **where: Any) -> Any:
-        """The one value that matches, or None."""
-        return self.results.value(**{"chapter": self.name, **where})
+        """The one value of this chapter that matches, or None."""
+        return self.own.value(**where)
 
     def extremes(self, **where: Any) -> dict[str, Any] | None:
         """The rows with the smallest and the largest value among those that match, or None."""
@@ -172,10 +172,7 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
     if not chapter.measured:
         return chapter
     if hasattr(page, "derive"):
-        others = select(results.rows, chapter=lambda other: other != name)
-        mine = page.derive(chapter.own.rows, results)
-        chapter.results = replace(results, rows=pd.concat([mine, others], ignore_index=True))
-        chapter.own = replace(results, rows=mine)
+        chapter.own = replace(results, rows=page.derive(chapter.own.rows, results))
     rows = chapter.own.rows
     comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
     chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}

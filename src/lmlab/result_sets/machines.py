@@ -261,19 +261,12 @@ def ceilings(machines: Sequence[Machine]) -> Markup:
     rates = {name for machine in shown for name in machine.ceilings} - {COPY}
     lines = []
     for name in [*sorted(rates), COPY]:
-        values = [machine.ceilings.get(name) for machine in shown]
-        notes = [" stated" * machine.published for machine in shown]
+        line = ["copy (GB/s)" if name == COPY else f"matmul, {name} (TFLOP/s)"]
+        for machine in shown:
+            value, note = machine.ceilings.get(name), " stated" * machine.published
+            line.append(NOT_STATED if value is None else f"{number(float(value))}{note}")
         ratios = [machine.ceiling_over(first, name) for machine in others]
-        lines.append(
-            [
-                "copy (GB/s)" if name == COPY else f"matmul, {name} (TFLOP/s)",
-                *(
-                    NOT_STATED if value is None else f"{number(float(value))}{note}"
-                    for value, note in zip(values, notes, strict=True)
-                ),
-                *(NOTHING if ratio is None else times(ratio) for ratio in ratios),
-            ]
-        )
+        lines.append([*line, *(NOTHING if ratio is None else times(ratio) for ratio in ratios)])
     header = ["ceiling", *(m.name for m in shown), *(m.over(first) for m in others)]
     note = "*Measured; of published machines as the vendor states them, also in their ratios.*"
     return Markup(f"{markdown_table(header, lines, 1)}\n\n{note}")

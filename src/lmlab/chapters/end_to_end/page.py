@@ -92,7 +92,8 @@ def _utilization(rows: Rows, results: Results) -> Rows:
     return with_share(rows, "measured_mfu", results, "matmul_rate")
 
 
-TRAINED = {"start": "cold", "mode": MODES["train_step"]}
+WARM_UP = "warm-up"
+TRAINED = {"phase": WARM_UP, "mode": MODES["train_step"]}
 COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "quantity": "time"}
 
 
@@ -122,8 +123,9 @@ def warm_up(rows: Rows) -> Rows:
         for warmup in (0, 5):
             same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
             numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
+        base = {**first, "mode": MODES[first["mode"]], "phase": WARM_UP, "clock": None}
         found += [
-            {**first, "mode": MODES[first["mode"]], "quantity": name, "value": value, "clock": None}
+            {**base, "quantity": name, "value": value}
             for name, value in numbers.items()
             if value is not None
         ]
@@ -291,7 +293,7 @@ TABLES = {
     "first_steps": Table(
         title="What the first step of a fresh process costs",
         rows=["mode", "size"],
-        where={"start": "cold", "status": "ok"},
+        where={"phase": WARM_UP, "status": "ok"},
         columns={
             "first step (ms)": quantity("first_step", "ms"),
             "settled (ms)": quantity("settled_step", "ms"),

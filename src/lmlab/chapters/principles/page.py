@@ -168,7 +168,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     failed = select(chapter.own.rows, status=["unsupported", "failed", "oom"])
     saved = select(chapter.own.rows, quantity="saved_bytes", status="ok")
     kept = dict(zip(saved["pair"], saved["value"], strict=True)) if len(saved) else {}
-    parts = {name: chapter.value(chapter="machine", quantity=name) for name in PARTS}
+    parts = {name: chapter.results.value(chapter="machine", quantity=name) for name in PARTS}
     return {
         "parts": {name: part for name, part in parts.items() if part is not None},
         "pairs": {pair.point["topic"]: pair for pair in pairs},
