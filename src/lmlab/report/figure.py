@@ -189,23 +189,21 @@ class Figure:
         used = [name for name in dict.fromkeys(fields) if name]
         nominal = {"type": "nominal", "sort": None}
         shade = {"type": "quantitative", "sort": None} if self.mark == "heatmap" else nominal
+        wrapped = {"columns": self.wrap} if self.wrap else {}
         encoding: dict[str, Any] = {
             "x": _channel(self.x, quantitative=self.mark not in ("bar", "stack", "heatmap")),
             "y": _channel(self.y, quantitative=self.mark not in ("heatmap", "timeline")),
             "tooltip": [{"field": name} for name in used],
         }
-        if self.color:
-            encoding["color"] = {"field": self.color, **shade}
-        if self.color and self.mark == "bar":
-            encoding["xOffset"] = {"field": self.color, "sort": None}
-        if self.facet:
-            wrapped = {"columns": self.wrap} if self.wrap else {}
-            panels = {"field": self.facet, **nominal, **wrapped}
-            encoding["facet" if self.wrap else "column"] = panels
-        if self.dash:
-            encoding["strokeDash"] = {"field": self.dash, "type": "nominal"}
-        if self.x2:
-            encoding["x2"] = {"field": self.x2}
+        for channel, name, more in (
+            ("color", self.color, shade),
+            ("xOffset", self.color if self.mark == "bar" else None, {"sort": None}),
+            ("facet" if self.wrap else "column", self.facet, {**nominal, **wrapped}),
+            ("strokeDash", self.dash, {"type": "nominal"}),
+            ("x2", self.x2, {}),
+        ):
+            if name:
+                encoding[channel] = {"field": name, **more}
         mark = {"stack": "bar", "heatmap": "rect", "timeline": "bar"}.get(self.mark, self.mark)
         return {
             "title": self.title,
