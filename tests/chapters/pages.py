@@ -43,7 +43,7 @@ def rendered(folder: Path, results: Results, *names: str) -> tuple[str, dict[str
 
     Figures are composed but not written, which takes half the time; golden pages have them.
     """
-    report = Report(results, built(results, *names), folder / "out", TEMPLATES, "full")
+    report = Report(results, built(results, *names), folder / "out", TEMPLATES)
     with patch.object(Figure, "savefig"):
         faults = report.write()
     assert faults == [], faults

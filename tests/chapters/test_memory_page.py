@@ -145,7 +145,7 @@ def test_the_largest_step_is_that_of_the_largest_size_and_context() -> None:
     assert (chapter.facts["shown"]["size"], chapter.facts["shown"]["context"]) == ("large", 512)
     phases = chapter.facts["phases"]
     assert phases == {"forward": [], "backward": [512, 512], "optimizer": [128]}
-    cells = select(chapter.results.rows, quantity="peak_with_phase")["value"]
+    cells = select(chapter.own.rows, quantity="peak_with_phase")["value"]
     assert list(cells) == ["1.00 backward", "2.00 optimizer", "3.00 backward"]
 
 
@@ -157,7 +157,7 @@ def test_the_longest_context_that_fits_is_found_per_batch() -> None:
         too_large(context=1024, batch=1),
         step(FP32, size="small"),
     )
-    rows = select(chapter.results.rows, topic="longest")
+    rows = select(chapter.own.rows, topic="longest")
     found = rows.pivot_table("value", "batch", "quantity", aggfunc="first")
     names = ["longest_context", "longest_peak", "next_context", "next_peak"]
     assert found[names].to_dict("index") == {
@@ -176,7 +176,7 @@ def test_the_five_largest_operations_of_a_block_are_shown() -> None:
 
 def test_predictions_replays_and_published_peaks_are_compared_with_the_measured_ones() -> None:
     chapter = chapter_of(step(FP32), step(BF16, phase="optimizer", precision="bf16"))
-    facts, rows = chapter.facts, chapter.results.rows
+    facts, rows = chapter.facts, chapter.own.rows
     assert facts["worst_error"]["value"] == pytest.approx(-0.1)
     assert (facts["same_phase"], facts["errors"]) == (1, 2)
     assert [bool(equal) for equal in facts["replay_equal"]] == [True, True]
@@ -206,7 +206,7 @@ def test_strategies_are_timed_against_no_checkpointing_or_else_every_block(
 def test_the_front_page_shows_the_segments_with_the_lowest_peaks() -> None:
     times: dict[str, float | None] = {f"every_{k}": 100.0 for k in (1, 2, 3, 4, 6, 8)}
     chapter = chapter_of(checkpointing(none=None, **times, nested=200.0))
-    rows = page.front_strategies(select(chapter.results.rows, chapter="memory"))
+    rows = page.front_strategies(chapter.own.rows)
     shown = list(dict.fromkeys(rows["variant"]))
     assert shown == ["none", "every-1", "every-2", "every-3", "every-4", "nested"]
 

@@ -12,7 +12,7 @@ from lmlab.chapters import compare_page
 from lmlab.cli.machines import write_comparison
 from lmlab.report.frame import load_references, table_of
 from lmlab.report.table import Table, time
-from lmlab.result_sets.machines import Machine, Question, ceilings, section
+from lmlab.result_sets.machines import Machine, Question, Section, ceilings
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 from lmlab.study.selection import NoResults, compared
 from tests.project import config
@@ -129,7 +129,7 @@ def test_cells_ratios_and_ceilings() -> None:
         machine("B", {"small": 5.0, "large": 40.0, "huge": None}, measured={**UNIT, "fp32": 20.0}),
         machine("C, published", {"small": 20.0}, measured={}, published=True),
     ]
-    found = rows_of(section(QUESTION, machines).markdown())
+    found = rows_of(Section(QUESTION, machines).markdown())
     assert found == [
         ["fp32", "small", "10.0", "5.00", "20.0", "2.0x", "0.50x", "2.0x, 1.00x", "1.00x, 1.00x"],
         ["fp32", "large", "40.0", "40.0", "not stated", "same", "–", "2.0x, 1.00x", "1.00x, 1.00x"],
@@ -142,13 +142,13 @@ def test_cells_ratios_and_ceilings() -> None:
 
 def test_rows_that_one_machine_has_are_shown_if_none_is_shared() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"large": 5.0})]
-    found = rows_of(section(QUESTION, machines).markdown())
+    found = rows_of(Section(QUESTION, machines).markdown())
     assert [row[1:4] for row in found] == [["small", "10.0", "–"], ["large", "–", "5.00"]]
 
 
 def test_variation_between_processes_widens_the_interval() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"small": 9.0})]
-    noisy = section(QUESTION, machines, variation={"wall": (0.1, 20)})
+    noisy = Section(QUESTION, machines, variation={"wall": (0.1, 20)})
     assert rows_of(noisy.markdown())[0][4] == "undecided"
 
 

@@ -53,7 +53,7 @@ def report(folder: Path, results: Results, module: ModuleType) -> tuple[Report, 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     chapters, faults = build_chapters([("steps", module)], results)
-    return Report(results, chapters, folder / "out", folder / "templates", "full"), faults
+    return Report(results, chapters, folder / "out", folder / "templates"), faults
 
 
 def raising(*arguments: Any) -> Any:

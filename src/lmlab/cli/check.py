@@ -122,7 +122,8 @@ def impossible(result: Result, memory: float | None) -> Iterator[str]:
     for record in result.measurements:
         if record["status"] == "ok" and isinstance(record["value"], int | float):
             name = " ".join([record["quantity"], *map(str, record["labels"].values())])
-            for fault in (*_inconsistent(record), *_beyond(record, peaks, memory, flops)):
+            work = flops.get(record["labels"].get("phase", ""), 0.0)
+            for fault in (*_inconsistent(record), *_beyond(record, peaks, memory, work)):
                 yield f"{name} = {record['value']:.6g} {record['unit']}: {fault}"
 
 
@@ -148,15 +149,12 @@ def _inconsistent(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _beyond(
-    record: Mapping[str, Any],
-    peaks: Mapping[str, Any],
-    memory: float | None,
-    flops: Mapping[str, float],
+    record: Mapping[str, Any], peaks: Mapping[str, Any], memory: float | None, flops: float
 ) -> Iterator[str]:
     """What is above the vendor's figures, or does not fit into the device."""
-    quantity, labels, value = record["quantity"], record["labels"], record["value"]
+    quantity, value = record["quantity"], record["value"]
     limit = {
-        "matmul_rate": ABOVE_STATED * peaks["tflops"].get(labels.get("dtype"), math.inf),
+        "matmul_rate": ABOVE_STATED * peaks["tflops"].get(record["labels"].get("dtype"), math.inf),
         "copy_bandwidth": ABOVE_STATED * peaks["memory_tb_per_s"] * 1e3,
         "peak_memory": memory,
     }.get(quantity)
@@ -164,8 +162,8 @@ def _beyond(
         yield f"above {limit:.6g}, what the device can have"
     # fp32 may be computed on tensor cores, so the fastest of all stated rates is the limit.
     fastest = max(peaks["tflops"].values(), default=math.inf)
-    rate = flops.get(labels.get("phase", ""), 0) / value / 1e9 if value > 0 else 0.0
-    if quantity == "time" and rate > ABOVE_STATED * fastest:
+    rate = flops / value / 1e9 if quantity == "time" and value > 0 else 0.0
+    if rate > ABOVE_STATED * fastest:
         yield f"{rate:.6g} TFLOP/s, above the stated peak of {fastest:.6g}"
 
 

@@ -88,9 +88,11 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
     if same := int(found.pairs["identical"].sum()):
         yield f"{same} records are the same measurement in both sets"
     yield ""
-    chapters = found.chapters().to_dict("records")
-    header = ["chapter, clock or memory", "both", *VERDICTS, "geometric mean"]
-    yield from aligned([header, *map(_row, chapters)])
+    table = [["chapter, clock or memory", "both", *VERDICTS, "geometric mean"]]
+    for row in found.chapters().to_dict("records"):
+        counts = [str(row[name]) for name in ("pairs", *VERDICTS)]
+        table.append([f"{row['chapter']}, {row['clock']}", *counts, f"{row['geomean']:.3f}x"])
+    yield from aligned(table)
     largest = found.largest(LARGEST)
     for chapter in dict.fromkeys(found.pairs["chapter"]):
         rows = largest[(largest["chapter"] == chapter) & ~largest["identical"]]
@@ -99,17 +101,9 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
     for name, rows in found.only.items():
         files = Counter(zip(rows["file"], rows["other_status"], strict=True))
         yield from [f"\nonly {name}: {len(files)} points"] if files else []
-        yield from _listed([_alone(*key, count) for key, count in files.items()])
-
-
-def _row(row: Mapping[Any, Any]) -> list[str]:
-    counts = [str(row[name]) for name in ("pairs", *VERDICTS)]
-    return [f"{row['chapter']}, {row['clock']}", *counts, f"{row['geomean']:.3f}x"]
-
-
-def _alone(file: str, status: str, count: int) -> str:
-    other = "" if status == "missing" else f" (the other: {status})"
-    return f"  {file}: {count} records{other}"
+        others = {status: f" (the other: {status})" for _, status in files} | {"missing": ""}
+        lines = [f"  {f}: {count} records{others[s]}" for (f, s), count in files.items()]
+        yield from _listed(lines)
 
 
 def _listed(lines: Sequence[str]) -> list[str]:

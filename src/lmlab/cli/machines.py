@@ -19,10 +19,10 @@ from lmlab.result_sets.machines import (
     COPY,
     Machine,
     Question,
+    Section,
     ceilings,
     ceilings_of,
     questions,
-    section,
 )
 from lmlab.result_sets.sets import load_set
 from lmlab.study.config import load as load_study
@@ -55,26 +55,19 @@ def write_comparison(
         card = question.chapter == "machine"
         mine = [*columns, *(p for p in published if card or _takes_part(p, question))]
         try:
-            found = section(question, mine, compare_page.COLUMNS.get(question.heading), variation)
+            found = Section(question, mine, compare_page.COLUMNS.get(question.heading), variation)
             path = out.with_suffix("") / f"{question.chapter}-{len(sections)}.png"
             figure = found.figure(path) if found.entries else False
-            shown = ceilings(mine) if card else found.markdown() if found.entries else None
+            table = ceilings(mine) if card else found.markdown() if found.entries else None
         except Exception as error:  # one bad value must not cost the page
             faults.append(f"{question.heading}: {described(error)}")
             continue
         link = Markup(f"{path.parent.name}/{path.name}") if figure else None
-        sections.append({"heading": question.heading, "table": shown, "figure": link})
-    text = (
-        environment_for(templates)
-        .get_template("compare.md.j2")
-        .render(
-            machines=columns,
-            differs=[(columns[i].name, each.differs) for i, each in enumerate(facts, 1)],
-            sections=sections,
-            faults=faults,
-        )
-    )
-    write_atomically(out, text)
+        sections.append({"heading": question.heading, "table": table, "figure": link})
+    page = environment_for(templates).get_template("compare.md.j2")
+    differs = [(columns[i].name, each.differs) for i, each in enumerate(facts, 1)]
+    shown = {"machines": columns, "differs": differs, "sections": sections, "faults": faults}
+    write_atomically(out, page.render(**shown))
     return faults
 
 

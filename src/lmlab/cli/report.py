@@ -117,7 +117,7 @@ class Attempt:
         return []
 
     def _report(self, out: Path, results: Results, chapters: Mapping[str, Chapter]) -> Report:
-        return Report(results, chapters, out, self.templates, self.study.name)
+        return Report(results, chapters, out, self.templates)
 
 
 def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:

@@ -36,19 +36,15 @@ class PointState:
     state: str  # a result's status, or missing, or unreadable
     reason: str | None = None  # why there are no numbers
     failed_variants: Sequence[str] = ()
-    changes: Mapping[str, str] = field(default_factory=dict)  # of code, settings, torch: a remark
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """What makes it stale, of code, settings and torch, each with a remark."""
     uncommitted: bool = False  # measured with code that was not committed
     elapsed_s: float | None = None  # how long the present result took
 
     @property
-    def stale(self) -> bool:
-        """Whether the present code, settings or torch would measure something else."""
-        return bool(self.changes)
-
-    @property
     def needs_attention(self) -> bool:
         """Whether a user should look at it: stale, or unreadable."""
-        return self.stale or self.state == UNREADABLE
+        return bool(self.changes) or self.state == UNREADABLE
 
     def remarks(self) -> list[str]:
         """What a reader should know beyond the state."""

@@ -44,7 +44,14 @@ class Interval:
 
     @cached_property
     def verdict(self) -> str:
-        return str(verdicts(self.ratio, self.low, self.high))
+        above, below = 1 + SMALLEST_DIFFERENCE, 1 / (1 + SMALLEST_DIFFERENCE)
+        if not math.isfinite(self.low + self.high):
+            return UNDECIDED
+        if self.low > 1 and self.ratio > above:
+            return FASTER
+        if self.high < 1 and self.ratio < below:
+            return SLOWER
+        return SAME if below <= self.low and self.high <= above else UNDECIDED
 
     @property
     def decided(self) -> bool:
@@ -52,19 +59,12 @@ class Interval:
         return self.verdict in (FASTER, SLOWER)
 
 
-def verdicts(ratio: Any, low: Any, high: Any) -> Any:
-    """The rule, for one ratio with its interval or for arrays of them."""
-    above, below = 1 + SMALLEST_DIFFERENCE, 1 / (1 + SMALLEST_DIFFERENCE)
-    return np.select(
-        [
-            ~np.isfinite(np.add(low, high)),
-            np.greater(low, 1) & np.greater(ratio, above),
-            np.less(high, 1) & np.less(ratio, below),
-            np.greater_equal(low, below) & np.less_equal(high, above),
-        ],
-        [UNDECIDED, FASTER, SLOWER, SAME],
-        UNDECIDED,
-    )
+def interval(ratio: float, error: float, df: float) -> Interval:
+    """The interval of a ratio from its standard error; boundless without one."""
+    if not math.isfinite(error) or df < 1:
+        return Interval(ratio=ratio, low=0.0, high=math.inf)
+    half = min(stdtrit(df, (1 + CONFIDENCE) / 2) * error, WIDEST)
+    return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
@@ -72,7 +72,7 @@ def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
     n = min(len(variant), len(baseline))
     logs = np.log(np.asarray(baseline[:n], float)) - np.log(np.asarray(variant[:n], float))
     error = float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    return _interval(math.exp(float(logs.mean())), error, n - 1)
+    return interval(math.exp(float(logs.mean())), error, n - 1)
 
 
 def unpaired(
@@ -90,38 +90,20 @@ def unpaired(
         # Ten times as fast as numpy on a few samples, and needs two of them.
         two = samples if len(samples) > 1 else [*samples] * 2
         q1, median, q3 = quantiles(two, n=4, method="inclusive")
-        errors.append(float(median_errors(q1, median, q3, len(samples), known=known)))
+        errors.append(median_error(q1, median, q3, len(samples), known=known))
         medians.append(median)
     freedom = df if known else len(variant) + len(baseline) - 2
     ratio = float(np.divide(medians[1], medians[0]))  # of zeros: not a number, so undecided
-    return _interval(ratio, math.hypot(*errors, between), freedom)
+    return interval(ratio, math.hypot(*errors, between), freedom)
 
 
-def median_errors(q1: Any, median: Any, q3: Any, n: Any, *, known: Any) -> Any:
-    """Relative standard error of a median, or of an array of them, from the interquartile range so
-    that one outlier does not decide. A single sample says nothing about its error, unless the
-    variation between processes is `known`, which contains it."""
-    single = np.where(known, 0.0, math.inf)
-    return np.where(
-        np.less(n, 2), single, 1.2533 * np.subtract(q3, q1) / 1.349 / median / np.sqrt(n)
-    )
-
-
-def _interval(ratio: float, error: float, df: float) -> Interval:
-    low, high = map(float, bounds(ratio, error, df))
-    return Interval(ratio=ratio, low=low, high=high)
-
-
-def bounds(ratio: Any, error: Any, df: Any) -> tuple[Any, Any]:
-    """The interval of one ratio, or of an array of them, from its standard error; without one it
-    is boundless."""
-    known = np.isfinite(error) & np.greater_equal(df, 1)
-    quantile = stdtrit(np.where(known, df, 1), (1 + CONFIDENCE) / 2)
-    half = np.minimum(quantile * np.where(known, error, 0.0), WIDEST)
-    return (
-        np.where(known, ratio * np.exp(-half), 0.0),
-        np.where(known, ratio * np.exp(half), math.inf),
-    )
+def median_error(q1: float, median: float, q3: float, n: float, *, known: bool) -> float:
+    """Relative standard error of a median, from the interquartile range so that one outlier does
+    not decide. A single sample says nothing about its error, unless the variation between
+    processes is `known`, which contains it."""
+    if n < 2:
+        return 0.0 if known else math.inf
+    return float(1.2533 * np.divide(q3 - q1, median) / 1.349 / math.sqrt(n))
 
 
 def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> tuple[float, int]:
@@ -211,10 +193,6 @@ class Pair(Interval):
     baseline: Mapping[str, Any]
 
     @property
-    def interval(self) -> Interval:
-        return self
-
-    @property
     def label(self) -> str:
         """The point in words: "xl, 1024"."""
         return ", ".join(str(value) for value in self.point.values())
@@ -231,24 +209,14 @@ class Comparison(list[Pair]):
         """The pairs whose point matches."""
         return Comparison(p for p in self if all(p.point[k] == v for k, v in point.items()))
 
-    def _with(self, verdict: str) -> list[Pair]:
+    def judged(self, verdict: str) -> list[Pair]:
+        """The pairs with that verdict."""
         return [pair for pair in self if pair.verdict == verdict]
 
-    @property
-    def faster(self) -> list[Pair]:
-        return self._with(FASTER)
-
-    @property
-    def slower(self) -> list[Pair]:
-        return self._with(SLOWER)
-
-    @property
-    def same(self) -> list[Pair]:
-        return self._with(SAME)
-
-    @property
-    def undecided(self) -> list[Pair]:
-        return self._with(UNDECIDED)
+    faster = property(lambda self: self.judged(FASTER))
+    slower = property(lambda self: self.judged(SLOWER))
+    same = property(lambda self: self.judged(SAME))
+    undecided = property(lambda self: self.judged(UNDECIDED))
 
     @property
     def best(self) -> Pair:

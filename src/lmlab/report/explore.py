@@ -25,6 +25,7 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
     """The page; parameters and labels that vary within a chapter can be chosen on it."""
     import vl_convert  # a large native library that only this page needs
 
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     sources = list(results.results)
     data = {
         "tables": [table for name in chapters for table in _tables(results, name, sources)],
@@ -49,10 +50,8 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
     }
     parts = {
         "machine": html.escape(results.name),
-        "bundle": vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace(
-            "</script", "<\\/script"
-        ),
         # `</` in a string could end the script element.
+        "bundle": bundle.replace("</script", "<\\/script"),
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
     return re.sub(r"%%(\w+)%%", lambda found: parts[found[1]], template.read_text())
@@ -73,10 +72,7 @@ def _tables(results: Results, chapter: str, sources: list[str]) -> Iterator[dict
             "chapter": chapter,
             "quantity": quantity,
             "fields": fields,
-            "rows": [
-                [None if _missing(cell) else _short(cell) for cell in row]
-                for row in cells.itertuples(index=False, name=None)
-            ],
+            "rows": [[*map(_plain, row)] for row in cells.itertuples(index=False, name=None)],
         }
 
 
@@ -92,20 +88,18 @@ def _shown(name: str, column: "pd.Series[Any]", settings: set[str]) -> bool:
     return bool(scalars and known.nunique() + (len(known) < len(column)) > 1)
 
 
-def _missing(value: object) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
-
-
-def _short(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """A cell as a JSON value: the first samples, few digits, null for what is missing."""
     if isinstance(value, list):
-        return [_short(item) for item in value[:MAX_SAMPLES]]
+        return [_plain(item) for item in value[:MAX_SAMPLES]]
+    if value is None or pd.isna(value):
+        return None
+    value = value.item() if hasattr(value, "item") else value
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _finite(spec: Any) -> Any:
-    """The specification with plain, finite JSON values."""
+    """A figure's specification with plain JSON values."""
     if isinstance(spec, dict):
         return {str(key): _finite(value) for key, value in spec.items()}
-    if isinstance(spec, list):
-        return [_finite(value) for value in spec]
-    return None if _missing(spec) else _short(spec.item() if hasattr(spec, "item") else spec)
+    return [_finite(value) for value in spec] if isinstance(spec, list) else _plain(spec)

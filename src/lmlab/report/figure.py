@@ -158,23 +158,22 @@ class Figure:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         if len(handles) > 1:
             fitting = max(1, min(6, LEGEND_CHARACTERS // (8 + max(map(len, handles)))))
-            canvas.legend(
-                handles.values(), handles.keys(), loc="outside lower center", ncols=fitting
-            )
+            place: Any = {"loc": "outside lower center", "ncols": fitting}
+            canvas.legend(handles.values(), handles.keys(), **place)
         return canvas
 
     def _dress(self, axes: Axes, *, first: bool) -> None:
         axes.set_xlabel(self.x.title)
         if first:
             axes.set_ylabel(self.y.title)
-        for axis, log, setter, drawn in (
-            (self.x, self.x.log, axes.set_xscale, axes.xaxis),
-            (self.y, self.y.log, axes.set_yscale, axes.yaxis),
+        for axis, setter, drawn in (
+            (self.x, axes.set_xscale, axes.xaxis),
+            (self.y, axes.set_yscale, axes.yaxis),
         ):
-            if log:
-                setter("log", base=log)
+            if axis.log:
+                setter("log", base=axis.log)
                 low, high = axes.get_ylim()
-                if axis is self.y and log == 10 and high / low < FEW_DECADES:
+                if axis is self.y and axis.log == 10 and high / low < FEW_DECADES:
                     drawn.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 drawn.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
                 drawn.set_minor_formatter(NullFormatter())
@@ -190,23 +189,21 @@ class Figure:
         used = [name for name in dict.fromkeys(fields) if name]
         nominal = {"type": "nominal", "sort": None}
         shade = {"type": "quantitative", "sort": None} if self.mark == "heatmap" else nominal
+        wrapped = {"columns": self.wrap} if self.wrap else {}
         encoding: dict[str, Any] = {
             "x": _channel(self.x, quantitative=self.mark not in ("bar", "stack", "heatmap")),
             "y": _channel(self.y, quantitative=self.mark not in ("heatmap", "timeline")),
             "tooltip": [{"field": name} for name in used],
         }
-        if self.color:
-            encoding["color"] = {"field": self.color, **shade}
-        if self.color and self.mark == "bar":
-            encoding["xOffset"] = {"field": self.color, "sort": None}
-        if self.facet:
-            wrapped = {"columns": self.wrap} if self.wrap else {}
-            panels = {"field": self.facet, **nominal, **wrapped}
-            encoding["facet" if self.wrap else "column"] = panels
-        if self.dash:
-            encoding["strokeDash"] = {"field": self.dash, "type": "nominal"}
-        if self.x2:
-            encoding["x2"] = {"field": self.x2}
+        for channel, name, more in (
+            ("color", self.color, shade),
+            ("xOffset", self.color if self.mark == "bar" else None, {"sort": None}),
+            ("facet" if self.wrap else "column", self.facet, {**nominal, **wrapped}),
+            ("strokeDash", self.dash, {"type": "nominal"}),
+            ("x2", self.x2, {}),
+        ):
+            if name:
+                encoding[channel] = {"field": name, **more}
         mark = {"stack": "bar", "heatmap": "rect", "timeline": "bar"}.get(self.mark, self.mark)
         return {
             "title": self.title,
@@ -270,9 +267,8 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
 
 def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     groups = _groups(figure, rows)
-    xs = groups[0][1][figure.x.field].astype(float)
     axes.stackplot(
-        xs,
+        groups[0][1][figure.x.field].astype(float),
         *(mine[figure.y.field].astype(float) for _, mine in groups),
         labels=[figure.label(value) for value, _ in groups],
         colors=[colors[value] for value, _ in groups],

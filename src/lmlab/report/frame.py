@@ -158,29 +158,25 @@ def records(rows: Rows) -> list[dict[str, Any]]:
 
 def select(rows: Rows, **where: Any) -> Rows:
     """Rows that match every condition: a value, a list of allowed values, or a predicate."""
-    kept = np.arange(len(rows))
-    for key, wanted in _in_order(where):
-        kept = kept[_matches(rows, key, wanted, kept)]
-    return rows.iloc[kept]
+    return _matching(rows, where, np.zeros(len(rows), bool))
 
 
 def candidates(rows: Rows, **where: Any) -> Rows:
     """Like `select`, but a row without a value matches on labels it does not have: a point that
     ran out of memory belongs in every cell that its records would have filled."""
-    kept = np.arange(len(rows))
-    without_value = rows["status"].to_numpy() != "ok"
-    for key, wanted in _in_order(where):
-        matches = _matches(rows, key, wanted, kept)
-        lacks = ~matches & without_value[kept]
+    return _matching(rows, where, rows["status"].to_numpy() != "ok")
+
+
+def _matching(rows: Rows, where: Mapping[str, Any], lenient: npt.NDArray[np.bool_]) -> Rows:
+    left = np.arange(len(rows))
+    # The quantity first, which few rows match: comparing objects is slow.
+    for key, wanted in sorted(where.items(), key=lambda condition: condition[0] != "quantity"):
+        matches = _matches(rows, key, wanted, left)
+        lacks = ~matches & lenient[left]
         if key in rows and lacks.any():
-            lacks[lacks] = rows[key].iloc[kept[lacks]].isna()
-        kept = kept[matches | lacks]
-    return rows.iloc[kept]
-
-
-def _in_order(where: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Conditions with the quantity first, which few rows match: comparing objects is slow."""
-    return sorted(where.items(), key=lambda condition: condition[0] != "quantity")
+            lacks[lacks] = rows[key].iloc[left[lacks]].isna()
+        left = left[matches | lacks]
+    return rows.iloc[left]
 
 
 def _matches(rows: Rows, key: str, wanted: Any, among: Positions) -> npt.NDArray[np.bool_]:
@@ -225,17 +221,20 @@ def combine(
 ) -> Rows:
     """The rows plus a quantity computed from several others that agree on `on`: of one point, and
     of one label if `on` names it. `value` sees a column per part; parameters and labels are those
-    of the first part. Points that lack a part are left out."""
+    of the first part, which alone may have several rows. What lacks a part is left out."""
     found = {
         name: select(rows, status="ok", **where).set_index(list(on))
         for name, where in parts.items()
     }
-    columns = pd.DataFrame({name: pd.to_numeric(part["value"]) for name, part in found.items()})
-    columns = columns.dropna()
-    first = next(iter(found.values())).loc[columns.index].reset_index()
-    if first.empty:
+    (name, first), *others = found.items()
+    columns = pd.DataFrame({name: pd.to_numeric(first["value"])})
+    for name, part in others:
+        columns[name] = pd.to_numeric(part["value"]).reindex(first.index)
+    complete = columns.notna().all(axis=1)
+    if not complete.any():
         return rows
-    return _appended(rows, first, quantity, list(value(columns)), unit)
+    values = list(value(columns[complete]))
+    return _appended(rows, first[complete].reset_index(), quantity, values, unit)
 
 
 def extremes(rows: Rows) -> dict[str, Any] | None:
@@ -249,6 +248,11 @@ def extremes(rows: Rows) -> dict[str, Any] | None:
 def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> Rows:
     new = new.assign(value=values, quantity=quantity, unit=unit, **dict.fromkeys(STATISTICS))
     return pd.concat([rows, new.astype(object)], ignore_index=True)
+
+
+def at_first(rows: Rows, name: str) -> Rows:
+    """The rows with the first value of a field; none if no row has one."""
+    return select(rows, **{name: [value for (value,) in distinct(rows, [name])[:1]]})
 
 
 def distinct(rows: Rows, keys: list[str]) -> list[tuple[Any, ...]]:

@@ -1,9 +1,9 @@
 """From results to pages: what a chapter declares, rendered through its templates.
 
-A chapter's `page` module declares TITLE, TABLES, FIGURES and COMPARISONS, may add derived
-rows (`derive`), and computes the few facts its sentences need (`facts`). Templates hold all prose:
-`<chapter>.md.j2` is the chapter's page, `front/<chapter>.md.j2` its sections of the front page.
-A part that cannot be rendered costs that part, not the report.
+A chapter's `page` module declares TITLE, TABLES, FIGURES and COMPARISONS (pairs become rows with a
+`speedup`), may derive rows (`derive`), and computes the few facts its sentences need (`facts`).
+Templates hold all prose: `<chapter>.md.j2` is the chapter's page, `front/<chapter>.md.j2` its
+sections of the front page. A part that cannot be rendered costs that part, not the report.
 """
 
 import os
@@ -11,7 +11,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ from markupsafe import Markup
 from lmlab.report import provenance, text
 from lmlab.report.compare import Compare, Comparison
 from lmlab.report.figure import Figure
-from lmlab.report.frame import FIELDS, MISSING, Results, select
+from lmlab.report.frame import FIELDS, MISSING, Results, extremes, select
 from lmlab.report.table import Table
 from lmlab.study.files import write_atomically
 
@@ -61,8 +61,12 @@ class Chapter:
         return replace(self.results, rows=rows[used])
 
     def value(self, **where: Any) -> Any:
-        """The one value that matches, or None."""
-        return self.results.value(**{"chapter": self.name, **where})
+        """The one value of this chapter that matches, or None."""
+        return self.own.value(**where)
+
+    def extremes(self, **where: Any) -> dict[str, Any] | None:
+        """The rows with the smallest and the largest value among those that match, or None."""
+        return extremes(select(self.own.rows, status="ok", **where))
 
     def table(self, name: str) -> Markup:
         """A declared table as Markdown; empty if there is nothing to show."""
@@ -80,7 +84,6 @@ class Report:
     chapters: Mapping[str, Chapter]
     out: Path
     templates: Path
-    study: str
     faults: list[str] = field(default_factory=list)  # one line per part that cannot be rendered
 
     def write(self) -> list[str]:
@@ -107,30 +110,26 @@ class Report:
         """A chapter's page, and its part of the front page if it has one."""
         page = self._render(f"{chapter.name}.md.j2", "chapters", chapter)
         front = f"front/{chapter.name}.md.j2"
-        if not (self.templates / front).exists():
-            return page, None
-        return page, self._render(front, ".", chapter)
-
-    @cached_property
-    def environment(self) -> jinja2.Environment:
-        return environment_for(self.templates)
+        has_front = (self.templates / front).exists()
+        return page, self._render(front, ".", chapter) if has_front else None
 
     def _render(
         self, template: str, folder: str, chapter: Chapter | None = None, **context: Any
     ) -> Markup:
         if chapter is not None and not chapter.measured:
             return self._unmeasured(template, chapter, folder)
+        name, where = chapter.name if chapter else "", self.out / folder
         try:
-            page = self.environment.get_template(template).render(
+            source = environment_for(self.templates).get_template(template)
+            page = source.render(
                 **self.chapters,
                 chapters=self.chapters,
                 chapter=chapter,
                 results=self.results,
-                study=self.study,
                 figure=partial(self._figure, folder, chapter),
-                provenance=lambda: provenance.of_chapter(self.results, chapter, self.out / folder),
-                summary=lambda: provenance.summary(self.results),
-                unreproducible=lambda: provenance.unreproducible(self.results),
+                provenance=partial(provenance.of_chapter, self.results, name, where),
+                summary=partial(provenance.summary, self.results),
+                unreproducible=partial(provenance.unreproducible, self.results),
                 **context,
             )
         except Exception as error:  # one bad value must not cost the report
@@ -146,7 +145,7 @@ class Report:
         why = f" ({text.escape(reasons.iloc[0])})" if len(reasons) else ""
         questions = re.findall(r"^### (.+)$", (self.templates / template).read_text(), re.MULTILINE)
         sections = [f"### {question}\n\n**Not measured yet{why}.**" for question in questions]
-        end = provenance.of_chapter(self.results, chapter, self.out / folder)
+        end = provenance.of_chapter(self.results, chapter.name, self.out / folder)
         page = [f"# {chapter.title}", f"Nothing of this chapter has been measured yet{why}.", end]
         return Markup("\n\n".join(sections or page) + "\n")
 
@@ -177,13 +176,12 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
     if not chapter.measured:
         return chapter
     if hasattr(page, "derive"):
-        others = select(results.rows, chapter=lambda other: other != name)
-        mine = page.derive(chapter.own.rows, results)
-        chapter.results = replace(results, rows=pd.concat([mine, others], ignore_index=True))
-        chapter.own = replace(results, rows=mine)
+        chapter.own = replace(results, rows=page.derive(chapter.own.rows, results))
     rows = chapter.own.rows
     comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
     chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}
+    found = [each.rows().assign(comparison=key) for key, each in chapter.compare.items() if each]
+    chapter.own = replace(results, rows=pd.concat([rows, *found], ignore_index=True))
     if hasattr(page, "facts"):
         chapter.facts = page.facts(chapter)
     return chapter
@@ -220,6 +218,7 @@ class KeepTextLines(Extension):
         return re.sub(r"(?m)^(?!\s*{%[^%]*%}\s*$)(.*%})$", r"\1{{ '' }}", source)
 
 
+@cache
 def environment_for(templates: Path) -> jinja2.Environment:
     """Strict templates whose expressions are escaped for Markdown unless they are Markup."""
     environment = jinja2.Environment(

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,9 +12,6 @@ from markupsafe import Markup
 from lmlab.report.frame import Results, select
 from lmlab.report.text import escape, join, markdown_table, number
 from lmlab.study.results import Result
-
-if TYPE_CHECKING:
-    from lmlab.report.page import Chapter
 
 MAX_LINES = 12
 PAUSE_S = 60
@@ -83,13 +79,11 @@ def _code(results: Sequence[Result]) -> str:
     return ", ".join([*parts, *([f"{converted} converted from schema 1"] if converted else [])])
 
 
-def of_chapter(results: Results, chapter: "Chapter | None", folder: Path) -> Markup:
+def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     """The end of a chapter's page: versions, commits, dates, flags, and points without a value."""
-    if chapter is None:
-        return Markup("")
-    rows = select(results.rows, chapter=chapter.name)
+    rows = select(results.rows, chapter=chapter)
     lines = []
-    if mine := results.of(chapter.name):
+    if mine := results.of(chapter):
         starts = sorted(result.started_at[:10] for result in mine)
         # One row per point: one with a value, if it has any.
         points = rows.iloc[np.argsort(rows["status"] != "ok", kind="stable")]

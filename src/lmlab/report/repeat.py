@@ -30,8 +30,9 @@ def agreement(results: Results, chapter: str) -> list[dict[str, Any]]:
     found = pairs(results, results.repeat, chapter, names)
     differing = [name for name in names if found[name].nunique(dropna=False) > 1]
     kinds = {kind: select(found, kind=kind) for kind in (DEVICE, GPU_BOUND, OTHER)}
-    counted = {kind: _counted(rows, differing) for kind, rows in kinds.items() if len(rows)}
-    return [{"kind": kind, **each} for kind, each in counted.items()]
+    return [
+        {"kind": kind, **_counted(rows, differing)} for kind, rows in kinds.items() if len(rows)
+    ]
 
 
 def identity(results: Sequence[Result]) -> list[str]:

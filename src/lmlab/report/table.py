@@ -8,7 +8,7 @@ power-capped values, and the number of samples become the line below the table.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from string import Formatter
@@ -72,6 +72,11 @@ def memory(name: str = "peak_memory", format: str = "GiB", **where: Any) -> Colu
     return Column({"quantity": name, **where}, format)
 
 
+def speedup(**where: Any) -> Column:
+    """A ratio, or the verdict where it is undecided."""
+    return Column({"quantity": "speedup", **where}, "text", "speedup")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A declared table; `render` turns rows into Markdown."""
@@ -92,8 +97,10 @@ class Table:
 
     def __post_init__(self) -> None:
         for name, texts in (("facet", [self.title]), ("across", self.columns)):
+            parsed = (part for text in texts for part in Formatter().parse(text))
             if getattr(self, name) is None:
-                object.__setattr__(self, name, _placeholder(texts))
+                named = next((field for _, field, *_ in parsed if field), None)
+                object.__setattr__(self, name, named)
 
     def render(self, rows: Rows) -> Markup:
         """Markdown of one table, or one per facet; empty if there is nothing to show."""
@@ -248,12 +255,6 @@ class _Index:
             if all(pd.isna(a) or a == b for a, b in zip(partial, key, strict=True))
         )
         return Cell(self.column, next(iter([*measured, *found]), None) or next(reasons, None))
-
-
-def _placeholder(texts: Iterable[str]) -> str | None:
-    """The first field that some text names in braces."""
-    parsed = (part for text in texts for part in Formatter().parse(text))
-    return next((field for _, field, *_ in parsed if field), None)
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:

@@ -27,6 +27,13 @@ def number(value: float, digits: int = 3) -> str:
     return text
 
 
+# From what results hold (ms, bytes, joules, FLOPs) to the unit that a reader sees.
+SCALES = {
+    **{"ms": 1.0, "us": 1e3, "s": 1e-3, "mJ": 1e3, "TFLOP": 1e-12, "GB": 1e-9, "MB": 1e-6},
+    **{"GiB": 1 / GIB, "MiB": 1 / MIB, "KiB": 1 / 1024},
+}
+
+
 def scaled(factor: float, digits: int = 3) -> Callable[[Any], str]:
     """A format that multiplies first: bytes to GiB, milliseconds to seconds."""
     return lambda value: number(float(value) * factor, digits)
@@ -54,16 +61,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "ceiling": lambda value: f"{math.ceil(float(value)):,}",
     "text": plain,
     "digits": lambda value: f"{float(value):.4f}",
-    "ms": scaled(1),
-    "us": scaled(1e3),
-    "mJ": scaled(1e3),
-    "s": scaled(1e-3),
-    "GiB": scaled(1 / GIB),
-    "MiB": scaled(1 / MIB),
-    "KiB": scaled(1 / 1024),
-    "GB": scaled(1e-9),
-    "MB": scaled(1e-6),
-    "TFLOP": scaled(1e-12),
+    **{unit: scaled(factor) for unit, factor in SCALES.items()},
     "percent": percent,
     "times": times,
     "scientific": lambda value: f"{float(value):.1e}",

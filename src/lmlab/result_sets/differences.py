@@ -16,17 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmlab.report.compare import (
-    FASTER,
-    SAME,
-    SLOWER,
-    UNDECIDED,
-    bounds,
-    median_errors,
-    process_variation,
-    verdicts,
-)
-from lmlab.report.frame import Rows
+from lmlab.report import compare
+from lmlab.report.compare import FASTER, SAME, SLOWER, UNDECIDED, process_variation
+from lmlab.report.frame import Rows, records
 from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
 
 KEYS = ["chapter", "point", "quantity", "clock"]
@@ -170,27 +162,40 @@ def _same_work(
 def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
     """Ratio, interval and verdict of every pair, by the rule of compare.py."""
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
-    speed = np.where(both["quantity"].isin(RATES), -1.0, 1.0)
-    ratio = (both["value_a"] / both["value_b"]) ** speed
-    paces = [both[f"pace_{side}"] for side in "ab"]
-    freedoms = {pace: df or math.inf for pace, (_, df) in variation.items()}
-    df = pd.concat([pace.map(freedoms).astype(float) for pace in paces], axis=1).min(axis=1)
-    known = (both["quantity"] == TIME) & np.isfinite(df)
-    spreads = {pace: sd for pace, (sd, _) in variation.items()}
-    parts: list[Any] = [pace.map(spreads).astype(float) for pace in paces]
-    for side in "ab":
-        q1, value, q3, n = (both[f"{name}_{side}"] for name in ("q1", "value", "q3", "n"))
-        parts.append(median_errors(q1, value, q3, n, known=known))
-    error = np.sqrt(sum(part**2 for part in parts))
-    df = df.where(np.isfinite(df), both["n_a"] + both["n_b"] - 2)
-    memory = both["quantity"].isin(MEMORY)
-    exact = both["identical"] | memory
-    low, high = bounds(ratio, np.where(exact, 0.0, error), np.where(exact, 1, df))
+    both = both.drop(columns=["labels_a", "labels_b"])
+    pairs = [(row, _interval(row, variation)) for row in records(both)]
+    return both.assign(
+        **{name: [getattr(found, name) for _, found in pairs] for name in ("ratio", "low", "high")},
+        verdict=[
+            _size(found.ratio) if row["quantity"] in MEMORY else found.verdict
+            for row, found in pairs
+        ],
+    )
+
+
+def _interval(
+    row: Mapping[str, Any], variation: Mapping[str, tuple[float, int]]
+) -> compare.Interval:
+    ratio = row["value_a"] / row["value_b"]
+    ratio = 1 / ratio if row["quantity"] in RATES else ratio
+    if row["identical"] or row["quantity"] in MEMORY:
+        return compare.interval(ratio, 0.0, 1)
+    spreads, freedoms = zip(*(variation[row[f"pace_{side}"]] for side in "ab"), strict=True)
+    df = min(freedom or math.inf for freedom in freedoms)
+    known = row["quantity"] == TIME and math.isfinite(df)
+    errors = [
+        compare.median_error(
+            *(row[f"{name}_{side}"] for name in ("q1", "value", "q3", "n")), known=known
+        )
+        for side in "ab"
+    ]
+    df = df if math.isfinite(df) else row["n_a"] + row["n_b"] - 2
+    return compare.interval(ratio, math.hypot(*spreads, *errors), df)
+
+
+def _size(ratio: float) -> str:
     most = 1 + SMALLEST_MEMORY_DIFFERENCE
-    size = np.select([ratio > most, ratio < 1 / most], [LESS, MORE], SAME)
-    verdict = np.where(memory, size, verdicts(ratio, low, high))
-    judged = both.assign(ratio=ratio, low=low, high=high, verdict=verdict)
-    return judged.drop(columns=["labels_a", "labels_b"])
+    return LESS if ratio > most else MORE if ratio < 1 / most else SAME
 
 
 def _only(mine: Rows, other: Rows) -> Rows:

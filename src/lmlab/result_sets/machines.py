@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from lmlab.report.compare import unpaired
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, select, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
-from lmlab.report.text import escape, markdown_table, number, plain, times
+from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
 
 MAX_ROWS, MAX_BARS = 30, 12
 # A table shows one column here; the first of these formats that it has.
 PREFERRED = (("ms", "us", "s"), ("percent", "times"), ("number", "integer", "GiB", "digits"))
 # Rows that differ in these alone are reduced to the longest that two machines share.
 LENGTHS = ("context", "sequence")
-SCALES = {"GiB": 2.0**-30, "MiB": 2.0**-20, "us": 1e3, "s": 1e-3, "percent": 100.0}
 NOT_STATED, NOTHING = "not stated", "–"
 COPY = "copy"
 # Values further apart than this are drawn on a logarithmic axis.
@@ -75,21 +73,32 @@ class Question:
     table: Table
 
 
-@dataclass(frozen=True, kw_only=True)
 class Section:
-    """A question with all machines side by side."""
+    """A question with all machines side by side: one column of its table."""
 
-    question: Question
-    machines: Sequence[Machine]
-    keys: Sequence[str]
-    unit: str
-    entries: Entries
-    left_out: int
-    variation: Mapping[str, tuple[float, float]]
-
-    @cached_property
-    def values(self) -> dict[tuple[Any, ...], list[float | None]]:
-        return {key: list(map(_value, cells)) for key, cells in self.entries.items()}
+    def __init__(
+        self,
+        question: Question,
+        machines: Sequence[Machine],
+        column: str | None = None,
+        variation: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        self.question, self.machines, self.variation = question, machines, variation or {}
+        header, chosen = _chosen(question.table, column)
+        table = replace(question.table, columns={header: chosen})
+        sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
+        measured = sum(not machine.published for machine in machines)  # they come first
+        found = {
+            key if table.across else key[:-1]: cells
+            for key, cells in table.cells(sides).items()
+            if _count(map(_value, cells[:measured]))
+        }
+        keys = [name for name in (table.facet, *table.rows, table.across) if name]
+        self.keys = [table.headers.get(name, name.replace("_", " ")) for name in keys]
+        self.entries, self.left_out = _reduced(found, keys)
+        self.values = {key: list(map(_value, cells)) for key, cells in self.entries.items()}
+        plain_number = chosen.format in ("number", "digits", "integer") and table.across is None
+        self.unit = header if plain_number else {"text": "x"}.get(chosen.format, chosen.format)
 
     @property
     def timed(self) -> bool:
@@ -149,7 +158,7 @@ class Section:
 
     def figure(self, path: Path) -> bool:
         """Grouped bars of the rows that most machines have; False if there is nothing to draw."""
-        scale = SCALES.get(self.unit, 1.0)
+        scale = {**SCALES, "percent": 100.0}.get(self.unit, 1.0)
         most = max(map(_count, self.values.values()), default=0)
         drawn = [key for key, values in self.values.items() if _count(values) == most][:MAX_BARS]
         rows: list[dict[str, Any]] = [
@@ -192,36 +201,6 @@ def questions(
             table = own.get(heading) or (found and tables(owner).get(found[2]))
             if table:
                 yield Question(heading, owner, table)
-
-
-def section(
-    question: Question,
-    machines: Sequence[Machine],
-    column: str | None = None,
-    variation: Mapping[str, tuple[float, float]] | None = None,
-) -> Section:
-    """The chosen column of a question's table for all machines."""
-    header, chosen = _chosen(question.table, column)
-    table = replace(question.table, columns={header: chosen})
-    sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
-    measured = sum(not machine.published for machine in machines)  # they come first
-    found = {
-        key if table.across else key[:-1]: cells
-        for key, cells in table.cells(sides).items()
-        if _count(map(_value, cells[:measured]))
-    }
-    keys = [name for name in (table.facet, *table.rows, table.across) if name]
-    entries, left_out = _reduced(found, keys)
-    plain_number = chosen.format in ("number", "digits", "integer") and table.across is None
-    return Section(
-        question=question,
-        machines=machines,
-        keys=[table.headers.get(name, name.replace("_", " ")) for name in keys],
-        unit=header if plain_number else {"text": "x"}.get(chosen.format, chosen.format),
-        entries=entries,
-        left_out=left_out,
-        variation=variation or {},
-    )
 
 
 def _chosen(table: Table, column: str | None) -> tuple[str, Column]:
@@ -282,19 +261,12 @@ def ceilings(machines: Sequence[Machine]) -> Markup:
     rates = {name for machine in shown for name in machine.ceilings} - {COPY}
     lines = []
     for name in [*sorted(rates), COPY]:
-        values = [machine.ceilings.get(name) for machine in shown]
-        notes = [" stated" * machine.published for machine in shown]
+        line = ["copy (GB/s)" if name == COPY else f"matmul, {name} (TFLOP/s)"]
+        for machine in shown:
+            value, note = machine.ceilings.get(name), " stated" * machine.published
+            line.append(NOT_STATED if value is None else f"{number(float(value))}{note}")
         ratios = [machine.ceiling_over(first, name) for machine in others]
-        lines.append(
-            [
-                "copy (GB/s)" if name == COPY else f"matmul, {name} (TFLOP/s)",
-                *(
-                    NOT_STATED if value is None else f"{number(float(value))}{note}"
-                    for value, note in zip(values, notes, strict=True)
-                ),
-                *(NOTHING if ratio is None else times(ratio) for ratio in ratios),
-            ]
-        )
+        lines.append([*line, *(NOTHING if ratio is None else times(ratio) for ratio in ratios)])
     header = ["ceiling", *(m.name for m in shown), *(m.over(first) for m in others)]
     note = "*Measured; of published machines as the vendor states them, also in their ratios.*"
     return Markup(f"{markdown_table(header, lines, 1)}\n\n{note}")

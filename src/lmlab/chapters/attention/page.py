@@ -9,10 +9,10 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, records, select
+from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
-from lmlab.report.table import Column, Table, memory, quantity, time
+from lmlab.report.table import Column, Table, memory, quantity, speedup, time
 
 TITLE = "Attention"
 
@@ -47,8 +47,8 @@ INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, ratios, rates, speed-ups."""
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows.columns, *COLUMNS])])
+    """Display names, consistency flags, memory by the formula, ratios, rates."""
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
         attention=rows["variant"].map(lambda name: NAMES.get(name, name)),
@@ -61,11 +61,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    rows = with_rates(with_softmax(rows), results)
-    found = []
-    for name, compare in COMPARISONS.items():
-        found.append(compare.run(rows).rows().assign(comparison=name))
-    return pd.concat([rows, *found], ignore_index=True)
+    return with_rates(with_softmax(rows), results)
 
 
 def with_softmax(rows: Rows) -> Rows:
@@ -255,8 +251,7 @@ def race(results: Results) -> Rows:
 
 def shape_race(results: Results) -> Rows:
     """The variants at the models' shapes, at the first batch of the study."""
-    rows = relative_speed(results, "shapes")
-    return rows[rows["batch"] == rows["batch"].iloc[0]] if len(rows) else rows
+    return at_first(relative_speed(results, "shapes"), "batch")
 
 
 def naive_panels(results: Results) -> Rows:
@@ -274,9 +269,8 @@ def naive_panels(results: Results) -> Rows:
     return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
 
 
-# A time by CUDA events, or by wall clock on a CPU; a ratio, or the verdict where it is undecided.
+# A time by CUDA events, or by wall clock on a CPU.
 kernel_time: Any = partial(time, clock=("events", "wall"))
-speedup: Any = partial(quantity, "speedup", "text", "speedup")
 
 
 def passes(variant: str) -> dict[str, Column]:
@@ -564,7 +558,6 @@ FIGURES = {
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Values that the templates use."""
     rows = chapter.own.rows
-    ok = select(rows, status="ok")
     ours = select(rows, topic="benchmark", variant=OURS)
     best = ours_against_best(rows, "benchmark").where(phase="both")
     board = ours_against_best(rows, "leaderboard").where(phase="both")
@@ -572,32 +565,25 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     return {
         "topics": {row["topic"]: row for row in records(rows.drop_duplicates("topic"))},
         "naive": naive_facts(rows),
-        "first_step": extremes(select(ok, quantity="first_step_time", variant=COMPILED)),
         "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
         # Nothing can be decided about what was sampled only once.
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
-        "softmax": {
-            name: extremes(select(ok, quantity=f"{name}_to_matmuls"))
-            for name in ("fused", "written")
-        },
         "board": [board_facts(chapter, pair) for pair in board.pairs],
         "why_not_ours": next(iter(ours["reason"].dropna()), None),
-        "excess": excess_facts(ok),
-        "checked": checked(select(ok, quantity="error")),
-        "peak_reduction": extremes(select(ok, quantity="peak_reduction")),
+        "excess": excess_facts(chapter),
+        "checked": checked(chapter),
         "repeat": agreement(chapter.results, chapter.name),
     }
 
 
-def excess_facts(ok: Rows) -> dict[str, Any] | None:
+def excess_facts(chapter: Chapter) -> dict[str, Any] | None:
     """The times that contradict their parts, and what the host needs to launch the worst."""
-    found = extremes(select(ok, quantity="excess", flags=lambda flags: not consistent(flags)))
+    found = chapter.extremes(quantity="excess", flags=lambda flags: not consistent(flags))
     if found is None:
         return None
     worst = {key: found["high"][key] for key in ("source", "variant", "phase")}
-    host = select(ok, quantity="host_time", **worst)["value"]
-    return {**found, "host": next(iter(host), None)}
+    return {**found, "host": chapter.value(quantity="host_time", **worst)}
 
 
 def naive_facts(rows: Rows) -> dict[str, Any] | None:
@@ -635,15 +621,15 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
     }
 
 
-def checked(errors: Rows) -> list[dict[str, Any]]:
+def checked(chapter: Chapter) -> list[dict[str, Any]]:
     """By precision: how many variants were checked, and the largest errors."""
+    errors = select(chapter.own.rows, status="ok", quantity="error")
     return [
         {
             "precision": precision,
             "count": len(distinct(mine, ["source", "variant"])),
-            "worst": extremes(mine),
-            "ours": extremes(select(mine, variant=[OURS, CHOSEN])),
+            "worst": chapter.extremes(quantity="error", precision=precision),
+            "ours": chapter.extremes(quantity="error", precision=precision, variant=[OURS, CHOSEN]),
         }
-        for (precision,) in distinct(errors, ["precision"])
-        for mine in [select(errors, precision=precision)]
+        for precision, mine in errors.groupby("precision", sort=False)
     ]

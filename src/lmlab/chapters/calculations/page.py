@@ -1,16 +1,9 @@
 """Very large models on paper: memory, devices, compute-bound batches, ring all-reduce."""
 
-from typing import Any
-
 from lmlab.report.frame import Results, Rows, combine, derived
-from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 
 TITLE = "Calculations"
-HEADLINES = (
-    *("parameters", "state_devices", "activation_bytes_per_token", "intensity"),
-    *("mesh_devices", "most_tensor_parallel"),
-)
 
 
 def derive(rows: Rows, results: Results) -> Rows:
@@ -97,16 +90,3 @@ TABLES = {
         },
     ),
 }
-
-
-def facts(chapter: Chapter) -> dict[str, Any]:
-    """The settings of the question and the headline numbers."""
-    settings = chapter.results.of("calculations")[0].settings
-    labelled: dict[str, dict[str, Any]] = {
-        "state": {"quantity": "state_memory", "part": "total"},
-        "hidden": {"quantity": "batch_tokens", "messages": "hidden"},
-        "best_split": {"quantity": "lever_tokens", "change": "the best split"},
-        "fewest": {"quantity": "fewest_devices", "tokens": settings["tokens"][0]},
-    }
-    asked = {**{name: {"quantity": name} for name in HEADLINES}, **labelled}
-    return {"settings": settings, **{name: chapter.value(**where) for name, where in asked.items()}}

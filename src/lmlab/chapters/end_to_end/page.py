@@ -1,7 +1,7 @@
 """Step times: by size and context, host against GPU, fp32 against bf16, and what warm-up does."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -9,10 +9,10 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, select
+from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import GPU_BOUND_FROM, WITHIN, agreement
-from lmlab.report.table import Table, quantity, time
+from lmlab.report.table import Table, quantity, speedup, time
 from lmlab.report.text import UNSTEADY
 
 TITLE = "End to end"
@@ -52,7 +52,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     parts = {**{key: {"quantity": key} for key in replay}, "device": times("device", PASSES)}
     for name, check in GRAPH_CHECKS.items():
         rows = combine(rows, name, parts, check, on=phase)
-    return _utilization(rows, results)
+    return pd.concat([_utilization(rows, results), warm_up(rows)], ignore_index=True)
 
 
 def times(clock: Any, phase: Any) -> dict[str, Any]:
@@ -92,6 +92,8 @@ def _utilization(rows: Rows, results: Results) -> Rows:
     return with_share(rows, "measured_mfu", results, "matmul_rate")
 
 
+WARM_UP = "warm-up"
+TRAINED = {"phase": WARM_UP, "mode": MODES["train_step"]}
 COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "quantity": "time"}
 
 
@@ -121,8 +123,9 @@ def warm_up(rows: Rows) -> Rows:
         for warmup in (0, 5):
             same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
             numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
+        base = {**first, "mode": MODES[first["mode"]], "phase": WARM_UP, "clock": None}
         found += [
-            {**first, "mode": MODES[first["mode"]], "quantity": name, "value": value, "clock": None}
+            {**base, "quantity": name, "value": value}
             for name, value in numbers.items()
             if value is not None
         ]
@@ -163,27 +166,18 @@ def bf16_comparison(clock: str, phase: str) -> Compare:
     )
 
 
+BASES = {"bf16_device": "device time", "bf16": "wall time"}
 COMPARISONS = {
-    "bf16": bf16_comparison("wall", "total"),
     "bf16_device": bf16_comparison("device", "total"),
+    "bf16": bf16_comparison("wall", "total"),
     "bf16_optimizer": bf16_comparison("wall", "optimizer"),
 }
 
 
-def _speedups(rows: Rows) -> Iterator[Rows]:
-    for name, basis in (("bf16_device", "device time"), ("bf16", "wall time")):
-        if pairs := COMPARISONS[name].run(rows):
-            yield pairs.rows().assign(basis=basis)
-
-
 def speedups(rows: Rows) -> Rows:
-    """bf16 over fp32 as rows: by device time and by wall clock."""
-    return pd.concat([*_speedups(rows)] or [rows.head(0)])
-
-
-def front_speedups(rows: Rows) -> Rows:
-    """By device time, which repeats from machine to machine; by wall clock on a CPU."""
-    return select(next(_speedups(rows), rows.head(0)), main=True)
+    """bf16 over fp32: by device time, which repeats from machine to machine, and by wall clock."""
+    found = select(rows, comparison=list(BASES))
+    return found.assign(basis=found["comparison"].map(BASES)) if len(found) else found
 
 
 def graph_checked(rows: Rows) -> Rows:
@@ -211,15 +205,14 @@ TABLES = {
     "front_bf16": Table(
         title="Speed-up of a bf16 training step over fp32 by context length, {basis}",
         rows=["size"],
-        data=front_speedups,
-        columns={"{context}": quantity("speedup", "text", field="speedup")},
+        data=lambda rows: at_first(select(speedups(rows), main=True), "basis"),
+        columns={"{context}": speedup()},
     ),
     "front_warm_up": Table(
         title="Cold processes: first and settled training step, and standard deviation over ten "
         "steps without and with five warm-up steps",
         rows=["size"],
-        data=warm_up,
-        where={"mode": MODES["train_step"]},
+        where=TRAINED,
         columns={
             "first step (ms)": quantity("first_step", "ms"),
             "settled (ms)": quantity("settled_step", "ms"),
@@ -295,12 +288,12 @@ TABLES = {
         title="Speed-up of a bf16 training step over fp32, {basis}",
         rows=["size", "batch"],
         data=speedups,
-        columns={"{context}": quantity("speedup", "text", field="speedup")},
+        columns={"{context}": speedup()},
     ),
     "first_steps": Table(
         title="What the first step of a fresh process costs",
         rows=["mode", "size"],
-        data=warm_up,
+        where={"phase": WARM_UP, "status": "ok"},
         columns={
             "first step (ms)": quantity("first_step", "ms"),
             "settled (ms)": quantity("settled_step", "ms"),
@@ -360,46 +353,36 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     """What the sentences of the page need."""
     rows = select(chapter.own.rows, status="ok")
     main = select(rows, **MAIN)
-    steps = select(main, **times("wall", "total"))
-    layers = select(main, quantity="per_layer", precision="bf16", context=_shortest(main))
+    whole = {**times("wall", "total"), **MAIN}
+    steps = select(rows, **whole)
+    precisions = [precision for (precision,) in distinct(steps, ["precision"])]
+    bf16 = records(select(steps, precision="bf16"))
+    shortest = min(select(main, quantity="per_layer")["context"].dropna(), default=None)
+    layers = {"quantity": "per_layer", "precision": "bf16", "context": shortest, **MAIN}
     busy = select(main, quantity="busy_share", phase="total")
     host_bound = select(busy, value=lambda share: share < HOST_BOUND_BELOW)
-    trained = select(warm_up(rows), mode=MODES["train_step"])
-    settled = select(trained, quantity="settles_at")["value"]
-    mfu = select(main, quantity="mfu", clock="device" if len(busy) else "wall")
-    by_precision = {p: extremes(mine) for p, mine in steps.groupby("precision", sort=False)}
+    mfu = {"quantity": "mfu", "clock": "device" if len(busy) else "wall", **MAIN}
+    settled = select(rows, quantity="settles_at", **TRAINED)["value"]
+    cold_mean = records(select(rows, quantity="cold_mean", **TRAINED))
     return {
-        "steps": by_precision,
-        "largest_bf16": _in_bf16(steps, by_precision.get("fp32")),
+        "steps": {p: chapter.extremes(precision=p, **whole) for p in precisions},
+        "in_bf16": {(row["size"], row["context"]): row for row in bf16},
         "batch": next(iter(main["batch"]), None),
         "shortest": next(iter(steps["context"]), None),
         "unsteady": len(select(steps, stability=list(UNSTEADY))),
-        "layers_wall": extremes(select(layers, clock="wall")),
-        "layers_device": extremes(select(layers, clock="device")),
+        "layers_wall": chapter.extremes(clock="wall", **layers),
+        "layers_device": chapter.extremes(clock="device", **layers),
         "host_bound": len(host_bound),
         "gpu_bound": len(select(busy, value=lambda share: share >= GPU_BOUND_FROM)),
         "busy_points": len(busy),
         "host_bound_bf16": len(select(host_bound, precision="bf16")),
         "bf16_points": len(select(busy, precision="bf16")),
-        "mfu": {p: extremes(select(mfu, precision=p)) for p in ("fp32", "bf16")},
-        "graph": extremes(select(rows, quantity="replay_to_device")),
-        "pauses": extremes(select(rows, quantity="pause_per_kernel")),
-        "first_step_extra": extremes(select(trained, quantity="first_step_extra")),
+        "mfu": {p: chapter.extremes(precision=p, **mfu) for p in ("fp32", "bf16")},
+        "first_step_extra": chapter.extremes(quantity="first_step_extra", **TRAINED),
         "settles_at": max(settled, default=None),
         "settled_within": SETTLED_WITHIN,
-        "cold_mean": select(trained, quantity="cold_mean").to_dict("records"),
-        "unsettled": len(distinct(trained, ["size"])) - len(settled),
+        "cold_mean": cold_mean,
+        "unsettled": len(cold_mean) - len(settled),
         "disagreement": disagreement(rows),
         "repeat": agreement(chapter.results, chapter.name),
     }
-
-
-def _in_bf16(steps: Rows, fp32: dict[str, Any] | None) -> Any:
-    """The bf16 step at the point of the longest fp32 step."""
-    same = {key: fp32["high"][key] for key in ("size", "context")} if fp32 else {"size": None}
-    return next(iter(select(steps, precision="bf16", **same).to_dict("records")), None)
-
-
-def _shortest(rows: Rows) -> Any:
-    """The shortest context of which a time per layer is known."""
-    return min(select(rows, quantity="per_layer")["context"].dropna(), default=None)

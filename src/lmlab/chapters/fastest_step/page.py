@@ -10,7 +10,7 @@ from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, derived, distinct, select
 from lmlab.report.page import Chapter
-from lmlab.report.table import Table, memory, quantity, time
+from lmlab.report.table import Table, memory, quantity, speedup, time
 
 TITLE = "The fastest step"
 
@@ -43,24 +43,16 @@ COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "lay
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Rates and utilization, speed-ups as rows, and which records are the ladder's own."""
+    """Rates and utilization, and which records are the ladder's own."""
     rows = rows.reindex(columns=[*rows.columns, *(c for c in COLUMNS if c not in rows)])
     rows = rows.assign(own=(rows["variant"] == rows["rung"]) | (rows["side"] == "rung"))
     rates = {"throughput": "tokens", "rate": "flops"}
     rows = with_rates(rows, rates, ["source", "rung", "attention"], side=["rung", "other"])
     rows = with_share(rows, "mfu", results, "stated_matmul_rate")
     rows = with_share(rows, "measured_mfu", results, "matmul_rate")
-    rows = derived(rows, "relative", {"quantity": "throughput", **OWN}, _over_first)
-    gains = [
-        found.rows().assign(quantity=f"gain_{name}")
-        for name in ("rungs", "attention", "leaderboard")
-        if (found := COMPARISONS[name].run(rows))
-    ]
-    return pd.concat([rows, *gains], ignore_index=True)
-
-
-def _over_first(found: Rows) -> Any:
-    return found["value"] / found.groupby("source", sort=False)["value"].transform("first")
+    own = {"quantity": "throughput", **OWN}
+    first = select(rows, status="ok", **own).drop_duplicates("source").set_index("source")["value"]
+    return derived(rows, "relative", own, lambda f: f.value / f.source.map(first))
 
 
 TABLES = {
@@ -81,7 +73,7 @@ TABLES = {
             "batch": quantity("tokens", "integer", field="batch_size", **OWN),
             "step (ms)": time(side="rung"),
             "tokens/s": quantity("throughput", "integer", **OWN),
-            "over the rung before": quantity("gain_rungs", "text", field="speedup"),
+            "over the rung before": speedup(comparison="rungs"),
             "MFU, stated peak": quantity("mfu", "percent", **OWN),
             "MFU, measured": quantity("measured_mfu", "percent", **OWN),
             "peak (GiB)": memory(**OWN),
@@ -100,7 +92,7 @@ TABLES = {
             "ours (ms)": time(side="rung", attention=lambda name: name != "naive"),
             "other (ms)": time(side="other"),
             "other": time("text", side="other", field="attention"),
-            "ours is": quantity("gain_attention", "text", field="speedup"),
+            "ours is": speedup(comparison="attention"),
         },
     ),
     "tries": Table(
@@ -125,7 +117,7 @@ TABLES = {
         where={"topic": "leaderboard"},
         columns={
             "step (ms)": time(side="rung"),
-            "over the rung before": quantity("gain_leaderboard", "text", field="speedup"),
+            "over the rung before": speedup(comparison="leaderboard"),
             "peak (GiB)": memory(**OWN),
             "to compile (s)": quantity("compile_time", "s", **OWN),
         },
@@ -167,9 +159,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
             reason: list(dict.fromkeys(found["rung"]))
             for reason, found in left_out.groupby("reason", sort=False)
         },
-        "layers": chapter.value(quantity="layers"),
-        "layer_ms": chapter.value(quantity="layer_time"),
-        "leaderboard": next(iter(chapter.results.of("fastest_step")[-1:]), None),
     }
 
 

@@ -25,16 +25,11 @@ SLOWER_IS_LESS = ("TFLOP/s", "GB/s")
 NOT_SLOW = "newer libraries, or work that was left out"
 # Unit of a rate by the work it counts, and its factor for times in milliseconds.
 RATES = {"flops": ("TFLOP/s", 1e-9), "bytes": ("GB/s", 1e-6), "tokens": ("1/s", 1e3)}
-# Facts of the templates by the quantity that holds them.
-FACTS = {
-    "bandwidth": "copy_bandwidth",
-    "stated_bandwidth": "stated_bandwidth",
-    "source": "stated_source",
-    "power_limit_w": "power_limit_w",
-    "cpu": "cpu_model",
-    "cores": "cpu_usable_cores",
-    "sms": "sms",
-}
+# Quantities that templates name.
+CARD = (
+    *("copy_bandwidth", "stated_bandwidth", "stated_source", "power_limit_w", "cpu_model"),
+    *("cpu_usable_cores", "sms", "gpu_count"),
+)
 
 
 def derive(rows: Rows, results: Results) -> Rows:
@@ -115,10 +110,9 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     """Ceilings by name, for the templates of this chapter and of others."""
     flags = [flag for found in chapter.results.of("machine") for flag in found.flags]
     return {
-        **{name: chapter.value(quantity=found) for name, found in FACTS.items()},
+        **{name: chapter.value(quantity=name) for name in CARD},
         "matmul": by_dtype(chapter.results, "matmul_rate"),
         "stated": by_dtype(chapter.results, "stated_matmul_rate"),
-        "gpu_count": chapter.value(quantity="gpu_count") or 0,
         "power_capped": "power_capped" in flags,
         "bands": against_bands(chapter.results, read_bands(REFERENCES / "bands.yaml")),
     }

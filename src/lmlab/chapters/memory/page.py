@@ -7,7 +7,7 @@ import pandas as pd
 
 from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, records, select, table_of
+from lmlab.report.frame import Results, Rows, combine, distinct, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
@@ -459,9 +459,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "greater": int((ratios["value"] > 1 + SMALLEST_DIFFERENCE).sum()),
         "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
         "block": _one(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
-        "compiled": extremes(select(rows, quantity="compiled_to_eager")),
         "stream": _highest(select(largest(rows), quantity="stream_allocations", **STEP)),
-        "unused": _highest(select(rows, quantity="unused_share")),
         "errors": len(errors),
         "worst_error": _highest(errors, key=abs),
         "same_phase": _same_phase(rows),

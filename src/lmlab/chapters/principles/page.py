@@ -10,7 +10,7 @@ from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, derived, select
 from lmlab.report.page import Chapter
-from lmlab.report.table import Column, Table, memory, quantity, time
+from lmlab.report.table import Column, Table, memory, quantity, speedup, time
 
 TITLE = "What makes a GPU fast"
 
@@ -38,13 +38,14 @@ LIMITS = {
 """Topics by what limits them."""
 EVENTS = ["events", "wall"]
 LABELS = ["variant", "series", "x", "pair", "tile"]
-PAIRS = Compare(
-    variant={"pair": "with"},
-    baseline={"pair": "without"},
-    on=["topic"],
-    where={"quantity": "time", "clock": EVENTS},
-)
-COMPARISONS = {"pairs": PAIRS}
+COMPARISONS = {
+    "pairs": Compare(
+        variant={"pair": "with"},
+        baseline={"pair": "without"},
+        on=["topic"],
+        where={"quantity": "time", "clock": EVENTS},
+    )
+}
 PARTS = ("sms", "warp_size", "registers_per_sm", "shared_memory_per_sm_bytes", "l2_bytes")
 
 
@@ -64,8 +65,6 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = derived(rows, "saved_mib", {"quantity": "saved_bytes"}, lambda f: f["value"] / 2**20)
     branches = {"quantity": "time", "topic": "divergence"}
     rows = derived(rows, "relative_time", branches, _over_one_branch)
-    if pairs := PAIRS.run(rows):
-        rows = pd.concat([rows, pairs.rows()], ignore_index=True)
     return pd.concat([rows, *_panels(rows), _roof(rows, ceilings)], ignore_index=True)
 
 
@@ -113,7 +112,7 @@ TABLES = {
         columns={
             "without": Column({"quantity": "time", "pair": "without"}, "text", "variant"),
             "with": Column({"quantity": "time", "pair": "with"}, "text", "variant"),
-            "speed-up": quantity("speedup", "text", field="speedup"),
+            "speed-up": speedup(),
             "share of ceiling": quantity("share", "percent", pair="with"),
         },
     ),
@@ -169,12 +168,10 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     failed = select(chapter.own.rows, status=["unsupported", "failed", "oom"])
     saved = select(chapter.own.rows, quantity="saved_bytes", status="ok")
     kept = dict(zip(saved["pair"], saved["value"], strict=True)) if len(saved) else {}
-    parts = {name: chapter.value(chapter="machine", quantity=name) for name in PARTS}
+    parts = {name: chapter.results.value(chapter="machine", quantity=name) for name in PARTS}
     return {
         "parts": {name: part for name, part in parts.items() if part is not None},
-        "warps_per_sm": chapter.value(quantity="warps_per_sm"),
         "pairs": {pair.point["topic"]: pair for pair in pairs},
-        "names": NAMES,
         "kept": kept["without"] / kept["with"] if {"with", "without"} <= kept.keys() else None,
         "left_out": {
             NAMES[row["topic"]]: row["reason"]

@@ -9,7 +9,7 @@ import pandas as pd
 from lmlab.chapters.end_to_end.page import POINT, naming_batches
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, derived, distinct, extremes, select
+from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 from lmlab.study.results import Result
@@ -102,11 +102,6 @@ def kernel_name(kernel: Any, family: Any) -> Any:
     return " ".join([library[0].lower(), tile[1], *(layout.groups() if layout else ())])
 
 
-def one_precision(rows: Rows) -> Rows:
-    """The study's first precision: what the front page shows."""
-    return select(rows, precision=list(rows["precision"].dropna())[:1])
-
-
 def _of(name: str, **labels: Any) -> dict[str, Any]:
     return {"quantity": name, **labels}
 
@@ -189,7 +184,7 @@ def outer_families(results: Results) -> Rows:
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
     if rows.empty:
         return rows
-    rows = one_precision(rows)
+    rows = at_first(rows, "precision")
     sizes, contexts = list(rows["size"]), sorted(rows["context"])
     rows = select(rows, size=sizes[:1] + sizes[-1:], context=contexts[:1] + contexts[-1:])
     at = rows["size"] + "\n" + rows["context"].astype(str)
@@ -266,13 +261,13 @@ TABLES = {
         title="Top kernel of a forward pass at the longest context (library, tile, layout) and its "
         "share of the pass",
         rows=["size"],
-        data=lambda rows: at_longest(one_precision(rows)),
+        data=lambda rows: at_longest(at_first(rows, "precision")),
         columns=_top_kernel("forward"),
     ),
     "front_attention": Table(
         title="Parts of attention in one forward pass at the longest context, all layers",
         rows=["size"],
-        data=lambda rows: at_longest(one_precision(rows)),
+        data=lambda rows: at_longest(at_first(rows, "precision")),
         columns={**PART_TIMES, **SOFTMAX_TIME},
     ),
     "clock": Table(
@@ -388,7 +383,7 @@ FIGURES = {
         names=PARTS,
         x=Axis(field="context", title="context", categorical=True),
         y=value_axis("share of attention (%)", scale=100),
-        data=lambda results: one_precision(select(results.rows, quantity="part_share")),
+        data=lambda results: at_first(select(results.rows, quantity="part_share"), "precision"),
     ),
     "layer": _timeline(
         "One layer of a forward pass: when its kernels run",
@@ -410,7 +405,7 @@ FIGURES = {
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Values that the templates use, of the first precision; empty if nothing was recorded."""
     everything = select(chapter.own.rows, status="ok")
-    rows = one_precision(everything)
+    rows = at_first(everything, "precision")
     if select(rows, quantity="profiler_version").empty:
         return {}
 
@@ -434,7 +429,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "same_top": _count(top["forward_backward"], "eq", top["forward"]),
         "precisions": [name for (name,) in distinct(everything, ["precision"])],
         "cores": _cores(everything),
-        "utilization": extremes(select(everything, quantity="utilization")),
         "clock_agrees": int((abs(span["value"] - 1) <= AGREES_WITHIN).sum()),
         "softmax_time": extremes(select(rows, quantity="softmax_to_matmuls")),
         "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
