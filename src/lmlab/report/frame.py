@@ -222,14 +222,10 @@ def combine(
     """The rows plus a quantity computed from several others that agree on `on`: of one point, and
     of one label if `on` names it. `value` sees a column per part; parameters and labels are those
     of the first part, which alone may have several rows. What lacks a part is left out."""
-    found = {
-        name: select(rows, status="ok", **where).set_index(list(on))
-        for name, where in parts.items()
-    }
-    (name, first), *others = found.items()
-    columns = pd.DataFrame({name: pd.to_numeric(first["value"])})
-    for name, part in others:
-        columns[name] = pd.to_numeric(part["value"]).reindex(first.index)
+    found = [select(rows, status="ok", **where).set_index(list(on)) for where in parts.values()]
+    first = found[0]
+    numbers = [pd.to_numeric(part["value"]).reindex(first.index) for part in found]
+    columns = pd.DataFrame(dict(zip(parts, numbers, strict=True)))
     complete = columns.notna().all(axis=1)
     if not complete.any():
         return rows
