@@ -17,7 +17,8 @@ PLUGIN = find_spec("snakemake_executor_plugin_cluster_generic")
 SUBMIT = '#!/bin/sh\nsetsid sh "$1" > /dev/null 2>&1 < /dev/null &\necho $!\n'
 COMMAND = (
     "snakemake --workflow-profile batch --cluster-generic-submit-cmd ./submit.sh "
-    f"--latency-wait 10 --config study=nano machine={MACHINE} measure=always"
+    "--latency-wait 10 --seconds-between-status-checks 1 "
+    f"--config study=nano machine={MACHINE} measure=always"
 )
 
 
