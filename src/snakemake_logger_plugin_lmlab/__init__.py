@@ -100,8 +100,11 @@ class LogHandler(LogHandlerBase):
 
 def stamp(log: str) -> tuple[int, int]:
     """Size and time of a log, by which a job that wrote to it is recognized; 0 without one."""
-    found = Path(log).stat() if Path(log).is_file() else None
-    return (found.st_size, found.st_mtime_ns) if found else (0, 0)
+    try:  # without looking first: Snakemake removes old logs meanwhile
+        found = Path(log).stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def failure(name: str, job: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from lmlab.measure import records
-from snakemake_logger_plugin_lmlab import LogHandler
+from snakemake_logger_plugin_lmlab import LogHandler, stamp
 from snakemake_logger_plugin_lmlab.progress import Progress, duration
 from tests.study.test_results import make
 
@@ -160,3 +160,10 @@ def test_snakemake_itself_prints_no_more(command: str, line: str) -> None:
     assert any(text.startswith(line) for text in stderr.splitlines()), stderr
     assert "Error in rule" not in stderr
     assert "Command" not in stderr
+
+
+def test_a_log_that_is_removed_meanwhile_is_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    assert stamp(str(tmp_path / "removed.log")) == (0, 0)
