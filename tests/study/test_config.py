@@ -126,7 +126,7 @@ def test_every_study_has_every_chapter(config: Config) -> None:
 
 def test_a_number_is_the_same_with_and_without_a_point(config: Config) -> None:
     before = [point.to_json() for point in all_points(load(config, "cpu"))]
-    config["studies"]["tiny"]["common"].update(rope_theta=10000, time_cap_s=10.0)
+    config["studies"]["tiny"]["common"].update(rope_theta=10000, time_cap_s=6.0)
     assert [point.to_json() for point in all_points(load(config, "cpu"))] == before
 
 
