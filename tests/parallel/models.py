@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -117,6 +118,27 @@ def in_blocks(run: Run = in_order, block: Callable[[int], nn.Module] = Block) ->
     )
 
 
+class ExactLinear(nn.Module):
+    """A linear map whose sums do not depend on the batch: two ranks round like one process."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(-2) * self.weight).sum(-1)
+
+
+def exact() -> Model:
+    """A network whose gradients on two samples are bitwise equal however they are split."""
+    return Model(
+        lambda m, x: m.head(F.relu(m.inner(m.embedding(x[:, 0])))),
+        embedding=nn.Embedding(VOCABULARY, 6),
+        inner=ExactLinear(6, 5),
+        head=ExactLinear(5, 3),
+    )
+
+
 def odd_shapes() -> Model:
     """A scalar, a transposed matrix, and fewer large parameters than ranks."""
     return Model(
@@ -146,4 +168,4 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def build(name: str, seed: int = 0) -> nn.Module:
     """A model with the weights of a seed."""
     torch.manual_seed(seed)
-    return (MODELS | {m.__name__: m for m in (odd_shapes, one_vector)})[name]()
+    return (MODELS | {m.__name__: m for m in (exact, odd_shapes, one_vector)})[name]()

@@ -41,6 +41,13 @@ def test_training_follows_one_process(scheme: str, model: str) -> None:
     train_both(wrapped, alone, map(batch_of, range(STEPS)))
 
 
+@every_scheme
+@on_ranks(2)
+def test_two_ranks_are_bitwise_one_process_where_sums_allow_it(scheme: str) -> None:
+    wrapped, alone = wrapped_and_alone(scheme, "exact")
+    train_both(wrapped, alone, [batch_of(step, 1) for step in range(10)], tolerance=0.0)
+
+
 @pytest.mark.parametrize(
     ("scheme", "synchronized"),
     [(scheme, "+++") for scheme in SCHEMES]
