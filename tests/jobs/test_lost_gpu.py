@@ -11,7 +11,7 @@ READS_OUT_OF_BOUNDS = """
 import torch
 
 def attend(q, k, v, is_causal):
-    return q.index_select(0, torch.tensor([q.shape[0]], device=q.device))
+    return (q + k + v).index_select(0, torch.tensor([q.shape[0]], device=q.device))
 """
 LMLAB = "import sys; from lmlab.cli import main; sys.exit(main(sys.argv[1:]))"
 POINT = ["topic=benchmark", "precision=fp32", "head_dim=16", "sequence=64"]

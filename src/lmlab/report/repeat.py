@@ -29,7 +29,7 @@ def agreement(results: Results, chapter: str) -> list[dict[str, Any]]:
     names = identity([*results.of(chapter), *results.repeat.of(chapter)])
     found = pairs(results, results.repeat, chapter, names)
     differing = [name for name in names if found[name].nunique(dropna=False) > 1]
-    kinds = {kind: select(found, kind=kind) for kind in (DEVICE, GPU_BOUND, OTHER)}
+    kinds = {kind: select(found, kind_of_time=kind) for kind in (DEVICE, GPU_BOUND, OTHER)}
     return [
         {"kind": kind, **_counted(rows, differing)} for kind, rows in kinds.items() if len(rows)
     ]
@@ -61,7 +61,7 @@ def pairs(one: Results, other: Results, chapter: str, names: list[str]) -> Rows:
     device = select(found, clock="device")[[*names, "first"]]
     busy = found.merge(device, on=names, how="left", suffixes=("", "_busy"))["first_busy"]
     gpu_bound = (found["clock"] == "wall") & (busy / found["first"] >= GPU_BOUND_FROM)
-    return found.assign(kind=found["clock"].map(KIND_OF_CLOCK).mask(gpu_bound, GPU_BOUND))
+    return found.assign(kind_of_time=found["clock"].map(KIND_OF_CLOCK).mask(gpu_bound, GPU_BOUND))
 
 
 def _counted(rows: Rows, differing: list[str]) -> dict[str, Any]:
