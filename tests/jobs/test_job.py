@@ -41,12 +41,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     def run(job: Callable[[Path], int], point: Point | None = None) -> tuple[int, Path]:
         out = tmp_path / "point.json"
 
-        def start(module: str, arguments: Sequence[str], *, cold: bool = False) -> int:
+        def start(module: str, arguments: Sequence[str]) -> int:
             return record.main(arguments) if module == RECORDER else job(out)
 
         monkeypatch.setattr(warm_start, "run", start)
         point = point or precision_point("layernorm")
-        return run_job(point, find_machine().id, out, cold=False), out
+        return run_job(point, find_machine().id, out), out
 
     return run
 
@@ -134,16 +134,6 @@ def test_a_result_written_before_the_crash_is_kept(run: Run) -> None:
 
     status, out = run(job)
     assert (status, out.read_text()) == (0, "written")
-
-
-@pytest.mark.parametrize(("start", "cold"), [("cold", True), ("warm", False)])
-def test_a_cold_point_gets_a_fresh_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str, cold: bool
-) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(warm_start, "run", lambda *_, cold: asked.append(cold) or 0)
-    run_job(end_to_end_point(start=start), "any", tmp_path / "x.json", cold=False)
-    assert asked == [cold]
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,8 @@ def main() -> int:
     parser.add_argument("--point", required=True, help="the point as JSON")
     parser.add_argument("--machine", required=True, help="id of the machine this must be")
     parser.add_argument("--out", required=True, type=Path, help="file to write the result to")
-    parser.add_argument("--cold", action="store_true", help="start a fresh process")
     given = parser.parse_args()
-    return run_as_program(
-        lambda: run_job(point_from_json(given.point), given.machine, given.out, cold=given.cold)
-    )
+    return run_as_program(lambda: run_job(point_from_json(given.point), given.machine, given.out))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def measured(point: Point, machine: Machine, study: Study) -> Result:
             command = torchrun_command(point, out, study.ranks)
             status = run_ranks(point, machine.id, out, command)
         else:
-            status = run_job(point, machine.id, out, cold=False)
+            status = run_job(point, machine.id, out)
         if status == SIGNAL_BASE + signal.SIGINT:
             raise KeyboardInterrupt
         if status:

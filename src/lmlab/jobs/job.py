@@ -1,6 +1,7 @@
 """A point measured in a process of its own, and what becomes of it when that ends. No torch.
 
-Points share a warm helper that has imported torch; one whose `start` is cold gets a fresh process.
+Each is a fork of a warm helper that has imported torch and done nothing with it, so the first step
+of a point is the first of its process.
 If the process crashes, hangs, or is killed by the kernel for its memory, the result records that;
 if the job itself is interrupted, there is no result. `launch` is the same for several processes.
 """
@@ -45,11 +46,10 @@ class Job:
         return self.out.stat().st_mtime_ns if self.out.exists() else None
 
 
-def run_job(point: Point, machine: str, out: Path, *, cold: bool) -> int:
+def run_job(point: Point, machine: str, out: Path) -> int:
     """Run the point in its own process, and record an end that it could not record itself."""
     job, arguments = Job(point, out), ["--point", point.to_json(), "--machine", machine]
-    cold = cold or point.parameters.get("start") == "cold"
-    status = warm_start.run(RUNNER, [*arguments, "--out", str(out)], cold=cold)
+    status = warm_start.run(RUNNER, [*arguments, "--out", str(out)])
     if job.is_written():
         return 0
     if relayed:  # a crash after that says nothing about the point

@@ -196,10 +196,3 @@ def test_a_fork_has_the_libraries_but_nothing_of_ours_and_no_gpu(torch_lab: Lab)
     outcome = torch_lab.run("job")
     libraries = [True, True, torch.cuda.is_available()]
     assert outcome == (0, f"{libraries}\n[]\nFalse\nTrue\n", "")
-
-
-def test_a_cold_job_is_a_fresh_interpreter(torch_lab: Lab) -> None:
-    torch_lab.write("inner", "import sys\ndef main(argv):\n    return 'torch' in sys.modules\n")
-    outer = "def main(argv):\n    print(run('inner', []), run('inner', [], cold=True))\n"
-    torch_lab.write("outer", f"from lmlab.measure.warm_start import run\n{outer}")
-    assert torch_lab.run("outer").stdout == "1 0\n"

@@ -2,9 +2,9 @@
 
 The grid shares one warm-up count. `more` adds grids that change some of its axes, for what is not
 worth measuring everywhere. How much warm-up a machine needs is a question of its own, answered at
-one context with a fresh process per point (`start` = cold), because only there is the first step
-really the first: libraries not loaded, kernels not chosen, memory not mapped. Its steps are a fixed
-number; elsewhere a point is measured until its median is known well enough.
+one context (`start` = cold). Every point is a process in which the first step really is the first:
+libraries not loaded, kernels not chosen, memory not mapped. A cold start measures a fixed number of
+steps; elsewhere a point is measured until its median is known well enough.
 """
 
 from collections.abc import Iterator, Mapping

@@ -7,7 +7,7 @@ and is ready within milliseconds. The client, this module, needs no torch.
 
     client --socket--> helper --fork--> supervisor --fork--> job
 
-Without a helper (LMLAB_WARM_START=0, `cold=True`, or any problem with it) a fresh interpreter is
+Without a helper (LMLAB_WARM_START=0, or any problem with it) a fresh interpreter is
 the supervisor: slower, but otherwise the same. Either way the job runs in a new session, receives
 the client's SIGINT, SIGTERM and SIGHUP, and dies with the client. If its supervisor is killed, the
 job is lost, which says nothing about the job; its status is then EX_TEMPFAIL (75).
@@ -52,18 +52,15 @@ class Job(NamedTuple):
     umask: int
 
 
-def run(module: str, arguments: Sequence[str], *, cold: bool = False) -> int:
-    """Call `main(arguments)` of a module in a new process and return its exit status.
-
-    `cold` asks for a fresh interpreter, for points that measure the start itself.
-    """
+def run(module: str, arguments: Sequence[str]) -> int:
+    """Call `main(arguments)` of a module in a new process and return its exit status."""
     if (setting := os.environ.get("LMLAB_WARM_START", "1")) not in ("0", "1"):
         raise ValueError(f"LMLAB_WARM_START = {setting!r}; allowed: 0, 1")
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     os.umask(umask := os.umask(0o077))
     job = Job(module, list(arguments), dict(os.environ), os.getcwd(), umask)
-    if setting == "1" and not cold:
+    if setting == "1":
         try:
             return _run_warm(job)
         except OSError as reason:
