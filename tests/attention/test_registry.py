@@ -23,6 +23,7 @@ def test_every_registered_name_leads_to_a_function_of_its_module(name: str) -> N
     assert function.__module__ == registry.module_of(name)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_tiled_attention_needs_no_triton() -> None:
     code = "import lmlab.attention, sys; lmlab.attention.FlashAttentionTiled"
     command = [sys.executable, "-c", f"{code}; sys.exit('triton' in sys.modules)"]

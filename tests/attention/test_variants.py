@@ -40,6 +40,7 @@ def _no_code_generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_code_generation")
 def test_compiled_is_correct_and_never_falls_back_to_eager() -> None:
     attention = registry.load("compiled")

@@ -150,6 +150,7 @@ def test_the_torch_bucket_has_one_of_ours_of_the_same_size() -> None:
         assert settings["torch_bucket_mb"] in settings["bucket_sizes_mb"]
 
 
+@pytest.mark.slow
 def test_every_question_of_a_study_without_results_is_answered(tmp_path: Path) -> None:
     chapters = list(load({**CONFIG, "study": "full"}, "cuda").chapters)
     missing = [point for chapter in chapters for point in points(chapter)]

@@ -134,6 +134,7 @@ def test_a_mode_that_does_not_fit_costs_no_other(monkeypatch: pytest.MonkeyPatch
     assert outcome.data["timeline"]["device_phases"]
 
 
+@pytest.mark.slow
 def test_a_trace_is_kept_only_if_asked_for() -> None:
     point = profile_point(size="2.7b", keep_traces=True)
     measure(profile_point(), CPU)

@@ -46,11 +46,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Check:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [GOLDEN, *committed()], ids=lambda folder: folder.name)
 def test_every_machine_in_the_repository_passes(run: Check, folder: Path) -> None:
     assert run(folder, "--ignore", "missing,mixed") == (0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder", [f for f in committed() if f != H200], ids=lambda folder: folder.name
 )

@@ -123,7 +123,7 @@ def measured_peak(shape: ModelShape, precision: str, mode: str) -> int:
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @every_shape
 def test_the_peak_is_the_measured_one(shape: ModelShape, precision: Any, mode: Any) -> None:
     stage = predicted_peak(shape, precision, mode, device="cpu")

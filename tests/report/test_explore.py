@@ -51,6 +51,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     return explorer(results, chapters, TEMPLATES / "explore.html")
 
 
+@pytest.mark.slow
 def test_the_data_cannot_end_its_script(html: str) -> None:
     data = re.search(r'id="data">(.*?)</script>', html, re.DOTALL)
     assert data is not None
@@ -62,6 +63,7 @@ def test_the_data_cannot_end_its_script(html: str) -> None:
     assert len(embedded["figures"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
 def test_it_works_offline_in_a_browser(html: str, tmp_path: Path) -> None:
     file = tmp_path / "explore.html"

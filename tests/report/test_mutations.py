@@ -157,6 +157,7 @@ def test_no_changed_result_stops_a_page(
     assert named
 
 
+@pytest.mark.slow
 def test_all_results_that_stop_a_chapter_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

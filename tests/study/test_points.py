@@ -25,6 +25,7 @@ def test_a_point_survives_its_json(parameters: dict[str, str | int]) -> None:
     assert point_from_json(point.to_json()) == point
 
 
+@pytest.mark.slow
 @given(first=PARAMETERS, second=PARAMETERS)
 def test_paths_are_unique(first: dict[str, str | int], second: dict[str, str | int]) -> None:
     as_text = [[(k, str(v)) for k, v in items.items()] for items in (first, second)]

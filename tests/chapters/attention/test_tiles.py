@@ -53,6 +53,7 @@ def test_large_tiles_are_unsupported(cpu: torch.device, monkeypatch: pytest.Monk
         list(run.resources(topic.tiles_of(32, 16, "forward", stages=2)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_every_tile_size_and_the_chosen_one_are_timed(cpu: torch.device) -> None:
     outcome = topic.measure(tiles_point(), cpu)
