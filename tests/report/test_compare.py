@@ -118,5 +118,6 @@ def test_points_are_matched_and_summarized(tmp_path: Path) -> None:
     paired = (1.1 * 0.6 * 2.0) ** (1 / 3)  # the mean of the rounds, not of the medians
     assert found.geomean == pytest.approx((2.0 * paired * 0.5) ** (1 / 3))
     assert list(found.rows()["speedup"]) == ["2.0x", "undecided", "0.50x"]
+    assert found.rows()["stability"].isna().all(), "a ratio is one number, whatever its samples do"
     assert not found.where(size="z")
     assert not OURS.run(rows.head(0))

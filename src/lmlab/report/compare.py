@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from lmlab.report.frame import Rows, records, select, table_of
+from lmlab.report.frame import NO_STATISTICS, Rows, records, select, table_of
 from lmlab.report.text import times
 
 CONFIDENCE = 0.95
@@ -240,7 +240,7 @@ class Comparison(list[Pair]):
             shown = times(pair.ratio) if pair.decided else pair.verdict
             judged = {"low": pair.low, "high": pair.high, "verdict": pair.verdict, "speedup": shown}
             own = {"quantity": "speedup", "unit": "x", "clock": None, "value": pair.ratio, **judged}
-            rows.append({**pair.variant, **pair.point, **own})
+            rows.append({**pair.variant, **NO_STATISTICS, **pair.point, **own})
         return table_of(rows)
 
 

@@ -22,6 +22,8 @@ from lmlab.study.results import Result, ResultError, read_of
 MISSING, INVALID = "missing", "invalid"
 SCALARS = (str, int, float, bool)
 STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy", "drift", "stability")
+NO_STATISTICS = dict.fromkeys(STATISTICS)
+"""For a row that is computed from another: quartiles of a ratio are not ratios of quartiles."""
 UNCOMMITTED = "uncommitted"
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
@@ -200,10 +202,8 @@ def derived(
     *,
     unit: str = "",
 ) -> Rows:
-    """The rows plus a new quantity computed from those that match (`value` sees them all at once).
-
-    Statistics do not carry over: quartiles of a ratio are not ratios of quartiles.
-    """
+    """The rows plus a new quantity computed from those that match (`value` sees them all at once),
+    without their statistics."""
     chosen = select(rows, status="ok", **where).copy()
     if chosen.empty:
         return rows
@@ -242,7 +242,7 @@ def extremes(rows: Rows) -> dict[str, Any] | None:
 
 
 def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> Rows:
-    new = new.assign(value=values, quantity=quantity, unit=unit, **dict.fromkeys(STATISTICS))
+    new = new.assign(value=values, quantity=quantity, unit=unit, **NO_STATISTICS)
     return pd.concat([rows, new.astype(object)], ignore_index=True)
 
 

@@ -9,7 +9,17 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
+from lmlab.report.frame import (
+    NO_STATISTICS,
+    Results,
+    Rows,
+    at_first,
+    combine,
+    derived,
+    distinct,
+    records,
+    select,
+)
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
@@ -186,7 +196,7 @@ def best_tiles(rows: Rows) -> Rows:
     failed = tried_tiles(rows, status=lambda status: status != "ok").groupby(key).size().to_dict()
     counts = pd.MultiIndex.from_frame(best[key]).map(failed).fillna(0)
     chosen = select(rows, topic="tiles", quantity="time", variant=CHOSEN)
-    rejected = best.assign(quantity="rejected", value=counts)
+    rejected = best.assign(quantity="rejected", value=counts, **NO_STATISTICS)
     return pd.concat([best.assign(quantity="best_time").sort_index(), chosen, rejected])
 
 

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from lmlab.chapters.rank_page import PLACEMENTS, first_value, measured, not_started, with_ranks
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, derived, distinct, select
+from lmlab.report.frame import NO_STATISTICS, Results, Rows, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
 
@@ -87,7 +87,7 @@ def _fits(rows: Rows) -> Rows:
             continue
         latency, per_ms, worst = fit_line(group["bytes"], group["value"])
         first: Any = group.iloc[0].to_dict()
-        first |= dict.fromkeys(["clock", "n", "bytes", "mib", "size", "noisy", "samples"])
+        first |= NO_STATISTICS | dict.fromkeys(["clock", "bytes", "mib", "size"])
         carried = bus_factor(first["operation"], first["world_size"]) * per_ms / 1e6
         found += [
             {**first, "quantity": "latency", "value": latency, "unit": "ms"},

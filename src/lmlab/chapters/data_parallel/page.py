@@ -73,7 +73,9 @@ def communication(rows: Rows) -> Rows:
     for pair in compared.pairs:
         rounds = zip(pair.variant["samples"], pair.baseline["samples"], strict=False)
         median = float(np.median([ours - alone for ours, alone in rounds]))
-        added.append({**pair.variant, "quantity": "added", "value": median, "clock": None})
+        # The fastest and the slowest round stay: `step_parts` shows them.
+        own = {"quantity": "added", "value": median, "clock": None, "stability": None}
+        added.append({**pair.variant, **own})
     return pd.concat([shares, table_of(added)])
 
 
@@ -149,7 +151,6 @@ def step_parts(results: Results) -> Rows:
         return alone
     added = select(rows, quantity="added")
     base = pd.concat([alone, added.assign(value=alone.iloc[0]["value"])])
-    # `added` has the fastest and the slowest round of its variant.
     parts = [
         base.assign(part="step without communication", min=None, max=None),
         added.assign(part="communication, after overlap"),

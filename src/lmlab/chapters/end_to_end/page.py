@@ -9,7 +9,17 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
+from lmlab.report.frame import (
+    NO_STATISTICS,
+    Results,
+    Rows,
+    at_first,
+    combine,
+    derived,
+    distinct,
+    records,
+    select,
+)
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import GPU_BOUND_FROM, WITHIN, agreement
 from lmlab.report.table import Table, quantity, speedup, time
@@ -123,9 +133,9 @@ def warm_up(rows: Rows) -> Rows:
         for warmup in (0, 5):
             same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
             numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
-        base = {**first, "mode": MODES[first["mode"]], "phase": WARM_UP, "clock": None}
+        own = {"mode": MODES[first["mode"]], "phase": WARM_UP, "clock": None, **NO_STATISTICS}
         found += [
-            {**base, "quantity": name, "value": value}
+            {**first, **own, "quantity": name, "value": value}
             for name, value in numbers.items()
             if value is not None
         ]

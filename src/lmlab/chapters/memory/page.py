@@ -7,7 +7,16 @@ import pandas as pd
 
 from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, combine, distinct, records, select, table_of
+from lmlab.report.frame import (
+    NO_STATISTICS,
+    Results,
+    Rows,
+    combine,
+    distinct,
+    records,
+    select,
+    table_of,
+)
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
@@ -78,10 +87,8 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    slower = [
-        {**pair.variant, "quantity": "relative_time", "clock": None, "value": 1 / pair.ratio}
-        for pair in slowdowns(rows).values()
-    ]
+    ratio = {"quantity": "relative_time", "clock": None, **NO_STATISTICS}
+    slower = [{**p.variant, **ratio, "value": 1 / p.ratio} for p in slowdowns(rows).values()]
     more = [_longest(rows), _published(rows, results), table_of(slower)]
     rows = pd.concat([rows, *more], ignore_index=True)
     named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
