@@ -77,13 +77,13 @@ def never_fits(*_: object) -> None:
 def attempts(monkeypatch: pytest.MonkeyPatch, fits: Any) -> list[Tiles]:
     """Tiles with which calls are planned, of which only those that fit can run."""
     tried: list[Tiles] = []
-    plan = launch.plan_forward
+    plan = launch.build_forward
 
     def planned(*arguments: Any) -> Any:
         tried.append(arguments[-1])
         return plan(*arguments) if fits(tried[-1]) else never_fits
 
-    monkeypatch.setattr(launch, "plan_forward", planned)
+    monkeypatch.setattr(launch, "build_forward", planned)
     launch.forget_calls()
     return tried
 

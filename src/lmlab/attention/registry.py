@@ -5,8 +5,8 @@ Every variant is a function `attention(q, k, v, *, is_causal) -> Tensor` over te
 when it is loaded: a point then depends only on the files of its variant, and the workflow can
 ask `module_of` which file that is without importing torch.
 
-A new variant is one line in `VARIANTS`. A user's own needs none: a name with a colon,
-"package.module:function", is taken as the import path itself.
+A new variant is one line in `VARIANTS`; CONTRIBUTING lists what a study needs besides. A user's own
+needs none: a name with a colon, "package.module:function", is taken as the import path itself.
 """
 
 from typing import TYPE_CHECKING, Protocol, cast

@@ -1,9 +1,9 @@
 """Limits of time: for a study and its chapters, whose later points are skipped, and for a point.
 
 The workflow stores its start and the budgets (`budget_s` and `budgets_s` in config.yaml) in an
-environment variable. A point that begins later than its study may, or whose chapter has used up its
-time since, is recorded as unsupported; the next run measures it. A point that has not ended after
-LMLAB_POINT_LIMIT_S (a kernel does not return) is killed and recorded as failed.
+environment variable. A point that would begin after the budget of its study, or of its chapter, is
+spent is recorded as unsupported; the next run measures it. A point that has not ended after
+LMLAB_POINT_LIMIT_S (a GPU kernel does not return) is killed and recorded as failed.
 """
 
 import json
@@ -33,7 +33,7 @@ def limit_s() -> float:
 
 @contextmanager
 def enforced(seconds: float) -> Iterator[None]:
-    """Have the kernel kill this process if the block takes longer, whatever it waits for."""
+    """Have a timer kill this process if the block takes longer, whatever it waits for."""
     signal.setitimer(signal.ITIMER_REAL, seconds)  # 0: no limit
     try:
         yield

@@ -40,7 +40,7 @@ from lmlab.study.selection import machine_of
 START_ALLOWANCE_S = 90.0
 """For starting Python, torch and CUDA in every rank, and building what is measured."""
 _TAIL_LINES = 400
-_TORCHRUN_KILLS_AFTER = timedelta(seconds=10)
+_OWN_DEATH_WITHIN = timedelta(seconds=10)
 _FAILURE = re.compile(
     r"^ *time *: (\S+)\n *host *: .*\n *rank *: (\d+) .*\n *exitcode *: (-?\d+)", re.MULTILINE
 )
@@ -173,8 +173,8 @@ def why_it_failed(
 def crashed_ranks(stderr: str) -> dict[int, int]:
     """Rank to the signal it died of, from the list of failures that torchrun prints last.
 
-    torchrun kills a rank that ignores its SIGTERM half a minute later, so a death that long after
-    the first failure is torchrun's doing.
+    torchrun itself kills a rank that ignores its SIGTERM for half a minute, so only a death soon
+    after the first failure is the rank's own.
     """
     failures = [
         (datetime.strptime(when, "%Y-%m-%d_%H:%M:%S"), int(rank), -int(code))
@@ -183,7 +183,7 @@ def crashed_ranks(stderr: str) -> dict[int, int]:
     return {
         rank: number
         for when, rank, number in failures
-        if number in CRASHES and when < min(failures)[0] + _TORCHRUN_KILLS_AFTER
+        if number in CRASHES and when < min(failures)[0] + _OWN_DEATH_WITHIN
     }
 
 

@@ -66,7 +66,8 @@ class Training:
 
 
 def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer with the state of this rank: that inside our sharded one, PyTorch's, or it."""
+    """The optimizer that holds the state of this rank: the one that a sharded optimizer (ours or
+    PyTorch's) wraps, else itself."""
     return getattr(optimizer, "local", getattr(optimizer, "optim", optimizer))
 
 

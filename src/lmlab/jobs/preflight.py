@@ -3,8 +3,8 @@
 Where PyTorch has no fast matrix products of a 16-bit type for a CPU it multiplies element by
 element, hundreds of times slower than fp32: a study of minutes would take most of an hour. Such
 points end with a reason, unless they are small. A refusal changes no number, so this module counts
-in no fingerprint. What counts FLOPs is imported by name, or it would be in the closure of every
-point. A cold start is never probed: its first product is what it measures.
+in no fingerprint. FLOP counters are imported by path at run time, or they would be in the
+fingerprint of every point. A cold start is never probed: its first product is what it measures.
 """
 
 import timeit

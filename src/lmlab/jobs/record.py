@@ -28,7 +28,10 @@ from lmlab.study.results import Result
 
 
 class Record:
-    """What is known of a result before its numbers are, taken when the point begins."""
+    """What is known of a result before its numbers are, taken when the point begins.
+
+    Not to be confused with the records of `measure.records`, each of which is one number.
+    """
 
     def __init__(self, point: Point, machine: Machine, *, began_s: float | None = None) -> None:
         """For a point that begins now, or began at that time of the monotonic clock."""

@@ -84,7 +84,8 @@ class Call:
         self.steps.append(Step(kernel, grid, tuple(arguments), constants))
 
     def __call__(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
-        """Allocate and launch; the inputs are at these addresses, which Triton does not need."""
+        """Allocate and launch. `addresses` are those of the inputs (a launch through Triton needs
+        none); those of the results are appended."""
         direct = self._direct
         if direct is None or direct.device != torch._C._cuda_getDevice():
             return self._call_slowly(inputs, addresses)

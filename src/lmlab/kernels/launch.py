@@ -9,7 +9,7 @@ that a model merges its heads without a copy. A gradient has the layout of its i
 autograd would otherwise copy it. Vectors of one number per query have rows padded to 16 bytes, so
 that TMA reads them whatever the length.
 
-fp32 products are exact unless TF32 is requested in PyTorch's own way, by
+Products of fp32 tensors have fp32 accuracy unless TF32 is requested in PyTorch's own way, by
 `torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision`.
 """
 
@@ -75,7 +75,7 @@ def forward(
     and device; heads is a multiple of kv_heads. Without `tiles`, the table in `tile_sizes` decides.
     """
     inputs = q, k, v
-    o, lse = repeat(inputs, is_causal, scale, tiles) or _plan(
+    o, lse = repeat(inputs, is_causal, scale, tiles) or _plan_and_run(
         "forward", inputs, is_causal, scale, tiles
     )
     return o, lse
@@ -87,7 +87,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     inputs = q, k, v, grad_o, o, lse
-    grad_q, grad_k, grad_v = repeat(inputs, is_causal, scale, tiles) or _plan(
+    grad_q, grad_k, grad_v = repeat(inputs, is_causal, scale, tiles) or _plan_and_run(
         "backward", inputs, is_causal, scale, tiles
     )
     return grad_q, grad_k, grad_v
@@ -120,17 +120,17 @@ def _key(
     )  # fmt: skip
 
 
-def _plan(
+def _plan_and_run(
     direction: Direction, inputs: tuple[Tensor, ...], is_causal: bool, scale: float,
     tiles: Tiles | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Run a call that is not known yet, with the tiles requested or the best that fit."""
+    """Plan a call, run it and remember it, with the tiles requested or the best that fit."""
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
     problem = Problem.of(usable[0], usable[1], is_causal, direction)
     choices = [tiles] if tiles else choose(problem)
-    plan = plan_forward if direction == "forward" else plan_backward
+    build = build_forward if direction == "forward" else build_backward
     while choices:
-        call = plan(problem, usable, scale, choices.pop(0))
+        call = build(problem, usable, scale, choices.pop(0))
         try:
             results = call(usable, [])
         except OutOfResources as error:  # the estimate of shared memory was too low
@@ -168,7 +168,7 @@ def _padded(vectors: Tensor) -> Tensor:
     return padded.copy_(vectors)
 
 
-def plan_forward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles) -> Call:
+def build_forward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles) -> Call:
     """One launch of (q, k, v) to (o, lse)."""
     call = Call.of(inputs)
     q, k, v = call.operands
@@ -205,7 +205,7 @@ def plan_forward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles
     return call
 
 
-def plan_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles) -> Call:
+def build_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles) -> Call:
     """One to three launches of (q, k, v, grad_o, o, lse) to the gradients of q, k and v."""
     call = Call.of(inputs)
     q, k, v, grad_o, o, lse = call.operands

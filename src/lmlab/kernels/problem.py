@@ -119,7 +119,7 @@ class Problem:
 
     @property
     def blocks_per_sm(self) -> float:
-        """Blocks of BLOCK_ROWS queries of the whole batch, per SM: how often the GPU is filled."""
+        """Blocks of BLOCK_ROWS queries of the whole batch, per SM: how full the GPU is."""
         return self.batch_heads * ceil_div(self.queries, BLOCK_ROWS) / self.gpu.num_sms
 
     @property

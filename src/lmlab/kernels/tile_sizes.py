@@ -2,8 +2,8 @@
 
 Columns: architectures, direction, bits of the type, head dimension (up to), mask (causal, full,
 any); the shape of the work: longer sequence (up to), which is the length of a program's loop, and
-64-row blocks of queries per SM (up to), which is how often the GPU is filled; then BLOCK_M (query
-rows), BLOCK_N (key rows), warps, stages and options: `tma`, `persistent`, `unpaired` (backward with
+64-row blocks of queries per SM (up to), which is how full the GPU is; then BLOCK_M (query rows),
+BLOCK_N (key rows), warps, stages and options: `tma`, `persistent`, `unpaired` (backward with
 separate programs for keys and queries), `warp-specialized` (Hopper kernels), `fused` (their
 backward in one pass), `inline-delta` (backward without a launch for delta), `whole` (only for
 lengths that are multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied); see

@@ -1,4 +1,4 @@
-"""Counters through which programs that share one tile take turns.
+"""Semaphores: splits of a tile count arrivals, programs of the fused backward add to dQ in turn.
 
 Every launch leaves its semaphores at zero for the next one, so they live as long as the process and
 no launch is spent on clearing them. Launches on one stream never overlap, hence one set per stream.

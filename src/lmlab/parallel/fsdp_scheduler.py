@@ -175,7 +175,7 @@ class Scheduler:
             if not tensor.is_leaf:
                 tensor.register_hook(weak_hook(self._after_backward, index))
             elif in_backward():  # a leaf of this recomputation; other leaves would keep the hook
-                tensor.register_hook(weak_hook(self._after_this_backward, index))
+                tensor.register_hook(weak_hook(self._at_end_of_backward, index))
 
     def _before_backward(self, index: int, gradient: Tensor) -> None:
         self._gather(self.groups[index], self._order.backward(index))
@@ -188,7 +188,7 @@ class Scheduler:
             group.free()
         # Otherwise all have been sent, or they come later, from an earlier use of the block.
 
-    def _after_this_backward(self, index: int, gradient: Tensor) -> None:
+    def _at_end_of_backward(self, index: int, gradient: Tensor) -> None:
         # A leaf's gradient may be ready before those of weights. Backward does not continue below
         # a leaf, so nothing is lost by waiting for its end.
         engine = torch.autograd.Variable._execution_engine

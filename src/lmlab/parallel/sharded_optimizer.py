@@ -2,7 +2,8 @@
 
 AdamW stores 8 bytes per weight, and under data parallelism every rank stores the same. Here each
 parameter has one owner, which alone stores its state and computes and broadcasts its update. State
-and update time shrink by the number of ranks, at the cost of one broadcast per parameter and step.
+and update time shrink by the number of ranks; in return every updated parameter is broadcast once
+per step, many of them in one message.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 

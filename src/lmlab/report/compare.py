@@ -83,7 +83,8 @@ def unpaired(
     df: float = math.inf,
 ) -> Interval:
     """Two jobs: spread within each, plus `between`, the standard error of the log ratio that comes
-    from the variation between processes."""
+    from the variation between processes. `df` is the degrees of freedom of that estimate; infinite
+    means that there was none."""
     known = math.isfinite(df)
     medians, errors = [], []
     for samples in (variant, baseline):

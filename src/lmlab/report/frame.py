@@ -219,9 +219,10 @@ def combine(
     unit: str = "",
     on: Sequence[str] = ("source",),
 ) -> Rows:
-    """The rows plus a quantity computed from several others that agree on `on`: of one point, and
-    of one label if `on` names it. `value` sees a column per part; parameters and labels are those
-    of the first part, which alone may have several rows. What lacks a part is left out."""
+    """The rows plus a quantity computed from several others, matched on the fields `on` (by default
+    those of the same point). `value` sees one column per part; all other fields are those of the
+    first part, the only one that may have several rows per key. Rows that lack a part are left out.
+    """
     found = [select(rows, status="ok", **where).set_index(list(on)) for where in parts.values()]
     first = found[0]
     numbers = [pd.to_numeric(part["value"]).reindex(first.index) for part in found]

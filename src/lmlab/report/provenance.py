@@ -63,7 +63,7 @@ def unreproducible(results: Results) -> Markup:
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
-    """Results from code that was edited, or of which that is not known."""
+    """Results from code that was edited, or whose commit could not be verified."""
     commits = [result.commit for result in results]
     dirty = sum(commit["dirty"] is True for commit in commits)
     unverified = sum(c["dirty"] is None or bool(c.get("unverified")) for c in commits)

@@ -1,6 +1,6 @@
 """A table is a declaration: which rows, which columns, which filter, which format.
 
-    Table("Step time, {precision}", facet="precision", rows=["size", "context"],
+    Table(title="Step time, {precision}", rows=["size", "context"],
           columns={"Forward (ms)": time(phase="forward"), "Step (ms)": time(phase="total")})
 
 Cells without a value say why (OOM, unsupported, not measured); reasons, marks for noisy or

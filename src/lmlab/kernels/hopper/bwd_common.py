@@ -20,7 +20,8 @@ more than 128 columns consist of CHUNKS chunks of CHUNK columns, loaded and mult
 
 The log-sum-exp and delta are loaded by TMA along with Q and dO. Past the last query TMA reads zeros
 everywhere, so P = 1 is multiplied by dO = 0 and no mask is needed. Past the last key, K = 0 gives
-P = exp(-lse), which may be infinite: where no causal mask hides such keys, P is capped at one.
+P = exp(-lse), which may be infinite. That matters only where dS is multiplied by K (the fused
+kernel): there P is capped at one (RAGGED_KEYS). The others do not store the rows of such keys.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
@@ -311,6 +312,7 @@ def dkdv_consumer(
             scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, DS_STAGES, False, RAGGED_KEYS,
             S_LAYOUT, O_LAYOUT,
         )  # fmt: skip
+        # Running backwards, these are steps and not blocks: from_block to unmasked_from is masked.
         from_block = last - unmasked
         unmasked_from = last - first
     else:

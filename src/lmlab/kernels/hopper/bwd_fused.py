@@ -22,8 +22,9 @@ neighbours in one row and in the eighth row below) are adjacent. One instruction
 and that of a warp covers 512 contiguous bytes.
 
 Tile: BLOCK_N = 128 keys resident, BLOCK_M = 64 queries streamed. Their accumulators take most of
-the registers: a consumer has 200 per thread, the dQ warpgroup 88. At head dimension 128 there are
-none for a third warpgroup, and two passes are faster than dQ by the same two.
+the registers: a consumer has 200 per thread, the dQ warpgroup 88. At head dimension 128 no
+registers are left for a third warpgroup, and two consumers that compute dQ as well are slower than
+two passes.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

@@ -5,7 +5,7 @@ P V; only another program on the SM fills the gap. Triton's compiler places thos
 kernel is written in Gluon, where warpgroups and barriers are explicit.
 
 - One producer warp loads K and V by TMA into a ring of STAGES buffers, another one Q. They keep 24
-  registers per thread and leave the rest to the consumers (240 each with two).
+  registers per thread (32 with three consumers) and leave the rest to the consumers.
 - A consumer warpgroup owns 64 query rows. It issues Q K^T of block j and P V of block j - 1
   together and runs the softmax of block j as soon as the first is done, so the tensor cores work on
   the second meanwhile. The other warpgroups do the same, out of phase: with PINGPONG they issue
@@ -38,18 +38,18 @@ LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def work_item(turn, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """This program's query tile in a turn: its batch, head, first row and number of key blocks.
+def work_item(wave, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """This program's query tile of a wave: its batch, head, first row and number of key blocks.
 
-    Tiles are numbered from the longest to the shortest; every other turn is dealt out in reverse,
+    Tiles are numbered from the longest to the shortest; every other wave is dealt out in reverse,
     so that programs get about the same work.
     """
     place, programs, batch_heads, heads, l2_heads, queries, keys = sizes
     BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
     tiles = (queries + BLOCK_M - 1) // BLOCK_M
-    if turn % 2 == 1:
+    if wave % 2 == 1:
         place = programs - 1 - place
-    number = turn * programs + place
+    number = wave * programs + place
     last = tiles * batch_heads - 1
     tile, batch, head = tile_of_program(
         gl.minimum(number, last), tiles, batch_heads, heads, l2_heads, IS_CAUSAL
@@ -64,7 +64,7 @@ def work_item(turn, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CA
 
 @gluon.jit
 def q_producer(
-    q, tensors, sizes, turns,
+    q, tensors, sizes, waves,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Load rows of Q for each consumer, as long as one of its SLOTS is free: one warp.
@@ -73,13 +73,13 @@ def q_producer(
     """
     q_tiles, _, _, barriers, _, _ = tensors
     q_full, q_empty, _, _, _, _, _ = barriers
-    for turn in range(turns):
-        batch, head, start, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+    for wave in range(waves):
+        batch, head, start, blocks = work_item(wave, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
         if blocks > 0:
             for wg in gl.static_range(CONSUMERS):
                 # The first wait passes: a fresh barrier counts as one phase ahead.
-                slot = wg * SLOTS + turn % SLOTS
-                mbarrier.wait(q_empty.index(slot), (turn // SLOTS & 1) ^ 1)
+                slot = wg * SLOTS + wave % SLOTS
+                mbarrier.wait(q_empty.index(slot), (wave // SLOTS & 1) ^ 1)
                 mbarrier.expect(q_full.index(slot), q.block_type.nbytes)
                 corner = [batch, head, start + wg * WG_ROWS, 0]
                 tma.async_copy_global_to_shared(q, corner, q_full.index(slot), q_tiles.index(slot))
@@ -87,15 +87,15 @@ def q_producer(
 
 @gluon.jit
 def kv_producer(
-    k, v, tensors, sizes, turns, group_size,
+    k, v, tensors, sizes, waves, group_size,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """For each query tile load K and V block by block into empty stages: one warp."""
     _, k_tiles, v_tiles, barriers, _, _ = tensors
     _, _, k_full, k_empty, v_full, v_empty, _ = barriers
     step = 0
-    for turn in range(turns):
-        batch, head, _start, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+    for wave in range(waves):
+        batch, head, _start, blocks = work_item(wave, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
         for block in range(blocks):
             stage = step % STAGES
             phase = (step // STAGES & 1) ^ 1
@@ -226,7 +226,7 @@ def pass_over(
 
 @gluon.jit
 def consumer(
-    tensors, sizes, turns, scale_log2,
+    tensors, sizes, waves, scale_log2,
     WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
@@ -242,24 +242,24 @@ def consumer(
     q_full, q_empty, _, _, v_full, v_empty, _ = barriers
     shift = keys - queries
     base = 0
-    for turn in range(turns):
-        batch, head, start, blocks = work_item(turn, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+    for wave in range(waves):
+        batch, head, start, blocks = work_item(wave, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
         if blocks > 0:
             start = start + WG * WG_ROWS
             unmasked, end = key_range(start, queries, keys, WG_ROWS, BLOCK_N, IS_CAUSAL)
             unmasked = unmasked // BLOCK_N
             last = base + (end + BLOCK_N - 1) // BLOCK_N - 1
             offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
-            slot = WG * SLOTS + turn % SLOTS
-            mbarrier.wait(q_full.index(slot), turn // SLOTS & 1)
+            slot = WG * SLOTS + wave % SLOTS
+            mbarrier.wait(q_full.index(slot), wave // SLOTS & 1)
             q_tile = q_tiles.index(slot).reshape([WG_ROWS, BLOCK_D])
             state = first_block(
                 q_tile, k_tiles, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
                 WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
-            if SLOTS == 2 and turn > 0:
+            if SLOTS == 2 and wave > 0:
                 tma.store_wait(0)
-                mbarrier.arrive(q_empty.index(WG * SLOTS + (turn + 1) % SLOTS), count=1)
+                mbarrier.arrive(q_empty.index(WG * SLOTS + (wave + 1) % SLOTS), count=1)
             state = key_loop(
                 state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, 1, unmasked, keys, shift,
                 scale_log2, WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, False,
@@ -292,13 +292,13 @@ def consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads", "turns"])
+@gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads", "waves"])
 def flash_fwd_hopper_kernel(
-    q, k, v, o, lse, scale_log2, batch_heads, heads, group_size, l2_heads, turns, queries, keys,
+    q, k, v, o, lse, scale_log2, batch_heads, heads, group_size, l2_heads, waves, queries, keys,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Each program takes a query tile of 64 * CONSUMERS rows in each of its turns."""
+    """Each program takes one query tile of 64 * CONSUMERS rows per wave."""
     q_shape: gl.constexpr = [CONSUMERS * SLOTS, 1, 1, WG_ROWS, BLOCK_D]
     q_tiles = gl.allocate_shared_memory(q.dtype, q_shape, q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k.layout)
@@ -315,23 +315,23 @@ def flash_fwd_hopper_kernel(
     # Constexprs survive only in tuples written in the call itself.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (tensors, sizes, turns, scale_log2,
+            (consumer, (tensors, sizes, waves, scale_log2,
                         0, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (consumer, (tensors, sizes, turns, scale_log2,
+            (consumer, (tensors, sizes, waves, scale_log2,
                         1, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (kv_producer, (k, v, tensors, sizes, turns, group_size,
+            (kv_producer, (k, v, tensors, sizes, waves, group_size,
                            CONSUMERS, BLOCK_N, STAGES, IS_CAUSAL)),
-            (q_producer, (q, tensors, sizes, turns, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
+            (q_producer, (q, tensors, sizes, waves, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
         ], [4, 1, 1], [240, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (tensors, sizes, turns, scale_log2,
+            (consumer, (tensors, sizes, waves, scale_log2,
                         0, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (consumer, (tensors, sizes, turns, scale_log2,
+            (consumer, (tensors, sizes, waves, scale_log2,
                         1, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (consumer, (tensors, sizes, turns, scale_log2,
+            (consumer, (tensors, sizes, waves, scale_log2,
                         2, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (kv_producer, (k, v, tensors, sizes, turns, group_size,
+            (kv_producer, (k, v, tensors, sizes, waves, group_size,
                            CONSUMERS, BLOCK_N, STAGES, IS_CAUSAL)),
-            (q_producer, (q, tensors, sizes, turns, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
+            (q_producer, (q, tensors, sizes, waves, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
         ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip

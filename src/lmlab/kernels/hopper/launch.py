@@ -63,7 +63,7 @@ def add_forward(
         ceil_div(plan.programs, programs), problem.queries, problem.keys,
     )  # fmt: skip
     sizes = {"CONSUMERS": tiles.block_m // WG_ROWS, "BLOCK_N": tiles.block_n}
-    # Two consumers at head dimension 64 find their own rhythm.
+    # Two consumers at head dimension 64 are as fast or faster without taking turns.
     takes_turns = block_d > WG_ROWS or tiles.block_m > 2 * WG_ROWS
     sizes |= {"PINGPONG": takes_turns, "SLOTS": q_slots(tiles, block_d)}
     constants = sizes | _constants(tiles, plan) | {"BLOCK_D": block_d}
@@ -74,7 +74,7 @@ def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
     """Programs, and heads scheduled together.
 
     Persistent programs share the work evenly if the tiles of the heads scheduled together make an
-    even number of turns. The fewest such heads leave the most of their K and V in the L2.
+    even number of waves. The fewest such heads leave the most of their K and V in the L2.
     """
     num_sms = problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)

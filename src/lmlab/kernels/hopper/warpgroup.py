@@ -30,7 +30,8 @@ def key_mask(
 ):  # fmt: skip
     """True for keys of a block that are in a query's past or, without causal mask, exist.
 
-    The future of the last query begins past the last key, so one comparison does for both.
+    The future of the last query begins past the last key, so the causal comparison also excludes
+    keys that do not exist.
     """
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
     if IS_CAUSAL:
