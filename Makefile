@@ -38,14 +38,14 @@ example: setup ## render docs/nvidia-h200 from the committed results, measuring 
 	snakemake --cores 1 --config machine=nvidia-h200 measure=never report=docs/nvidia-h200 -- \
 		docs/nvidia-h200/writeup.md docs/nvidia-h200/explore.html
 
-# In the order and groups of tests/conftest.py; many tests wait, so four processes fill two cores.
-PYTEST := pytest -n 4 --dist loadfile --no-loadscope-reorder
+# In the order and groups of tests/conftest.py. Slow tests wait a lot, so four processes fill two cores.
+PYTEST := pytest --dist loadfile --no-loadscope-reorder
 
 test: setup lint ## every check and every test
-	$(PYTEST)
+	$(PYTEST) -n 4
 
 test-fast: setup ## all but the slow tests, for work in progress
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n 2 -m "not slow"
 
 licences: setup ## list every installed package with its version and licence
 	python .ci/licences.py
