@@ -80,6 +80,18 @@ def test_a_seeded_change_gets_its_verdict(
     assert status == (1 if factor == 1.25 else 0)
 
 
+def test_two_runs_pass_the_gate_until_a_step_gets_slower(compare: Compare, tmp_path: Path) -> None:
+    second = copied(H200.with_name("nvidia-h200@repeat"), tmp_path / "nvidia-h200", "end_to_end")
+    gate = (H200, second, "--fail-if-slower", "5%")
+    status, found = compare(*gate)
+    by_device = {pair["verdict"] for pair in found["pairs"] if pair["clock"] == "device"}
+    assert by_device <= {"same", "undecided"}
+    assert {pair["verdict"] for pair in found["pairs"] if pair["clock"] == "wall"} >= {"slower"}
+    assert status == 0, "of hundreds of pairs, some differ by chance"
+    rewrite(step(second), slower(1.1))
+    assert compare(*gate)[0] == 1
+
+
 def test_a_rate_counts_as_faster_when_it_is_higher(compare: Compare, tmp_path: Path) -> None:
     changed = copied(H200, tmp_path / "a", "machine.json")
 

@@ -38,7 +38,7 @@ def command(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(first, second, found), allow_nan=False))
     else:
         print(*report(first, second, found), sep="\n")
-    return gate(found.pairs, arguments.gate)
+    return gate(found.certain(), arguments.gate) if arguments.gate is not None else 0
 
 
 def noise() -> Noise:

@@ -6,6 +6,9 @@ for its verdict are those of report/compare.py. Two sets never shared a job: the
 spread within each job and the variation between processes, which is estimated from work that a set
 repeats in several processes (`Noise`). The same measurement in both sets is the same, whatever its
 noise. Memory has none: it is less or more from a difference of 1 % on.
+
+Of a thousand pairs that are equal, a 95 % interval calls some fifty different. That is what a table
+of verdicts shows; a regression gate asks for `certain` ones, which allow for the number of pairs.
 """
 
 import math
@@ -15,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtr
 
 from lmlab.report import compare
-from lmlab.report.compare import FASTER, SAME, SLOWER, UNDECIDED, process_variation
+from lmlab.report.compare import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, process_variation
 from lmlab.report.frame import Rows, records
 from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
 
@@ -46,7 +50,7 @@ class Noise:
 class Differences:
     """How the second set differs from the first."""
 
-    pairs: Rows  # one row per record that both have: values, ratio, low, high, verdict
+    pairs: Rows  # one row per record that both have: values, ratio, low, high, verdict, chance
     only: Mapping[str, Rows]  # records with a value in one set alone, by the set's name
     differs: Mapping[str, tuple[str, str]]
     """Facts of the machines and versions that are not the same."""
@@ -67,6 +71,15 @@ class Differences:
         means = groups["ratio"].agg(lambda ratios: math.exp(np.log(ratios).mean()))
         found = counts.assign(pairs=groups.size(), geomean=means).reset_index()
         return found[["chapter", "clock", "pairs", *VERDICTS, "geomean"]]
+
+    def certain(self) -> Rows:
+        """The times that differ even when all pairs are considered together: of those named here,
+        one in twenty may be wrong (Benjamini and Hochberg)."""
+        from scipy.stats import false_discovery_control  # takes a second
+
+        times = self.pairs[~self.pairs["quantity"].isin(MEMORY) & ~self.pairs["identical"]]
+        adjusted = false_discovery_control(times["chance"]) if len(times) else times["chance"]
+        return times[adjusted < 1 - CONFIDENCE]
 
     def largest(self, count: int) -> Rows:
         """Per chapter, the pairs whose ratio is furthest from 1."""
@@ -163,23 +176,26 @@ def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
     """Ratio, interval and verdict of every pair, by the rule of compare.py."""
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
     both = both.drop(columns=["labels_a", "labels_b"])
-    pairs = [(row, _interval(row, variation)) for row in records(both)]
+    pairs = [(row, *_interval(row, variation)) for row in records(both)]
+    bounds = ("ratio", "low", "high")
     return both.assign(
-        **{name: [getattr(found, name) for _, found in pairs] for name in ("ratio", "low", "high")},
+        **{name: [getattr(found, name) for _, found, _ in pairs] for name in bounds},
+        chance=[chance for _, _, chance in pairs],
         verdict=[
             _size(found.ratio) if row["quantity"] in MEMORY else found.verdict
-            for row, found in pairs
+            for row, found, _ in pairs
         ],
     )
 
 
 def _interval(
     row: Mapping[str, Any], variation: Mapping[str, tuple[float, int]]
-) -> compare.Interval:
+) -> tuple[compare.Interval, float]:
+    """The interval of a pair's ratio, and how likely such a ratio is if nothing differs."""
     ratio = row["value_a"] / row["value_b"]
     ratio = 1 / ratio if row["quantity"] in RATES else ratio
     if row["identical"] or row["quantity"] in MEMORY:
-        return compare.interval(ratio, 0.0, 1)
+        return compare.interval(ratio, 0.0, 1), float(ratio == 1)
     spreads, freedoms = zip(*(variation[row[f"pace_{side}"]] for side in "ab"), strict=True)
     df = min(freedom or math.inf for freedom in freedoms)
     known = row["quantity"] == TIME and math.isfinite(df)
@@ -190,7 +206,11 @@ def _interval(
         for side in "ab"
     ]
     df = df if math.isfinite(df) else row["n_a"] + row["n_b"] - 2
-    return compare.interval(ratio, math.hypot(*spreads, *errors), df)
+    error = math.hypot(*spreads, *errors)
+    if not error or not math.isfinite(error) or df < 1:
+        return compare.interval(ratio, error, df), float(bool(error) or ratio == 1)
+    chance = 2 * stdtr(df, -abs(math.log(ratio)) / error)
+    return compare.interval(ratio, error, df), float(chance)
 
 
 def _size(ratio: float) -> str:
