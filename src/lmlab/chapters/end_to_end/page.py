@@ -10,11 +10,11 @@ from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import (
-    NO_STATISTICS,
     Results,
     Rows,
     at_first,
     combine,
+    computed,
     derived,
     distinct,
     records,
@@ -117,8 +117,8 @@ def first_steps(results: Results) -> Rows:
 def warm_up(rows: Rows) -> Rows:
     """By mode and size: what the first step costs beyond a settled one, and when steps settle."""
     cold = select(rows, **COLD)
-    found = []
-    for first in select(cold, warmup=0).to_dict("records"):
+    found = [rows.head(0)]
+    for first in records(select(cold, warmup=0)):
         steps = list(first["samples"])
         pace = statistics.median(steps[len(steps) // 2 :])
         slow = [i for i, ms in enumerate(steps, 1) if ms > (1 + SETTLED_WITHIN) * pace]
@@ -133,13 +133,8 @@ def warm_up(rows: Rows) -> Rows:
         for warmup in (0, 5):
             same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
             numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
-        own = {"mode": MODES[first["mode"]], "phase": WARM_UP, "clock": None, **NO_STATISTICS}
-        found += [
-            {**first, **own, "quantity": name, "value": value}
-            for name, value in numbers.items()
-            if value is not None
-        ]
-    return pd.DataFrame(found, columns=[*rows.columns], dtype=object)
+        found.append(computed(first, numbers, mode=MODES[first["mode"]], phase=WARM_UP))
+    return pd.concat(found).dropna(subset="value")
 
 
 # The same work in two processes: forward and backward in two modes.
