@@ -142,7 +142,7 @@ def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
             key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
             for key, counts in facts.items()
         },
-        problems=summarized(problems),
+        problems=problems,
     )
 
 
@@ -191,12 +191,3 @@ def _facts(result: Result) -> Iterator[tuple[str, Any]]:
         card = {record["quantity"]: record["value"] for record in result.measurements}
         found |= {name: card[name] for name in EXPLAINING if name in card}
     return ((key, value) for key, value in found.items() if value is not None)
-
-
-def summarized(problems: Sequence[str]) -> list[str]:
-    """One line per problem; results of lmlab 0.1 share one."""
-    old = [line for line in problems if "(schema 1)" in line]
-    if len(old) < 2:
-        return list(problems)
-    count = f"{len(old)} files were written by lmlab 0.1 (schema 1), which is no longer read"
-    return [*(line for line in problems if line not in old), f"{count}; measure them again"]

@@ -109,14 +109,9 @@ def expected_memory(rows: Rows) -> Rows:
 
 def with_rates(rows: Rows, results: Results) -> Rows:
     """TFLOP/s of every pass, and as a share of the fastest matmul of the same precision."""
+    parts = {name: {"quantity": name, "topic": [*ON]} for name in ("time", "flops")}
     key = ["source", "phase"]
-    flops = select(rows, quantity="flops").set_index(key)["value"].to_dict()
-    timed = {"quantity": "time", "topic": [*ON]}
-
-    def per_time(found: Rows) -> Any:
-        return pd.MultiIndex.from_frame(found[key]).map(flops) / found.value / 1e9
-
-    rows = derived(rows, "rate", timed, per_time, unit="TFLOP/s")
+    rows = combine(rows, "rate", parts, lambda p: p.flops / p.time / 1e9, unit="TFLOP/s", on=key)
     return with_share(rows, "matmul_share", results, "matmul_rate")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.chapters.machine.page import with_share
-from lmlab.report.compare import Compare
+from lmlab.report.compare import Compare, Noise
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import (
     Results,
@@ -138,13 +138,17 @@ def warm_up(rows: Rows) -> Rows:
 
 
 # The same work in two processes: forward and backward in two modes.
-REPLICATES = {**WARM, "phase": ["forward", "backward"], "mode": ["forward_backward", "train_step"]}
+NOISE = Noise(
+    replicates={**WARM, "phase": list(PASSES), "mode": ["forward_backward", "train_step"]},
+    keys=[*POINT, "phase"],
+    host_bound_below=HOST_BOUND_BELOW,
+)
 
 
 def disagreement(rows: Rows) -> dict[str, dict[str, float]]:
     """By clock: how far replicates of the same phase lie apart, relative to the smaller."""
-    found = select(rows, quantity="time", status="ok", **REPLICATES).astype({"value": float})
-    groups = found.groupby([*POINT, "phase", "clock"], sort=False)["value"]
+    found = select(rows, quantity="time", status="ok", **NOISE.replicates).astype({"value": float})
+    groups = found.groupby([*NOISE.keys, "clock"], sort=False)["value"]
     pairs = groups.agg(["count", "min", "max"]).query("count == 2")
     return {
         str(clock): {
@@ -165,8 +169,7 @@ def bf16_comparison(clock: str, phase: str) -> Compare:
         baseline={"precision": "fp32", **STEP, "phase": phase},
         on=["size", "context", "batch"],
         where={"quantity": "time", "clock": clock},
-        replicates=REPLICATES,
-        replicate_keys=[*POINT, "phase"],
+        noise=NOISE,
         pool=["bottleneck"],
     )
 
