@@ -63,6 +63,7 @@ def test_every_question_of_the_front_page_has_a_section(results: Path) -> None:
         for heading in re.findall(r"^### (.+?)\s*$", file.read_text(), re.MULTILINE)
         if file.name.removesuffix(".md.j2") not in ("sharded_optimizer", "fsdp")  # not in nano
     }
+    assert {*compare_page.TABLES, *compare_page.COLUMNS} <= asked
     shown = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
     with_table = {heading for heading in asked if ".table(" in _template_of(heading)}
     assert with_table <= set(shown)
@@ -170,7 +171,7 @@ def test_a_source_takes_part_where_it_states_enough() -> None:
     }  # its context is not stated
     kernels = compare_page.TABLES["Which kernels take the time?"].cells([found["A10"]["profile"]])
     assert kernels["forward", "large", 256, "share"][0].text() == "48 %"
-    naive = compare_page.TABLES["Where does naive attention end?"]
+    naive = compare_page.TABLES["How long a sequence does naive attention fit?"]
     sides = [found[gpu]["attention"] for gpu in ("H800 PCIe", "RTX 4090")]
     cells = naive.cells(sides)["forward", 64, 16384, "ms"]
     assert [cell.text() for cell in cells] == ["79.8", "OOM"]
