@@ -45,7 +45,7 @@ from lmlab.jobs.rank_work import (
 from lmlab.measure.across_ranks import gather, max_error, max_over_ranks
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Record, timed, value
 from lmlab.parallel.ddp import BucketedDDP, DataParallel, FlatDDP, NaiveDDP, OverlappedDDP
 from lmlab.study.points import Point
@@ -61,10 +61,10 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Time every variant on these ranks; called on each of them."""
-    sizes = candidates(point)
-    with tf32_allowed(sizes[0].workload.precision.tf32):
-        choice = choose(sizes, device, limit_s=point.settings["step_limit_s"], trial=trial)
-        work = RankWork(choice.candidate.workload, device)
+    with tf32_allowed(precision_named(point.parameters["precision"]).tf32):
+        limit_s = point.settings["step_limit_s"]
+        choice = choose(candidates(point), device, limit_s=limit_s, trial=trial)
+        work = RankWork(choice.workload, device)
         model = work.model()
         variants = make_variants(point, work, model)
         checks = check(variants, work, model)

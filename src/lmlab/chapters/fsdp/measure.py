@@ -53,7 +53,7 @@ from lmlab.jobs.rank_work import (
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import synchronize
 from lmlab.measure.device import is_out_of_memory
-from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Record, value
 from lmlab.parallel.ddp import BucketedDDP
 from lmlab.parallel.fsdp import FSDP, chosen_matrices, has_matrix_weight
@@ -72,17 +72,16 @@ Alone = Mapping[str, list[dict[str, Any]] | str]
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, time, waits and overlap of every variant; called on each rank."""
-    sizes = candidates(point)
     builders = builders_of(point.settings["bucket_mb"])
-    with tf32_allowed(sizes[0].workload.precision.tf32):
+    with tf32_allowed(precision_named(point.parameters["precision"]).tf32):
         choice = choose(
-            sizes,
+            candidates(point),
             device,
             limit_s=point.settings["step_limit_s"],
             messages=1.5,  # two gathers and a scatter, each half of an all-reduce
             trial=lambda work: partial(builders[OURS](work).step, work),
         )
-        work = RankWork(choice.candidate.workload, device)
+        work = RankWork(choice.workload, device)
         alone = {name: two_steps_alone(name, build, work) for name, build in builders.items()}
         checks, correct = check(alone, TOLERANCE[work.workload.precision.name])
         ready = {name: partial(warm_training, builders[name], work) for name in correct}
