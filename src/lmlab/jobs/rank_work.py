@@ -114,6 +114,12 @@ def no_time(variant: str, status: str, reason: str) -> Record:
     return without_value("time", status, reason, variant=variant, phase="total")
 
 
+def relative_error(found: Iterable[float], expected: Iterable[float]) -> float:
+    """The largest relative difference between numbers of a variant and of the reference."""
+    pairs = zip(found, expected, strict=True)
+    return across_ranks.max_error(abs(own - right) / (abs(right) or 1.0) for own, right in pairs)
+
+
 def why_wrong(variant: str, what: str, error: float, allowed: float) -> list[Record]:
     """The record of a variant that is not timed because its results differ too much; or nothing."""
     if error <= allowed:

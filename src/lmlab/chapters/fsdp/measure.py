@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -43,6 +43,7 @@ from lmlab.jobs.rank_work import (
     overlap_records,
     parameter_bytes,
     per_rank,
+    relative_error,
     release,
     round_records,
     take_turns,
@@ -73,7 +74,7 @@ Alone = Mapping[str, list[dict[str, Any]] | str]
 def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, time, waits and overlap of every variant; called on each rank."""
     builders = builders_of(point.settings["bucket_mb"])
-    with tf32_allowed(precision_named(point.parameters["precision"]).tf32):
+    with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
         choice = choose(
             candidates(point),
             device,
@@ -160,7 +161,7 @@ def _two_steps(training: Training, work: RankWork) -> dict[str, Any]:
 def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
     """Memory and losses, or reasons; and which variants have the losses of data parallelism."""
     records: list[Record] = []
-    correct = []
+    correct, baseline = [], cast(list[dict[str, Any]], alone[DDP])
     for name, ranks in alone.items():
         if isinstance(ranks, str):
             records.append(no_time(name, "unsupported", ranks))
@@ -168,19 +169,12 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
         records += memory_records(name, ranks)
         for step, losses in enumerate(zip(*(own["losses"] for own in ranks), strict=True), 1):
             records += per_rank("loss", losses, "", variant=name, step=step)
-        wrong = why_wrong(name, "losses of two steps", loss_error(ranks, alone[DDP]), allowed)
+        pairs = zip(ranks, baseline, strict=True)
+        errors = (relative_error(own["losses"], right["losses"]) for own, right in pairs)
+        wrong = why_wrong(name, "losses of two steps", across_ranks.max_error(errors), allowed)
         records += wrong
         correct += [] if wrong else [name]
     return records, correct
-
-
-def loss_error(ranks: Any, baseline: Any) -> float:
-    """The largest relative difference of a loss on any rank."""
-    return across_ranks.max_error(
-        abs(found - expected) / abs(expected)
-        for own, base in zip(ranks, baseline, strict=True)
-        for found, expected in zip(own["losses"], base["losses"], strict=True)
-    )
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from lmlab.jobs.rank_work import (
     RankWork,
     candidates,
     per_rank,
+    relative_error,
     release,
     round_records,
     take_turns,
@@ -64,7 +65,7 @@ GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, then time, of every optimizer on these ranks; called on each of them."""
-    with tf32_allowed(precision_named(point.parameters["precision"]).tf32):
+    with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
         memory, correct = measure_memory(point, device)
         times = measure_time(point, device, correct)
     return Outcome(measurements=[*times, *memory])
@@ -81,7 +82,8 @@ def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], li
     for name, ranks in found.items():
         records += memory_records(name, ranks)
         records += per_rank("loss", (own["loss"] for own in ranks), "", variant=name)
-        error = digest_error(ranks, found[PLAIN][0]["digest"])
+        expected = found[PLAIN][0]["digest"]
+        error = across_ranks.max_error(relative_error(own["digest"], expected) for own in ranks)
         wrong = why_wrong(name, "weights after a step", error, TOLERANCE)
         records += wrong
         correct += [] if wrong else [name]
@@ -116,15 +118,6 @@ def weights_digest(model: nn.Module) -> list[float]:
         norms = [torch.linalg.vector_norm(p, order) for p in model.parameters() for order in (1, 2)]
         digest: list[float] = torch.stack(norms).double().tolist()
     return digest
-
-
-def digest_error(ranks: list[dict[str, Any]], expected: list[float]) -> float:
-    """The largest relative difference of a norm on any rank."""
-    return across_ranks.max_error(
-        abs(found - norm) / (norm or 1.0)
-        for rank in ranks
-        for found, norm in zip(rank["digest"], expected, strict=True)
-    )
 
 
 def measure_time(point: Point, device: torch.device, names: list[str]) -> list[Record]:
