@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -161,7 +161,8 @@ def _two_steps(training: Training, work: RankWork) -> dict[str, Any]:
 def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
     """Memory and losses, or reasons; and which variants have the losses of data parallelism."""
     records: list[Record] = []
-    correct, baseline = [], cast(list[dict[str, Any]], alone[DDP])
+    correct = []
+    baseline: Any = alone[DDP]
     for name, ranks in alone.items():
         if isinstance(ranks, str):
             records.append(no_time(name, "unsupported", ranks))
