@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
-from lmlab.report.figure import DPI, WIDTH_INCHES, Axis, Figure, Mark, value_axis
+from lmlab.report.figure import DPI, WIDTH_INCHES, Axis, Figure, Mark
 from lmlab.report.frame import Results
 from tests.report.study import small_study
 
@@ -15,7 +15,7 @@ STEPS = Figure(
     title="Steps",
     mark="line",
     x=Axis(field="size", title="size", categorical=True),
-    y=value_axis("ms", log=10),
+    y=Axis("ms", log=10),
     color="precision",
     where={"quantity": "time", "phase": "total"},
 )
@@ -31,7 +31,7 @@ FIGURES = {
     "line": STEPS,
     "line in panels": replace(STEPS, facet="precision"),
     "bar": replace(STEPS, mark="bar"),
-    "stack": replace(STEPS, mark="stack", y=value_axis("ms")),
+    "stack": replace(STEPS, mark="stack", y=Axis("ms")),
     "heatmap": replace(
         STEPS, mark="heatmap", y=Axis(field="precision", title="precision", categorical=True)
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.compare import Compare, Comparison
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity
@@ -239,7 +239,7 @@ MEMORY_FIGURE = Figure(
     color="category",
     names={"optimizer_state": "optimizer state"},
     x=Axis(field="short", title="", categorical=True),
-    y=value_axis("GiB allocated", scale=1 / GIB),
+    y=Axis("GiB allocated", scale=1 / GIB),
     data=lambda results: select(of_lead(results.rows), quantity="memory", status="ok"),
     height=3.8,
 )

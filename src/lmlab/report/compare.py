@@ -18,11 +18,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from statistics import geometric_mean, quantiles
+from statistics import geometric_mean, quantiles, variance
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtrit
 
 from lmlab.report.frame import NO_STATISTICS, Rows, records, select, table_of
 from lmlab.report.text import times
@@ -65,22 +65,6 @@ def interval(ratio: float, error: float, df: float) -> Interval:
         return Interval(ratio=ratio, low=0.0, high=math.inf)
     half = min(stdtrit(df, (1 + CONFIDENCE) / 2) * error, WIDEST)
     return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
-
-
-def chance(ratio: float, error: float, df: float) -> float:
-    """How likely a ratio so far from 1 is if nothing differs."""
-    if not error or not math.isfinite(error) or df < 1:
-        return float(bool(error) or ratio == 1)
-    return float(2 * stdtr(df, -abs(math.log(ratio)) / error))
-
-
-def certain(chances: Sequence[float]) -> Any:
-    """Which of many ratios differ from 1 even when all are considered together: of those, one in
-    twenty may be wrong (Benjamini and Hochberg)."""
-    from scipy.stats import false_discovery_control  # takes a second
-
-    adjusted = false_discovery_control(chances) if len(chances) else np.zeros(0)
-    return adjusted < 1 - CONFIDENCE
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
@@ -131,10 +115,7 @@ def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) ->
         groups[tuple(row[key] for key in keys)].append(math.log(row["value"]))
     repeated = [logs for logs in groups.values() if len(logs) > 1]
     freedom = sum(len(logs) - 1 for logs in repeated)
-    means = [math.fsum(logs) / len(logs) for logs in repeated]
-    squares = math.fsum(
-        (log - mean) ** 2 for logs, mean in zip(repeated, means, strict=True) for log in logs
-    )
+    squares = math.fsum(variance(logs) * (len(logs) - 1) for logs in repeated)
     return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
@@ -144,8 +125,7 @@ class Noise:
 
     replicates: Mapping[str, Any]  # the rows that repeat one another, where they agree on `keys`
     keys: Sequence[str]
-    host_bound_below: float
-    """A GPU that is busy for less than this share of wall time waits for the host."""
+    host_bound_below: float  # a GPU that is busy for less of the wall time waits for the host
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,9 +64,6 @@ class Axis:
     ticks: Mapping[str, float] | None = None  # labels at given positions instead of numbers
 
 
-value_axis = Axis  # reads better for the y axis, whose field is the value
-
-
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A declared figure."""

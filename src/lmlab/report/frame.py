@@ -19,12 +19,10 @@ import pandas as pd
 from lmlab.study.points import Point
 from lmlab.study.results import Result, ResultError, read_of
 
-MISSING, INVALID = "missing", "invalid"
-SCALARS = (str, int, float, bool)
+MISSING, INVALID, UNCOMMITTED = "missing", "invalid", "uncommitted"
 STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy", "drift", "stability")
 NO_STATISTICS = dict.fromkeys(STATISTICS)
 """For a row that is computed from another: quartiles of a ratio are not ratios of quartiles."""
-UNCOMMITTED = "uncommitted"
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
@@ -141,7 +139,7 @@ def table_of(rows: list[dict[str, Any]]) -> Rows:
 def _base(
     chapter: str, parameters: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> dict[str, Any]:
-    scalars = {k: v for k, v in settings.items() if isinstance(v, SCALARS)}
+    scalars = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
     named = {k: v for k, v in {**scalars, **parameters}.items() if k not in FIELDS}
     return _interned({"chapter": chapter, "source": str(path), "flags": (), **named})
 
@@ -220,9 +218,8 @@ def combine(
     on: Sequence[str] = ("source",),
 ) -> Rows:
     """The rows plus a quantity computed from several others, matched on the fields `on` (by default
-    those of the same point). `value` sees one column per part; all other fields are those of the
-    first part, the only one that may have several rows per key. Rows that lack a part are left out.
-    """
+    of one point). `value` sees one column per part; all other fields are those of the first part,
+    which alone may have several rows per key. Rows that lack a part are left out."""
     found = [select(rows, status="ok", **where).set_index(list(on)) for where in parts.values()]
     first = found[0]
     numbers = [pd.to_numeric(part["value"]).reindex(first.index) for part in found]

@@ -19,7 +19,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from lmlab.report.compare import unpaired
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
 from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
@@ -176,7 +176,7 @@ class Section:
             title=self.question.heading,
             mark="bar",
             x=Axis(field="point", title="", categorical=True),
-            y=value_axis(unit, log=10 if far else None),
+            y=Axis(unit, log=10 if far else None),
             color="machine",
             data=lambda _: table_of(rows),
         )

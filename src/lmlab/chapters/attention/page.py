@@ -8,7 +8,7 @@ import pandas as pd
 from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
@@ -509,7 +509,7 @@ TABLES = {
 }
 
 SEQUENCE = Axis(field="sequence", title="sequence", log=2)
-RELATIVE: Any = {"color": "attention", "y": value_axis("fastest time / time")}
+RELATIVE: Any = {"color": "attention", "y": Axis("fastest time / time")}
 FIGURES = {
     "race": Figure(
         title="Speed relative to the fastest variant, forward and backward, causal, one head",
@@ -524,7 +524,7 @@ FIGURES = {
         color="attention",
         dash="dim",
         x=SEQUENCE,
-        y=value_axis("", log=10),
+        y=Axis("", log=10),
         share_y=False,
         data=naive_panels,
     ),

@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 
 from lmlab.chapters.rank_page import PLACEMENTS, first_value, measured, not_started, with_ranks
 from lmlab.report.compare import Compare
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, computed, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
@@ -157,7 +157,7 @@ FIGURES = {
         dash="kind",
         points="measured",
         x=Axis(field="mib", title="MiB", log=2),
-        y=value_axis("ms, slowest rank", log=10),
+        y=Axis("ms, slowest rank", log=10),
         data=fit_figure,
     )
 }

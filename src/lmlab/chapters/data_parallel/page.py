@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from lmlab.chapters import rank_page
 from lmlab.chapters.rank_page import against, first_value, of_lead, variant_table
 from lmlab.report.compare import Compare
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, computed, distinct, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
@@ -239,7 +239,7 @@ FIGURES = {
         mark="stack",
         color="part",
         x=Axis(field="label", title="variant; MB: size of our buckets", categorical=True),
-        y=value_axis("ms"),
+        y=Axis("ms"),
         span=("min", "max"),
         data=step_parts,
     ),

@@ -8,7 +8,7 @@ import pandas as pd
 
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Noise
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import (
     Results,
     Rows,
@@ -334,7 +334,7 @@ FIGURES = {
         facet="precision",
         color="size",
         x=Axis(field="context", title="context length", log=2),
-        y=value_axis("ms per step", log=10),
+        y=Axis("ms per step", log=10),
         where={**times("wall", "total"), **MAIN},
     ),
     "per_layer": Figure(
@@ -343,7 +343,7 @@ FIGURES = {
         color="size",
         facet_title="{} time",
         x=Axis(field="context", title="context length", log=2),
-        y=value_axis("ms per layer"),
+        y=Axis("ms per layer"),
         where={"quantity": "per_layer", "precision": "bf16", "main": True},
     ),
     "first_steps": Figure(
@@ -351,7 +351,7 @@ FIGURES = {
         facet="mode",
         color="size",
         x=Axis(field="step", title="step"),
-        y=value_axis("ms per step", log=10),
+        y=Axis("ms per step", log=10),
         data=first_steps,
     ),
 }

@@ -7,7 +7,7 @@ import pandas as pd
 
 from lmlab.chapters.machine.page import with_rates, with_share
 from lmlab.report.compare import Compare
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, speedup, time
@@ -142,7 +142,7 @@ FIGURES = {
         title="The ladder: tokens per second, over the first rung",
         color="size",
         x=Axis(field="rung", title="rung, each on top of the one before", categorical=True),
-        y=value_axis("times the first rung", log=10),
+        y=Axis("times the first rung", log=10),
         data=in_order,
     )
 }

@@ -6,7 +6,7 @@ import pandas as pd
 
 from lmlab.chapters import rank_page
 from lmlab.report.compare import Compare
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import quantity, time
@@ -81,7 +81,7 @@ FIGURES = {
         title="FSDP: wait of each block for its weights, on the rank where it waits longest",
         facet="phase",
         x=Axis(field="position", title="block, in order of use"),
-        y=value_axis("ms"),
+        y=Axis("ms"),
         data=waits,
     ),
     "overlap": rank_page.overlap_timeline(lambda rows: {name: NAMES[name] for name in (DDP, OURS)}),

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, combine, computed, distinct, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
@@ -397,7 +397,7 @@ def _timeline(title: str, data: Any) -> Figure:
             title="phases begin at the ticks; each is drawn equally wide",
             ticks={phase: number for number, phase in enumerate(PHASES)},
         ),
-        y=value_axis("GiB", scale=1 / GIB),
+        y=Axis("GiB", scale=1 / GIB),
         data=data,
         share_x=True,
     )
@@ -413,7 +413,7 @@ FIGURES = {
         facet_title="context {}",
         color="part",
         x=Axis(field="bar", title="size and precision", categorical=True),
-        y=value_axis("GiB", scale=1 / GIB),
+        y=Axis("GiB", scale=1 / GIB),
         data=composition_rows,
         height=4.0,
     ),
@@ -423,7 +423,7 @@ FIGURES = {
         color="size",
         dash="precision",
         x=Axis(field="context", title="context length", log=2),
-        y=value_axis("GiB", scale=1 / GIB, log=10),
+        y=Axis("GiB", scale=1 / GIB, log=10),
         where={**TIMELINE, "quantity": "peak_memory"},
     ),
 }

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
@@ -96,14 +96,14 @@ FIGURES = {
         title="Adding 1 again and again: a sum stalls where the spacing of its format reaches 2",
         color="dtype",
         x=Axis(field="step", title="additions"),
-        y=value_axis("sum"),
+        y=Axis("sum"),
         data=stalled_sums,
         markers=False,
     ),
     "fp16_sum": Figure(
         title="Error of a running fp16 sum of 0.01: the spacing of fp16 numbers grows with the sum",
         x=Axis(field="step", title="additions"),
-        y=value_axis("sum minus exact", zero=False),
+        y=Axis("sum minus exact", zero=False),
         data=fp16_sum,
         markers=False,
     ),
@@ -111,7 +111,7 @@ FIGURES = {
         title="Relative error of a variance, partial sums in fp32",
         color="dtype",
         x=Axis(field="scale", title="scale of the input (powers of four)", log=4),
-        y=value_axis("relative error", log=10),
+        y=Axis("relative error", log=10),
         where={"topic": "layernorm", "quantity": "variance_error", "sums": "fp32"},
     ),
 }

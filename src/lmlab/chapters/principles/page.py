@@ -7,7 +7,7 @@ import pandas as pd
 
 from lmlab.chapters.machine.page import ceilings, with_rates
 from lmlab.report.compare import Compare
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, derived, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
@@ -150,7 +150,7 @@ FIGURES = {
         share_y=False,
         color="series",
         x=Axis(field="x", title="", log=2),
-        y=value_axis("", log=10),
+        y=Axis("", log=10),
         where={"quantity": "panel"},
         names={
             "without": "without the principle", "with": "with it", "library": "library",

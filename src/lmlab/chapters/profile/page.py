@@ -8,7 +8,7 @@ import pandas as pd
 
 from lmlab.chapters.end_to_end.page import POINT, naming_batches
 from lmlab.chapters.machine.page import with_share
-from lmlab.report.figure import Axis, Figure, value_axis
+from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
@@ -372,7 +372,7 @@ FIGURES = {
         color="family",
         names=FAMILIES,
         x=Axis(field="at", title="", categorical=True),
-        y=value_axis("share of device time (%)", scale=100),
+        y=Axis("share of device time (%)", scale=100),
         data=outer_families,
     ),
     "attention": Figure(
@@ -382,7 +382,7 @@ FIGURES = {
         color="part",
         names=PARTS,
         x=Axis(field="context", title="context", categorical=True),
-        y=value_axis("share of attention (%)", scale=100),
+        y=Axis("share of attention (%)", scale=100),
         data=lambda results: at_first(select(results.rows, quantity="part_share"), "precision"),
     ),
     "layer": _timeline(
