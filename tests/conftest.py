@@ -89,3 +89,13 @@ def ranks() -> Iterator["RankPool"]:
     pool = RankPool()
     yield pool
     pool.stop()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group with a single rank, in this process."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -1,7 +1,6 @@
 """Collectives: correct before they are timed, a reason for every case without a time, and a page
 whose bandwidths and fits follow from the times."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -29,7 +28,6 @@ from lmlab.measure.stop_rule import SamplingBudget
 from lmlab.report.frame import Results
 from lmlab.study.points import Point
 from tests.chapters.pages import built, rendered
-from tests.measure.one_rank import group_of_one
 from tests.report.study import time_record, two_groups
 
 CPU = torch.device("cpu")
@@ -43,12 +41,6 @@ def collectives_point(**changes: Any) -> Point:
         **changes,
     }
     return Point("collectives", {"placement": "cpu", "world_size": 1}, settings)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    with group_of_one(tmp_path):
-        yield
 
 
 def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -> None:
@@ -69,7 +61,7 @@ def test_every_rank_gets_an_equal_whole_part(size: int, world_size: int, item: i
     assert 0 <= size - cut < world_size * item
 
 
-def test_every_operation_dtype_and_size_is_a_record(alone: None) -> None:
+def test_every_operation_dtype_and_size_is_a_record(one_rank: None) -> None:
     outcome = measure(collectives_point(), CPU)
     assert [record["labels"] for record in outcome.measurements] == [
         {"operation": operation, "dtype": dtype, "bytes": MIB}
@@ -82,7 +74,7 @@ def test_every_operation_dtype_and_size_is_a_record(alone: None) -> None:
         assert len(ranks["ms"]) == 1
 
 
-def test_a_wrong_result_fails_the_point(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_fails_the_point(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def zeros(whole: Tensor, part: Tensor) -> Any:
         return lambda: torch.zeros_like(whole)
 
@@ -91,7 +83,8 @@ def test_a_wrong_result_fails_the_point(alone: None, monkeypatch: pytest.MonkeyP
         measure(collectives_point(), CPU)
 
 
-def test_a_refused_operation_is_unsupported(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_a_refused_operation_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(whole: Tensor, part: Tensor) -> Any:
         raise RuntimeError("gloo has no\nreduce_scatter")
 
@@ -101,7 +94,7 @@ def test_a_refused_operation_is_unsupported(alone: None, monkeypatch: pytest.Mon
     assert reasons == {**dict.fromkeys(FOUR), "reduce_scatter": "gloo has no reduce_scatter"}
 
 
-def test_cases_after_the_time_is_up_have_a_reason(alone: None) -> None:
+def test_cases_after_the_time_is_up_have_a_reason(one_rank: None) -> None:
     outcome = measure(collectives_point(time_cap_s=1e-9), CPU)
     assert {record["status"] for record in outcome.measurements} == {"unsupported"}
     assert all(record["reason"] for record in outcome.measurements)
@@ -125,7 +118,7 @@ def test_the_fewest_repetitions_must_fit(left_s: float, each_s: float, skipped: 
     ],
     ids=["settled", "enough", "too slow"],
 )
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_rank")
 def test_repetitions_end_when_settled_or_capped_but_never_below_the_minimum(
     monkeypatch: pytest.MonkeyPatch, deviation: float, cap_s: float, n: int, stopped: str
 ) -> None:
