@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 SLOW = (
     *("chapters/attention/test_page.py", "chapters/test_end_to_end_page.py"),
     *("chapters/test_memory_page.py", "chapters/test_profile_page.py"),
-    *("chapters/test_rank_pages.py", "cli/test_ab.py", "cli/test_compare.py", "cli/test_pipe.py"),
+    *("chapters/test_rank_pages.py", "cli/test_ab.py", "cli/test_compare.py"),
     *("jobs/test_launch.py", "report/test_compare_page.py", "report/test_golden.py"),
 )
 # Each line is for one process of `pytest -n`; the longest first. Other files are on their own.

@@ -14,6 +14,7 @@ from lmlab.measure.identity import find_machine
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 
+LMLAB = (sys.executable, "-c", "import sys; from lmlab.cli import main; sys.exit(main())")
 DEADLINE_S = 300.0  # for events that take milliseconds on an idle machine
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from lmlab.cli import main
 from lmlab.study.files import ROOT
-from tests.processes import git, is_gone, wait_until
+from tests.processes import LMLAB, git, is_gone, wait_until
 
 RESULT = (
     ROOT / "tests/golden/results/cpu-golden/end_to_end/size~cpu-small/context~16/batch~2"
@@ -132,9 +131,8 @@ def test_what_cannot_be_measured_is_one_line(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_cleans_up(project: Path, tmp_path: Path, number: signal.Signals) -> None:
-    command = ["-c", "import sys; from lmlab.cli import main; sys.exit(main())", "ab"]
     run = subprocess.Popen(
-        [sys.executable, *command, "base", "hang", "--", "end_to_end"],
+        [*LMLAB, "ab", "base", "hang", "--", "end_to_end"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stderr=subprocess.PIPE,

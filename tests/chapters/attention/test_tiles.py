@@ -13,11 +13,6 @@ from tests.chapters.pages import found, value_of
 DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
-
-
 def kernel(direction: Direction, device: torch.device) -> topic.Kernel:
     point = tiles_point(direction)
     shape = shape_of({**point.settings, **point.parameters, "sequence": 64})
@@ -54,8 +49,10 @@ def test_large_tiles_are_unsupported(cpu: torch.device, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("interpreted")
-def test_every_tile_size_and_the_chosen_one_are_timed(cpu: torch.device) -> None:
+def test_every_tile_size_and_the_chosen_one_are_timed(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic, "refuse_unsupported", lambda *_: None)
     outcome = topic.measure(tiles_point(), cpu)
     times = found(outcome, "time")
     variants = ["32x32", "16x32", "chosen"]
