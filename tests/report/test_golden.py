@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,17 +64,14 @@ def test_a_small_cpu_study(tmp_path: Path) -> None:
     assert pages(made) == pages(GOLDEN / "report")
 
 
-def sections(front: str) -> Iterator[str]:
-    yield from front.split("\n### ")[1:]
-
-
 def test_the_front_page_is_short() -> None:
     front = (ROOT / H200 / "writeup.md").read_text()
     assert len(front.split()) <= WORDS
-    bullets = [line for line in front.split("\n### ")[0].splitlines() if line.startswith("- ")]
+    first, *sections = front.split("\n### ")
+    bullets = [line for line in first.splitlines() if line.startswith("- ")]
     assert len(bullets) == 5
     assert sum(len(line.split()) - 1 for line in bullets) <= BULLET_WORDS
-    for section in sections(front):
+    for section in sections:
         question = section.splitlines()[0]
         rows = [line for line in section.splitlines() if line.startswith("|")]
         rules = [line for line in rows if set(line) <= set("|-: ")]
