@@ -25,7 +25,7 @@ SLOW = (
 GROUPS = (
     ("workflow/test_slurm.py",),
     # These share a measured study,
-    *(tuple(f"workflow/test_{name}.py" for name in ("command", "clone", "stale", "ranks_rule")),),
+    tuple(f"workflow/test_{name}.py" for name in ("command", "clone", "stale")),
     # these a helper that has imported torch,
     ("workflow/",),
     # and these rank processes.

@@ -39,6 +39,13 @@ def git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def files_in_git(*paths: str) -> list[Path]:
+    """Files of the project that git has or would add; none where this is not a checkout."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [ROOT / line for line in listed.stdout.splitlines()]
+
+
 def start_script(
     name: str, point: Point, out: Path, *command: str, cwd: Path, env: Mapping[str, str]
 ) -> subprocess.Popen[str]:

@@ -16,11 +16,8 @@ import pytest
 from lmlab.cli import main
 from lmlab.study.files import ROOT
 from tests.processes import LMLAB, git, is_gone, wait_until
+from tests.project import GOLDEN, STEP
 
-RESULT = (
-    ROOT / "tests/golden/results/cpu-golden/end_to_end/size~cpu-small/context~16/batch~2"
-    "/precision~fp32/mode~train_step/attention~naive/warmup~1/start~warm.json"
-)
 STAND_IN = f"""
 import json, os, signal, sys
 FACTOR, STATUS, SCHEMA = %s, %r, %s
@@ -35,7 +32,7 @@ def main():
     if STATUS == "wrong":
         print("lmlab: size = 'x'; allowed: y", file=sys.stderr)
         return 2
-    result = json.load(open({str(RESULT)!r}))
+    result = json.load(open({str(GOLDEN / STEP)!r}))
     result["schema_version"] = SCHEMA
     for record in result["measurements"]:
         if "samples" in record:

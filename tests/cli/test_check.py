@@ -12,29 +12,18 @@ import pytest
 
 from lmlab.cli import check, main
 from lmlab.study.files import ROOT
-from tests.project import config, report
+from tests.processes import files_in_git
+from tests.project import GOLDEN, H200, STEP, config, report
 from tests.report.study import scale
 
-H200 = ROOT / "results" / "nvidia-h200"
-GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
-STEP = (
-    "end_to_end/size~cpu-small/context~16/batch~2/precision~fp32/mode~train_step/attention~naive/"
-    "warmup~1/start~warm.json"
-)
 Check = Callable[..., tuple[int, list[str]]]
 
 
 def committed() -> list[Path]:
     """Folders of machines in git, of which a pull request may add one."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "results"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    names = {Path(line).parts[1] for line in listed.stdout.splitlines()} or {"nvidia-h200"}
-    return [ROOT / "results" / name for name in sorted(names)]
+    results = H200.parent
+    names = {file.relative_to(results).parts[0] for file in files_in_git("results")}
+    return [results / name for name in sorted(names or {H200.name})]
 
 
 @pytest.fixture

@@ -13,11 +13,7 @@ from tests.jobs.points import rank_point
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 CPU = torch.device("cpu")
-POINT = rank_point("data_parallel", {"huge": 4096, "wide": 512, "slim": 16})
-
-
-def sizes() -> list[Candidate]:
-    return candidates(POINT)
+SIZES = candidates(rank_point("data_parallel", {"huge": 4096, "wide": 512, "slim": 16}))
 
 
 def chosen(
@@ -27,7 +23,7 @@ def chosen(
     trial = None if steps_s is None else Mock()
     if steps_s is not None:
         monkeypatch.setattr(autosize, "trial_s", lambda _, candidate, __: steps_s[candidate.size])
-    return choose(sizes(), CPU, limit_s=2.0, trial=trial)
+    return choose(SIZES, CPU, limit_s=2.0, trial=trial)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +49,7 @@ def test_the_first_size_that_is_quick_is_taken(
     assert found["all_reduce_bandwidth"] == rate / 1e9
     assert found.get("trial_step") == (steps_s[size] * 1e3 if steps_s else None)
     left_out = [r["labels"]["candidate"] for r in records if r["status"] == "unsupported"]
-    assert [*left_out, size] == [c.size for c in sizes()][: len(left_out) + 1]
+    assert [*left_out, size] == [c.size for c in SIZES][: len(left_out) + 1]
 
 
 def test_no_size_that_fits_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +59,7 @@ def test_no_size_that_fits_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = sizes()[1]
+    wide = SIZES[1]
     expected = expected_memory(wide.workload, CPU)
     assert expected is not None
     free = 1.5 * expected.peak
@@ -74,6 +70,6 @@ def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_of_unknown_size_is_tried() -> None:
-    mine = Candidate(size="mine", workload=replace(sizes()[0].workload, model="mine.net:Net"))
+    mine = Candidate(size="mine", workload=replace(SIZES[0].workload, model="mine.net:Net"))
     assert why_too_slow(mine, 1.0, messages=1, limit_s=1e-9) is None
     assert why_too_large(mine, CPU) is None

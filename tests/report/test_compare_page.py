@@ -13,13 +13,12 @@ from lmlab.cli.machines import write_comparison
 from lmlab.report.frame import load_references, table_of
 from lmlab.report.table import Table, time
 from lmlab.result_sets.machines import Machine, Question, Section, ceilings
-from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.selection import NoResults, compared
-from tests.project import config
+from tests.project import GOLDEN, config
 from tests.report.study import scale
 from tests.report.test_table import cells
 
-GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
 FACTOR = 3.0
 
 

@@ -8,13 +8,13 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from lmlab.report.text import slug
 from lmlab.study.files import ROOT
+from tests.processes import files_in_git
 from tests.project import config, report
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -88,12 +88,9 @@ def test_files_are_small_enough_to_review() -> None:
 
 
 def test_every_link_leads_to_a_file_in_git() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=False
-    )
-    if listed.returncode:
+    files = set(files_in_git())
+    if not files:
         pytest.skip("not a git checkout")
-    files = {ROOT / name for name in listed.stdout.decode().splitlines()}
     folders = {parent for file in files for parent in file.parents}
     for page in [*(ROOT / H200).rglob("*.md"), ROOT / "README.md"]:
         for link in LINK.findall(page.read_text()):

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.chapters.attention.measure import benchmark, leaderboard, measure, rounds
-from lmlab.chapters.attention.measure.problem import Problem, Shape
+from lmlab.chapters.attention.measure import benchmark, leaderboard, measure, rounds, tiles
+from lmlab.chapters.attention.measure.problem import Problem, Shape, check, shape_of
 from lmlab.chapters.attention.measure.variants import Variants
 from lmlab.jobs.outcome import Outcome, Unsupported
+from lmlab.kernels.problem import Direction
 from lmlab.study.points import Point
 from tests.chapters.attention import points
 from tests.chapters.attention.points import (
@@ -165,3 +166,58 @@ def test_failed_compiling_costs_itself(cpu: torch.device, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "compile", lambda *_, **__: breaks)
     outcome = measure(model_point("model_compile", num_layers=1), cpu)
     assert (status(outcome, "compiled"), timed(outcome)) == ("oom", [("eager", p) for p in PHASES])
+
+
+# Tiles: any size gives the same numbers, here through Triton's interpreter.
+DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
+
+
+def kernel(direction: Direction, device: torch.device) -> tiles.Kernel:
+    point = tiles_point(direction)
+    shape = shape_of({**point.settings, **point.parameters, "sequence": 64})
+    return tiles.Kernel(Problem(shape, device, seed=0), direction)
+
+
+@DIRECTIONS
+def test_tiles_are_launched_checked_and_estimated(cpu: torch.device, direction: Direction) -> None:
+    run = kernel(direction, cpu)
+    chosen = tiles.tiles_of(32, 16, direction, stages=2)
+    errors = run.errors(chosen)
+    assert set(errors) == ({"output"} if direction == "forward" else {"grad_q", "grad_k", "grad_v"})
+    check(errors, torch.float32)
+    resources = dict(run.resources(chosen))
+    assert (resources.pop("estimated_shared_memory") or 0) > 0
+    assert set(resources.values()) == {None}, "the interpreter compiles nothing"
+
+
+@DIRECTIONS
+def test_m_counts_queries_and_n_counts_keys_in_both_directions(direction: Direction) -> None:
+    labels = tiles.labels(tiles.tiles_of(128, 32, direction, stages=3))
+    assert (labels["block_m"], labels["block_n"]) == (128, 32)
+    assert labels["num_warps"] == (8 if direction == "forward" else 4), "by the tile held"
+
+
+def test_large_tiles_are_unsupported(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(**_: object) -> None:
+        raise tiles.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
+
+    run = kernel("forward", cpu)
+    monkeypatch.setattr(run, "_call", too_large)
+    with pytest.raises(Unsupported, match="out of resource: shared memory"):
+        list(run.resources(tiles.tiles_of(32, 16, "forward", stages=2)))
+
+
+@pytest.mark.slow
+def test_every_tile_size_and_the_chosen_one_are_timed(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "refuse_unsupported", lambda *_: None)
+    outcome = tiles.measure(tiles_point(), cpu)
+    times = found(outcome, "time")
+    variants = ["32x32", "16x32", "chosen"]
+    measured = [(time["labels"]["sequence"], time["labels"]["variant"]) for time in times]
+    assert measured == [(sequence, name) for sequence in (32, 64) for name in variants]
+    assert {time["status"] for time in times} == {"ok"}
+    at = {"sequence": 64, "variant": "16x32"}
+    assert value_of(outcome, "error", **at, block_m=16, tensor="output") < 1e-5
+    assert value_of(outcome, "shared_memory_limit") > 0
