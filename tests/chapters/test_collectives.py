@@ -13,14 +13,7 @@ from torch import Tensor
 
 from lmlab.chapters.collectives import measure as collectives
 from lmlab.chapters.collectives import page
-from lmlab.chapters.collectives.measure import (
-    MIB,
-    MIN_SAMPLES,
-    divisible,
-    measure,
-    ordered_cases,
-    why_skipped,
-)
+from lmlab.chapters.collectives.measure import MIB, measure
 from lmlab.measure import rounds
 from lmlab.measure.records import Record, without_value
 from lmlab.measure.rounds import time_on_all_ranks
@@ -45,7 +38,7 @@ def collectives_point(**changes: Any) -> Point:
 
 def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -> None:
     point = collectives_point(sizes_mib=[1024, 1, 16, 64], dtypes=["fp32"], operations=FOUR[:2])
-    order = [(case.operation, case.bytes // MIB) for case in ordered_cases(point, 2)]
+    order = [(case.operation, case.bytes // MIB) for case in collectives.ordered_cases(point, 2)]
     ahead = [("all_reduce", 1), ("all_reduce", 16), ("all_gather", 1), ("all_reduce", 64)]
     assert order == [
         *ahead,
@@ -56,7 +49,7 @@ def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -
 @settings(deadline=None)
 @given(st.integers(1, 2**30), st.integers(1, 8), st.sampled_from([2, 4]))
 def test_every_rank_gets_an_equal_whole_part(size: int, world_size: int, item: int) -> None:
-    cut = divisible(size, world_size, item)
+    cut = collectives.divisible(size, world_size, item)
     assert cut % (world_size * item) == 0
     assert 0 <= size - cut < world_size * item
 
@@ -69,7 +62,7 @@ def test_every_operation_dtype_and_size_is_a_record(one_rank: None) -> None:
         for dtype in ("fp32", "bf16")
     ]
     for record, ranks in zip(outcome.measurements, outcome.data["rank_median_ms"], strict=True):
-        assert MIN_SAMPLES <= record["n"] == len(record["samples"])
+        assert collectives.MIN_SAMPLES <= record["n"] == len(record["samples"])
         assert record["labels"] == {key: ranks[key] for key in record["labels"]}
         assert len(ranks["ms"]) == 1
 
@@ -106,7 +99,7 @@ def test_cases_after_the_time_is_up_have_a_reason(one_rank: None) -> None:
     [(2.5, 1.0, True), (3.0, 1.0, False), (2.0, 0.5, True), (2.5, 0.5, False), (0.0, 0.0, True)],
 )
 def test_the_fewest_repetitions_must_fit(left_s: float, each_s: float, skipped: bool) -> None:
-    assert bool(why_skipped(left_s, each_s)) is skipped
+    assert bool(collectives.why_skipped(left_s, each_s)) is skipped
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,7 @@ from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels.problem import Direction
 from lmlab.study.points import Point
 from tests.chapters.attention import points
-from tests.chapters.attention.points import (
-    TOO_LARGE,
-    WRONG,
-    benchmark_point,
-    leaderboard_point,
-    model_point,
-    naive_point,
-    size_point,
-    tiles_point,
-)
+from tests.chapters.attention.points import TOO_LARGE, WRONG
 from tests.chapters.pages import found, value_of
 from tests.chapters.test_end_to_end import WATCHING
 
@@ -40,7 +31,7 @@ def status(outcome: Outcome, variant: str) -> str:
 
 
 def test_naive_times_both_passes_and_counts_what_is_saved(cpu: torch.device) -> None:
-    outcome = measure(naive_point("naive", "tiled"), cpu)
+    outcome = measure(points.naive_point("naive", "tiled"), cpu)
     variants, phases = ("naive", "tiled"), ("forward", "backward")
     assert timed(outcome) == [(name, phase) for name in variants for phase in phases]
     assert {record["n"] for record in found(outcome, "time")} == {3}
@@ -68,7 +59,7 @@ def test_memory_excludes_other_tensors(cpu: torch.device, monkeypatch: pytest.Mo
 
 def test_only_correct_variants_are_timed(cpu: torch.device) -> None:
     names = ("naive", "sdpa_math", WRONG, "flash", TOO_LARGE)
-    outcome = measure(benchmark_point(*names), cpu)
+    outcome = measure(points.benchmark_point(*names), cpu)
     passes = ("forward", "backward", "both")
     assert timed(outcome) == [(name, phase) for phase in passes for name in names[:2]]
     assert [status(outcome, name) for name in names[2:]] == ["failed", "unsupported", "oom"]
@@ -79,11 +70,11 @@ def test_only_correct_variants_are_timed(cpu: torch.device) -> None:
 
 
 def test_topics_over_a_models_shape_have_its_heads(cpu: torch.device) -> None:
-    outcome = measure(size_point("shapes", variants=["naive", "unfused"]), cpu)
+    outcome = measure(points.size_point("shapes", variants=["naive", "unfused"]), cpu)
     assert {name for name, _ in timed(outcome)} == {"naive", "unfused"}
     assert value_of(outcome, "flops", phase="forward") == 4 * 3 * 2 * 24 * 24 * 16 / 2
     # Softmax is timed fused and operation by operation.
-    outcome = measure(size_point("softmax"), cpu)
+    outcome = measure(points.size_point("softmax"), cpu)
     parts = [record["labels"]["part"] for record in found(outcome, "time")]
     assert parts[2:-1] == ["softmax", "max", "subtract", "exp", "sum", "divide"]
     assert {record["status"] for record in outcome.measurements} == {"ok"}
@@ -91,7 +82,7 @@ def test_topics_over_a_models_shape_have_its_heads(cpu: torch.device) -> None:
 
 def test_a_sustained_run_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton.testing.do_bench", lambda *_, **__: [float(n) for n in range(2000)])
-    times = leaderboard.sustained(lambda: None, leaderboard_point().settings)
+    times = leaderboard.sustained(lambda: None, points.leaderboard_point().settings)
     assert times.samples_ms == tuple(float(n) for n in range(0, 2000, 4))
 
 
@@ -110,13 +101,15 @@ def test_a_loop_in_python_is_capped_by_its_estimate(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch, sequence: int, ends: str
 ) -> None:
     monkeypatch.setattr(benchmark, "PROBE", 32)
-    point = benchmark_point("tiled", "naive", sequence=sequence, variant_cap_s=1e-6)
+    point = points.benchmark_point("tiled", "naive", sequence=sequence, variant_cap_s=1e-6)
     outcome = measure(point, cpu)
     assert (status(outcome, "tiled"), status(outcome, "naive")) == (ends, "ok")
     assert len(found(outcome, "estimated_time", variant="tiled")) == (ends == "unsupported")
 
 
-@pytest.mark.parametrize("point", [tiles_point(), leaderboard_point()], ids=["tiles", "board"])
+@pytest.mark.parametrize(
+    "point", [points.tiles_point(), points.leaderboard_point()], ids=["tiles", "board"]
+)
 def test_what_a_cpu_cannot_do_is_unsupported(cpu: torch.device, point: Point) -> None:
     with pytest.raises(Unsupported):
         measure(point, cpu)
@@ -126,7 +119,7 @@ PHASES = ("forward", "backward", "forward_backward", "train_step")
 
 
 def test_attentions_share_a_model_and_have_one_loss(cpu: torch.device) -> None:
-    outcome = measure(model_point("model", "naive", "tiled", "flash", TOO_LARGE), cpu)
+    outcome = measure(points.model_point("model", "naive", "tiled", "flash", TOO_LARGE), cpu)
     assert timed(outcome) == [(name, p) for name in ("naive", "tiled") for p in PHASES]
     losses = [value_of(outcome, "loss", variant=name) for name in ("naive", "tiled")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -136,20 +129,20 @@ def test_attentions_share_a_model_and_have_one_loss(cpu: torch.device) -> None:
 
 def test_only_fitting_equals_are_timed(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points, "last_rows_zero", lambda q, k, v, *, is_causal: 0 * v)
-    outcome = measure(model_point("model", TOO_LARGE, "tiled", WRONG), cpu)
+    outcome = measure(points.model_point("model", TOO_LARGE, "tiled", WRONG), cpu)
     assert [status(outcome, name) for name in (TOO_LARGE, WRONG)] == ["oom", "failed"]
     assert timed(outcome) == [("tiled", phase) for phase in PHASES]
 
 
 def test_attention_of_a_users_model_cannot_be_exchanged(cpu: torch.device) -> None:
-    outcome = measure(model_point("model", "naive", "tiled", model=WATCHING), cpu)
+    outcome = measure(points.model_point("model", "naive", "tiled", model=WATCHING), cpu)
     assert outcome.status == "unsupported"
 
 
 def test_eager_and_compiled_agree(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     # The graph alone: inductor's code is for a GPU, and for its own tests.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    outcome = measure(model_point("model_compile", num_layers=1), cpu)
+    outcome = measure(points.model_point("model_compile", num_layers=1), cpu)
     assert timed(outcome) == [(name, p) for name in ("eager", "compiled") for p in PHASES]
     assert value_of(outcome, "first_step_time", variant="compiled") > 0
     assert value_of(outcome, "attention_replaced", variant="compiled") == 0
@@ -164,7 +157,7 @@ def test_failed_compiling_costs_itself(cpu: torch.device, monkeypatch: pytest.Mo
         raise MemoryError("no room")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: breaks)
-    outcome = measure(model_point("model_compile", num_layers=1), cpu)
+    outcome = measure(points.model_point("model_compile", num_layers=1), cpu)
     assert (status(outcome, "compiled"), timed(outcome)) == ("oom", [("eager", p) for p in PHASES])
 
 
@@ -173,7 +166,7 @@ DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
 
 
 def kernel(direction: Direction, device: torch.device) -> tiles.Kernel:
-    point = tiles_point(direction)
+    point = points.tiles_point(direction)
     shape = shape_of({**point.settings, **point.parameters, "sequence": 64})
     return tiles.Kernel(Problem(shape, device, seed=0), direction)
 
@@ -212,7 +205,7 @@ def test_every_tile_size_and_the_chosen_one_are_timed(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "refuse_unsupported", lambda *_: None)
-    outcome = tiles.measure(tiles_point(), cpu)
+    outcome = tiles.measure(points.tiles_point(), cpu)
     times = found(outcome, "time")
     variants = ["32x32", "16x32", "chosen"]
     measured = [(time["labels"]["sequence"], time["labels"]["variant"]) for time in times]
