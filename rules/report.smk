@@ -27,21 +27,10 @@ rule report:
         "{params.script} {params.study} {params.folders} --out {params.out:q} > {log:q} 2>&1"
 
 
-rule explore:
-    input:
-        results=report_inputs,
-        templates=files_of(TEMPLATES),
-        references=files_of(REFERENCES),
+use rule report as explore with:
     output:
         report(f"{REPORT}/explore.html", category="study"),
     log:
         f"logs/{REPORT}/explore.log",
-    conda:
-        "../workflow/envs/lmlab.yaml"
     params:
-        script=script("report.py"),
-        study=report_arguments,
-        folders=unrecorded("--templates", str(TEMPLATES), "--references", str(REFERENCES)),
-        made_with=report_fingerprint(STUDY.chapters),
-    shell:
-        "{params.script} {params.study} {params.folders} --out {output:q} > {log:q} 2>&1"
+        out=lambda wildcards, output: output[0],

@@ -8,7 +8,7 @@ import torch
 
 from lmlab.jobs import autosize
 from lmlab.jobs.autosize import Choice, choose, why_too_large, why_too_slow
-from lmlab.jobs.rank_work import Candidate, candidates, expected_memory
+from lmlab.jobs.rank_work import candidates, expected_memory
 from tests.jobs.points import rank_point
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -22,7 +22,8 @@ def chosen(
     monkeypatch.setattr(autosize, "bandwidth", lambda device: rate)
     trial = None if steps_s is None else Mock()
     if steps_s is not None:
-        monkeypatch.setattr(autosize, "trial_s", lambda _, candidate, __: steps_s[candidate.size])
+        by_workload = {SIZES[size]: step_s for size, step_s in steps_s.items()}
+        monkeypatch.setattr(autosize, "trial_s", lambda _, workload, __: by_workload[workload])
     return choose(SIZES, CPU, limit_s=2.0, trial=trial)
 
 
@@ -49,7 +50,7 @@ def test_the_first_size_that_is_quick_is_taken(
     assert found["all_reduce_bandwidth"] == rate / 1e9
     assert found.get("trial_step") == (steps_s[size] * 1e3 if steps_s else None)
     left_out = [r["labels"]["candidate"] for r in records if r["status"] == "unsupported"]
-    assert [*left_out, size] == [c.size for c in SIZES][: len(left_out) + 1]
+    assert [*left_out, size] == list(SIZES)[: len(left_out) + 1]
 
 
 def test_no_size_that_fits_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +60,8 @@ def test_no_size_that_fits_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = SIZES[1]
-    expected = expected_memory(wide.workload, CPU)
+    wide = SIZES["wide"]
+    expected = expected_memory(wide, CPU)
     assert expected is not None
     free = 1.5 * expected.peak
     monkeypatch.setattr(autosize, "free_bytes", lambda device: free)
@@ -70,6 +71,6 @@ def test_ranks_that_share_a_device_share_its_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_of_unknown_size_is_tried() -> None:
-    mine = Candidate(size="mine", workload=replace(SIZES[0].workload, model="mine.net:Net"))
+    mine = replace(SIZES["huge"], model="mine.net:Net")
     assert why_too_slow(mine, 1.0, messages=1, limit_s=1e-9) is None
     assert why_too_large(mine, CPU) is None

@@ -59,10 +59,11 @@ def test_every_question_of_the_front_page_has_a_section(results: Path) -> None:
     assert faults == []
     not_in_nano = ("sharded_optimizer.md.j2", "fsdp.md.j2")
     files = [file for file in (TEMPLATES / "front").iterdir() if file.name not in not_in_nano]
-    asked = [part for file in files for part in file.read_text().split("### ")[1:]]
-    with_table = {part.partition("\n")[0] for part in asked if ".table(" in part}
+    parts = [part for file in files for part in file.read_text().split("### ")[1:]]
+    asked = {part.partition("\n")[0]: part for part in parts}
+    assert {*compare_page.TABLES, *compare_page.COLUMNS} <= set(asked)
+    with_table = {heading for heading, part in asked.items() if ".table(" in part}
     shown = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
-    assert with_table
     assert with_table <= set(shown)
     for link in re.findall(r"\]\((compare/[^)]+)\)", page):
         assert (results.parent / "report" / link).stat().st_size > 0
@@ -157,7 +158,7 @@ def test_a_source_takes_part_where_it_states_enough() -> None:
     }  # its context is not stated
     kernels = compare_page.TABLES["Which kernels take the time?"].cells([found["A10"]["profile"]])
     assert kernels["forward", "large", 256, "share"][0].text() == "48 %"
-    naive = compare_page.TABLES["Where does naive attention end?"]
+    naive = compare_page.TABLES["How long a sequence does naive attention fit?"]
     sides = [found[gpu]["attention"] for gpu in ("H800 PCIe", "RTX 4090")]
     cells = naive.cells(sides)["forward", 64, 16384, "ms"]
     assert [cell.text() for cell in cells] == ["79.8", "OOM"]

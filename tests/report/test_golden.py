@@ -102,3 +102,11 @@ def test_every_link_leads_to_a_file_in_git() -> None:
             if anchor:
                 headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
                 assert anchor in {slug(heading) for heading in headings}, f"{page}: {link}"
+
+
+def test_the_numbers_of_the_readme_are_in_the_report() -> None:
+    quoted = re.search(r"^On that H200.*?\n\n", (ROOT / "README.md").read_text(), re.M | re.S)
+    pages = "".join(page.read_text() for page in (ROOT / H200).rglob("*.md"))
+    assert quoted is not None
+    for number in re.findall(r"\d+ of \d+|(?<!\w)\d[\d,]+\d", quoted[0]):
+        assert re.search(rf"(?<![\w,.]){number}(?![\w,.]\d)", pages), number

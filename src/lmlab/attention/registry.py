@@ -3,7 +3,7 @@
 Every variant is a function `attention(q, k, v, *, is_causal) -> Tensor` over tensors of shape
 (..., sequence, head_dim). The registry stores import paths as strings and imports a variant only
 when it is loaded: a point then depends only on the files of its variant, and the workflow can
-ask `module_of` which file that is without importing torch.
+ask `path_of` which file that is without importing torch.
 
 A new variant is one line in `VARIANTS`; CONTRIBUTING lists what a study needs besides. A user's own
 needs none: a name with a colon, "package.module:function", is taken as the import path itself.
@@ -54,12 +54,6 @@ def path_of(name: str) -> str:
             " or your own 'package.module:function'"
         )
     return name
-
-
-def module_of(name: str) -> str:
-    """Name of a variant's module; imports nothing."""
-    module, _ = import_path.split(path_of(name))
-    return module
 
 
 def load(name: str) -> Attention:

@@ -21,21 +21,17 @@ from statistics import median
 
 import pandas as pd
 
+from lmlab.cli import WRONG_USE
 from lmlab.cli.compare import gate, line, records
 from lmlab.report.compare import paired
 from lmlab.report.frame import Rows
 from lmlab.result_sets.sets import commit_of, git
 from lmlab.study.files import ROOT
-from lmlab.study.results import Result, ResultError, parse
+from lmlab.study.results import Result, parse
 
 PROGRAM = "import sys; from lmlab.cli import main; sys.exit(main())"
-WRONG_USE = 2
 PATIENCE_S = 20
 SIDES = ("A", "B")
-
-
-class AbError(ValueError):
-    """A revision that cannot be measured, in one line."""
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -67,7 +63,7 @@ def worktrees(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
                 for path, commit in zip(paths, commits, strict=True):
                     added = ("worktree", "add", "--detach", "--quiet", str(path), commit)
                     if git(root, "-c", "core.hooksPath=/dev/null", *added) is None:
-                        raise AbError(f"{commit[:7]}: git worktree add failed in {root}")
+                        raise ValueError(f"{commit[:7]}: git worktree add failed in {root}")
                 yield paths
             finally:
                 for path in paths:
@@ -107,13 +103,10 @@ def measured(folder: Path, point: Sequence[str], side: str) -> Result:
     lines = out.strip().splitlines()
     if process.returncode == WRONG_USE or not lines:
         said = (errors.strip().splitlines() or ["nothing was measured"])[-1]
-        raise AbError(f"{side}: {said.removeprefix('lmlab: ')}")
-    try:
-        result = parse(lines[-1], side)
-    except ResultError as error:
-        raise AbError(str(error)) from error
+        raise ValueError(f"{side}: {said.removeprefix('lmlab: ')}")
+    result = parse(lines[-1], side)
     if result.status != "ok":
-        raise AbError(f"{side}: {result.status}: {result.reason}")
+        raise ValueError(f"{side}: {result.status}: {result.reason}")
     return result
 
 
@@ -141,7 +134,7 @@ def compared(rounds: Sequence[tuple[Result, Result]]) -> Rows:
             judged = {**asdict(found), "verdict": found.verdict}
             pairs.append({**name, "quantity": "time", "a": a, "b": b, **medians, **judged})
     if not pairs:
-        raise AbError("no time that both revisions measure")
+        raise ValueError("no time that both revisions measure")
     return pd.DataFrame(pairs)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from lmlab.cli.keys import read_config
 from lmlab.jobs.catalog import points_of
 from lmlab.measure.peaks import peaks_of
-from lmlab.result_sets.sets import RATES, files_of, summarized
+from lmlab.result_sets.sets import RATES, files_of
 from lmlab.study.config import load
 from lmlab.study.points import Point, PointError
 from lmlab.study.results import LARGEST_FILE_BYTES, Result, ResultError, parse
@@ -57,13 +57,12 @@ def problems(spec: str, config: Mapping[str, Any]) -> tuple[list[Line], int]:
         try:
             result = parse(content, path)
         except ResultError as error:
-            unreadable.append(str(error))
+            unreadable.append(("unreadable", str(error)))
             continue
         wrong += [("impossible", f"{path}: {line}") for line in impossible(result, memory)]
         results[path] = replace(result, measurements=(), data={}, settings={})
-    found: list[Line] = [("unreadable", line) for line in summarized(unreadable)]
-    found += [("misplaced", f"{name}: not a result") for name in _foreign(spec)]
-    found += [*_places(spec, results), *wrong]
+    foreign = [("misplaced", f"{name}: not a result") for name in _foreign(spec)]
+    found: list[Line] = [*unreadable, *foreign, *_places(spec, results), *wrong]
     for name in VERSIONS:
         counts = Counter(str(result.versions.get(name)) for result in results.values())
         found += [("mixed", f"{name}: {_counts(counts)}")] if len(counts) > 1 else []

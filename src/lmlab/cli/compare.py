@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lmlab.chapters.end_to_end import page
+from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
 from lmlab.report.compare import SLOWER
 from lmlab.report.frame import Rows
 from lmlab.report.text import MIB, number
-from lmlab.result_sets.differences import VERDICTS, Differences, Noise, differences
+from lmlab.result_sets.differences import VERDICTS, Differences, differences
 from lmlab.result_sets.sets import MEMORY, ResultSet, load_set
 
 LARGEST, LISTED = 10, 12
@@ -33,21 +33,12 @@ def command(arguments: argparse.Namespace) -> int:
     where = dict(map(split, arguments.where))
     where |= {k: v for k in ("chapter", "variant") if (v := getattr(arguments, k)) is not None}
     first, second = (load_set(spec) for spec in (arguments.first, arguments.second))
-    found = differences(first, second, noise(), where)
+    found = differences(first, second, NOISE, where)
     if arguments.json:
         print(json.dumps(as_json(first, second, found), allow_nan=False))
     else:
         print(*report(first, second, found), sep="\n")
     return gate(found.certain(), arguments.gate) if arguments.gate is not None else 0
-
-
-def noise() -> Noise:
-    """The work that the study repeats in several processes: passes of the model, in two modes."""
-    return Noise(
-        replicates=page.REPLICATES,
-        keys=[*page.POINT, "phase"],
-        host_bound_below=page.HOST_BOUND_BELOW,
-    )
 
 
 def gate(pairs: Rows, allowed: float | None) -> int:

@@ -25,10 +25,6 @@ CONVERT: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-class KeyValueError(ValueError):
-    """An unknown key or an invalid value, in one line."""
-
-
 def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """config.yaml of the working folder, else the project's, with overrides; not yet checked."""
     here = Path("config.yaml")
@@ -85,22 +81,22 @@ def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:
 
 
 def read_value(key: str, text: str, schema: Schema) -> Any:
-    """The value of a command-line argument, or a `KeyValueError`."""
+    """The value of a command-line argument, or an error that names what is allowed."""
     value = _convert(text, schema)
     if error := why_invalid(value, schema):
         allowed = error.partition("allowed: ")[2]
         several = "; several are separated by commas" if isinstance(value, list) else ""
-        raise KeyValueError(f"{key} = {text!r}; allowed: {allowed}{several}")
+        raise ValueError(f"{key} = {text!r}; allowed: {allowed}{several}")
     if key == "tiles":
         return [[int(rows) for rows in tile.split("x")] for tile in value]
     return value
 
 
-def unknown_key(key: str, text: str, known: Sequence[str]) -> KeyValueError:
+def unknown_key(key: str, text: str, known: Sequence[str]) -> ValueError:
     """The error for a key that no point has."""
     if RENAMED.get(key) in known:
-        return KeyValueError(f"{key} = {text!r}: {key} is now called {RENAMED[key]}")
-    return KeyValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
+        return ValueError(f"{key} = {text!r}: {key} is now called {RENAMED[key]}")
+    return ValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
 
 
 def _keys_in(prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:

@@ -9,21 +9,14 @@ from typing import Any
 from markupsafe import Markup
 
 from lmlab.chapters import compare_page
-from lmlab.cli.compare import noise
+from lmlab.chapters.end_to_end.page import NOISE
+from lmlab.chapters.machine.page import ceilings as ceilings_of
 from lmlab.cli.report import chapters_of, load_results, page_of
 from lmlab.measure.peaks import known_devices, peaks_of
 from lmlab.report.frame import load_references, select, table_of
 from lmlab.report.page import described, environment_for
 from lmlab.result_sets.differences import DEVICE, UNKNOWN, Differences, differences
-from lmlab.result_sets.machines import (
-    COPY,
-    Machine,
-    Question,
-    Section,
-    ceilings,
-    ceilings_of,
-    questions,
-)
+from lmlab.result_sets.machines import COPY, Machine, Question, Section, ceilings, questions
 from lmlab.result_sets.sets import load_set
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
@@ -47,7 +40,7 @@ def write_comparison(
     published = _published(references)
     study = load_study(config, device_of(machines[0]))
     sets = [load_set(str(results / name)) for name in machines]
-    facts = [differences(sets[0], other, noise()) for other in sets[1:]]
+    facts = [differences(sets[0], other, NOISE) for other in sets[1:]]
     variation = _variation(facts)
     sections: list[dict[str, Any]] = []
     tables = compare_page.TABLES  # of plain records, where published figures can take part
@@ -82,8 +75,8 @@ def _measured(
     return Machine(
         name=f"{found.name} ({label})" if label else found.name,
         chapters={chapter: each.own.rows for chapter, each in chapters.items()},
-        measured=ceilings_of(found.rows),
-        stated=ceilings_of(found.rows, "stated_"),
+        measured=ceilings_of(found),
+        stated=ceilings_of(found, "stated_"),
     )
 
 

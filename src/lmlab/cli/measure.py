@@ -51,7 +51,7 @@ def check_place(overrides: Sequence[str]) -> None:
     allowed = config_schema()["properties"]
     for key, text in map(keys.split, overrides):
         if key not in allowed:
-            raise keys.KeyValueError(
+            raise ValueError(
                 f"--config {key} = {text!r}: {key} is not a key of the configuration; "
                 f"allowed: {', '.join(allowed)}; a point's own values come before --config"
             )
@@ -78,7 +78,7 @@ def point_from_args(study: Study, chapter: str, args: Sequence[str]) -> Point:
     """The point that `key=value` arguments ask for, with the study's defaults for the rest."""
     points = points_of(study, chapter)
     if not points:
-        raise keys.KeyValueError(f"{chapter} is switched off in the study {study.name!r}")
+        raise ValueError(f"{chapter} is switched off in the study {study.name!r}")
     given = read_args(args, points, study)
     template = _first_that_fits(points, given)
     parameters, settings = dict(template.parameters), dict(template.settings)
@@ -106,7 +106,7 @@ def read_args(args: Sequence[str], points: Sequence[Point], study: Study) -> dic
         if key not in schemas:
             raise keys.unknown_key(key, text, list(schemas))
         if key in given:
-            raise keys.KeyValueError(f"{key} = {text!r}: given before; allowed: each key once")
+            raise ValueError(f"{key} = {text!r}: given before; allowed: each key once")
         given[key] = keys.read_value(key, text, schemas[key])
     return given
 
@@ -120,7 +120,7 @@ def _first_that_fits(points: Sequence[Point], given: Mapping[str, Any]) -> Point
             return point
     together = ", ".join(f"{key}={value}" for key, value in given.items())
     known = dict.fromkeys(key for point in chosen for key in (*point.parameters, *point.settings))
-    raise keys.KeyValueError(
+    raise ValueError(
         f"{together}: no point of {points[0].chapter} has all of these; "
         f"allowed{' with this topic' if topic else ''}: {', '.join(known)}"
     )

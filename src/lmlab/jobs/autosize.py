@@ -10,14 +10,15 @@ Records: `size` with a `purpose`, and without a value for each `candidate` that 
 `all_reduce_bandwidth` (tensor bytes over time), `trial_step`, `over_limit`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from lmlab.jobs.rank_work import Candidate, RankWork, expected_memory, release
+from lmlab.jobs.rank_work import RankWork, expected_memory, release
+from lmlab.jobs.workload import Workload
 from lmlab.measure import across_ranks
 from lmlab.measure.records import Record, value, without_value
 from lmlab.measure.rounds import sample_ms
@@ -35,7 +36,8 @@ USABLE = 0.9  # of free memory: allocators round up, and libraries need some
 class Choice:
     """The chosen size and the reasons for it."""
 
-    candidate: Candidate
+    size: str
+    workload: Workload
     bandwidth: float
     step_s: float | None  # the trial step on the slowest rank; None if none was tried
     over_limit: bool
@@ -44,7 +46,7 @@ class Choice:
     def records(self, purpose: str) -> list[Record]:
         """Records of the choice, its purpose, and the sizes left out."""
         chosen = [
-            value("size", self.candidate.size, "", purpose=purpose),
+            value("size", self.size, "", purpose=purpose),
             value("all_reduce_bandwidth", self.bandwidth / 1e9, "GB/s", purpose=purpose),
             value("over_limit", self.over_limit, "", purpose=purpose),
         ]
@@ -57,7 +59,7 @@ class Choice:
 
 
 def choose(
-    sizes: Sequence[Candidate],
+    sizes: Mapping[str, Workload],
     device: torch.device,
     *,
     limit_s: float,
@@ -71,26 +73,27 @@ def choose(
     """
     rate = bandwidth(device)
     left_out: dict[str, str] = {}
-    for candidate in sizes:
-        last, step_s, over_limit = candidate is sizes[-1], None, False
-        reason = why_too_large(candidate, device)
+    *_, smallest = sizes
+    for size, workload in sizes.items():
+        last, step_s, over_limit = size == smallest, None, False
+        reason = why_too_large(workload, device)
         if reason is None and not last:
-            reason = why_too_slow(candidate, rate, messages=messages, limit_s=limit_s)
+            reason = why_too_slow(workload, rate, messages=messages, limit_s=limit_s)
         if reason is None and trial is not None:
-            step_s = trial_s(trial, candidate, device)
+            step_s = trial_s(trial, workload, device)
             over_limit = step_s > limit_s
             release(device)
             if over_limit and not last:
                 reason = f"a step takes {step_s:.3g} s, more than {limit_s:g} s"
         if reason is None:
-            return Choice(candidate, rate, step_s, over_limit, left_out)
-        left_out[candidate.size] = reason
-    raise MemoryError(f"no size fits: {candidate.size} {reason}")
+            return Choice(size, workload, rate, step_s, over_limit, left_out)
+        left_out[size] = reason
+    raise MemoryError(f"no size fits: {size} {reason}")
 
 
-def trial_s(trial: Trial, candidate: Candidate, device: torch.device) -> float:
+def trial_s(trial: Trial, workload: Workload, device: torch.device) -> float:
     """Seconds of a step on the slowest rank when it runs for the second time."""
-    step = trial(RankWork(candidate.workload, device))
+    step = trial(RankWork(workload, device))
     _, second_ms = [sample_ms(step, device) for _ in range(2)]
     return across_ranks.max_over_ranks(second_ms / 1e3)
 
@@ -102,14 +105,12 @@ def bandwidth(device: torch.device) -> float:
     return PROBE_BYTES / across_ranks.max_over_ranks(min(seconds))
 
 
-def why_too_slow(
-    candidate: Candidate, rate: float, *, messages: float, limit_s: float
-) -> str | None:
+def why_too_slow(workload: Workload, rate: float, *, messages: float, limit_s: float) -> str | None:
     """The reason, if sending the gradient alone takes longer than a step may; a model whose
     parameters are unknown is tried."""
-    if not candidate.workload.is_ours:
+    if not workload.is_ours:
         return None
-    parameters = cost.parameter_count(candidate.workload.shape).total
+    parameters = cost.parameter_count(workload.shape).total
     least_s = messages * footprint.FP32 * parameters / rate
     if least_s <= limit_s:
         return None
@@ -119,9 +120,9 @@ def why_too_slow(
     )
 
 
-def why_too_large(candidate: Candidate, device: torch.device) -> str | None:
+def why_too_large(workload: Workload, device: torch.device) -> str | None:
     """The reason, if the cost model puts the ranks of one device over its free memory."""
-    expected = expected_memory(candidate.workload, device)
+    expected = expected_memory(workload, device)
     if expected is None:
         return None  # a model that the cost model does not know is tried
     sharing = across_ranks.ranks_per_device(device)

@@ -14,7 +14,7 @@ copies, and overlapped: computation while a message was in flight; rank 0), `mes
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,24 +38,12 @@ SEED_STRIDE = 10_007
 ACTIVITIES = ("compute", "communication", "copies", "overlapped")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A size that a point may be measured with."""
-
-    size: str
-    workload: Workload
-
-
-def candidates(point: Point) -> list[Candidate]:
-    """The sizes of a point, in the study's order."""
-    parameters = {**point.parameters, "mode": "train_step"}
-    return [
-        Candidate(
-            size=shape["size"],
-            workload=workload_of(Point(point.chapter, parameters, {**point.settings, **shape})),
-        )
+def candidates(point: Point) -> dict[str, Workload]:
+    """What a point may be measured with, by size in the study's order."""
+    return {
+        shape["size"]: workload_of(point, mode="train_step", **shape)
         for shape in point.settings["sizes"]
-    ]
+    }
 
 
 class RankWork:
@@ -124,6 +112,12 @@ def timed_step(ready: Ready) -> TimedStep:
 def no_time(variant: str, status: str, reason: str) -> Record:
     """Why a variant is not timed."""
     return without_value("time", status, reason, variant=variant, phase="total")
+
+
+def relative_error(found: Iterable[float], expected: Iterable[float]) -> float:
+    """The largest relative difference between numbers of a variant and of the reference."""
+    pairs = zip(found, expected, strict=True)
+    return across_ranks.max_error(abs(own - right) / (abs(right) or 1.0) for own, right in pairs)
 
 
 def why_wrong(variant: str, what: str, error: float, allowed: float) -> list[Record]:

@@ -105,7 +105,6 @@ class FSDP(nn.Module):
         chosen = chosen_matrices(module, shards)
         # Hooks refer to the casts weakly.
         self._casts = cast_layers(module, chosen, compute_dtype) if compute_dtype else []
-        self._names = [name for name, _ in module.named_parameters()]
         self._param_by_name = self._shard(chosen)
         self.sharded_params = list(dict.fromkeys(self._param_by_name.values()))
         self.groups = group_by_block(module, self.sharded_params, blocks)
@@ -153,12 +152,11 @@ class FSDP(nn.Module):
 
     def gather_full_parameters(self) -> dict[str, Tensor]:
         """Full parameters by their name in the wrapped module; ranks call this together."""
-        replicated = dict(self.module.named_parameters())
         return {
             name: self._param_by_name[name].gather()
             if name in self._param_by_name
-            else replicated[name].detach().clone()
-            for name in self._names
+            else parameter.detach().clone()
+            for name, parameter in self.module.named_parameters()
         }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

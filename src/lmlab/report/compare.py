@@ -10,7 +10,7 @@ decides the verdict:
 Inside one job, variants take turns, so round i of one is paired with round i of the other and
 drift cancels. Between jobs there is no pairing, so the variation between processes is added to the
 spread within each job; it is measured where a study ran the same work in several processes
-(`replicates`).
+(`Noise`).
 """
 
 import math
@@ -22,7 +22,7 @@ from statistics import geometric_mean, quantiles
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from lmlab.report.frame import NO_STATISTICS, Rows, records, select, table_of
 from lmlab.report.text import times
@@ -65,6 +65,22 @@ def interval(ratio: float, error: float, df: float) -> Interval:
         return Interval(ratio=ratio, low=0.0, high=math.inf)
     half = min(stdtrit(df, (1 + CONFIDENCE) / 2) * error, WIDEST)
     return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
+
+
+def chance(ratio: float, error: float, df: float) -> float:
+    """How likely a ratio so far from 1 is if nothing differs."""
+    if not error or not math.isfinite(error) or df < 1:
+        return float(bool(error) or ratio == 1)
+    return float(2 * stdtr(df, -abs(math.log(ratio)) / error))
+
+
+def certain(chances: Sequence[float]) -> Any:
+    """Which of many ratios differ from 1 even when all are considered together: of those, one in
+    twenty may be wrong (Benjamini and Hochberg)."""
+    from scipy.stats import false_discovery_control  # takes a second
+
+    adjusted = false_discovery_control(chances) if len(chances) else np.zeros(0)
+    return adjusted < 1 - CONFIDENCE
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
@@ -123,6 +139,16 @@ def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) ->
 
 
 @dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Work that a study repeats in several processes: how much these vary."""
+
+    replicates: Mapping[str, Any]  # the rows that repeat one another, where they agree on `keys`
+    keys: Sequence[str]
+    host_bound_below: float
+    """A GPU that is busy for less than this share of wall time waits for the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compare:
     """A declared comparison."""
 
@@ -130,9 +156,7 @@ class Compare:
     baseline: Mapping[str, Any]
     on: Sequence[str]  # fields on which a variant and its baseline must agree
     where: Mapping[str, Any] = field(default_factory=lambda: {"quantity": "time", "clock": "wall"})
-    replicates: Mapping[str, Any] | None = None
-    """Rows that repeat the same work in other processes, to estimate variation between jobs."""
-    replicate_keys: Sequence[str] = ()  # fields on which replicates of one another agree
+    noise: Noise | None = None  # from which variation between jobs is estimated
     pool: Sequence[str] = ()
     """Fields whose values mark rows of like variation; it is pooled over each such class."""
 
@@ -156,17 +180,17 @@ class Compare:
     def _variation(self, rows: Rows) -> Callable[[Any], tuple[float, float]]:
         """Variation between processes for a row: of its class, or of all rows where its class has
         no replicates; none where the comparison declares none."""
-        if self.replicates is None:
+        if self.noise is None:
             return lambda row: (0.0, math.inf)
-        found = select(rows, **self.replicates)
-        used = {*self.replicate_keys, *self.pool, "value"}
+        found, keys = select(rows, **self.noise.replicates), self.noise.keys
+        used = {*keys, *self.pool, "value"}
         replicates = records(found[[name for name in found if name in used]])
-        overall = process_variation(replicates, self.replicate_keys)
+        overall = process_variation(replicates, keys)
 
         @cache
         def of_class(key: tuple[Any, ...]) -> tuple[float, float]:
             mine = [r for r in replicates if tuple(r.get(name) for name in self.pool) == key]
-            between, freedom = process_variation(mine, self.replicate_keys)
+            between, freedom = process_variation(mine, keys)
             return (between, freedom) if freedom else (overall[0], overall[1] or math.inf)
 
         return lambda row: of_class(tuple(row.get(name) for name in self.pool))

@@ -129,7 +129,7 @@ class Figure:
         return True
 
     def _draw(self, rows: Rows) -> Canvas:
-        facets = values_of(rows, self.facet)
+        facets = groups_of(rows, self.facet)
         columns = self.wrap or len(facets)
         lines = -(-len(facets) // columns)
         canvas, grid = plt.subplots(
@@ -144,8 +144,7 @@ class Figure:
         for unused in list(grid.flat)[len(facets) :]:
             unused.set_visible(False)
         colors = self.colors(rows)
-        for axes, value in zip(panels, facets, strict=True):
-            mine = select(rows, **{self.facet: value}) if self.facet else rows
+        for axes, (value, mine) in zip(panels, facets, strict=True):
             DRAW[self.mark](self, axes, mine, colors)
             if self.facet:
                 axes.set_title(self.facet_title.format(value), fontsize=10)
@@ -237,19 +236,16 @@ def values_of(rows: Rows, name: str | None) -> list[Any]:
     return [value for (value,) in distinct(rows, [name])] if name else [None]
 
 
-def _groups(figure: Figure, rows: Rows) -> list[tuple[Any, Rows]]:
-    """The rows by color; all under None where the figure has none."""
-    return [
-        (value, select(rows, **{figure.color: value}) if figure.color else rows)
-        for value in values_of(rows, figure.color)
-    ]
+def groups_of(rows: Rows, name: str | None) -> list[tuple[Any, Rows]]:
+    """The rows by value of a field; of no field, all under None."""
+    values = values_of(rows, name)
+    return [(value, select(rows, **{name: value}) if name else rows) for value in values]
 
 
 def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
-    for value, mine in _groups(figure, rows):
-        styles = zip(values_of(mine, figure.dash), ("-", "--", ":", "-."), strict=False)
-        for dash, style in styles:
-            line = select(mine, **{figure.dash: dash}) if figure.dash else mine
+    for value, mine in groups_of(rows, figure.color):
+        styles = zip(groups_of(mine, figure.dash), ("-", "--", ":", "-."), strict=False)
+        for (dash, line), style in styles:
             points = dash is not None and dash == figure.points
             names = [figure.label(v) for v in (value, dash) if v is not None]
             categorical = figure.x.categorical
@@ -266,7 +262,7 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
 
 
 def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
-    groups = _groups(figure, rows)
+    groups = groups_of(rows, figure.color)
     axes.stackplot(
         groups[0][1][figure.x.field].astype(float),
         *(mine[figure.y.field].astype(float) for _, mine in groups),
@@ -277,7 +273,7 @@ def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
 
 def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     """Bars next to each other, or on top of each other."""
-    groups = _groups(figure, rows)
+    groups = groups_of(rows, figure.color)
     stacked = figure.mark == "stack"
     width = 0.7 if stacked else 0.8 / len(groups)
     base: dict[int, float] = defaultdict(float)
@@ -320,7 +316,7 @@ def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) 
 
 def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     lanes = values_of(rows, figure.y.field)
-    for value, mine in _groups(figure, rows):
+    for value, mine in groups_of(rows, figure.color):
         for lane, name in enumerate(lanes):
             here = select(mine, **{figure.y.field: name})
             starts = here[figure.x.field].astype(float)

@@ -234,6 +234,13 @@ def combine(
     return _appended(rows, first[complete].reset_index(), quantity, values, unit)
 
 
+def computed(row: Mapping[str, Any], numbers: Mapping[str, Any], **fields: Any) -> Rows:
+    """Rows of quantities computed from measurements, given by name: with the fields of one of
+    those, other than its clock and its statistics."""
+    base = {**row, "clock": None, **NO_STATISTICS, **fields}
+    return table_of([{**base, "quantity": k, "value": v} for k, v in numbers.items()])
+
+
 def extremes(rows: Rows) -> dict[str, Any] | None:
     """How many rows there are, and those with the smallest and the largest value."""
     if rows.empty:

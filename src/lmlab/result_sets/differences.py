@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr
 
 from lmlab.report import compare
-from lmlab.report.compare import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, process_variation
+from lmlab.report.compare import FASTER, SAME, SLOWER, UNDECIDED, Noise
 from lmlab.report.frame import Rows, records
 from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
 
@@ -33,17 +32,6 @@ VERDICTS = (FASTER, SLOWER, LESS, MORE, SAME, UNDECIDED)
 SMALLEST_MEMORY_DIFFERENCE = 0.01
 # What sets the pace of a time: variation between processes is pooled over each of them.
 DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """Work that a study repeats in several processes."""
-
-    replicates: Mapping[str, Any]
-    """Labels of the records that repeat one another, where they agree on `keys`."""
-    keys: Sequence[str]
-    host_bound_below: float
-    """A GPU that is busy for less than this share of wall time waits for the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +61,9 @@ class Differences:
         return found[["chapter", "clock", "pairs", *VERDICTS, "geomean"]]
 
     def certain(self) -> Rows:
-        """The times that differ even when all pairs are considered together: of those named here,
-        one in twenty may be wrong (Benjamini and Hochberg)."""
-        from scipy.stats import false_discovery_control  # takes a second
-
+        """The times that differ even when all pairs are considered together."""
         times = self.pairs[~self.pairs["quantity"].isin(MEMORY) & ~self.pairs["identical"]]
-        adjusted = false_discovery_control(times["chance"]) if len(times) else times["chance"]
-        return times[adjusted < 1 - CONFIDENCE]
+        return times[compare.certain(list(times["chance"]))]
 
     def largest(self, count: int) -> Rows:
         """Per chapter, the pairs whose ratio is furthest from 1."""
@@ -147,7 +131,7 @@ def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, tuple[float, int
     keys = [*noise.keys, "set", "clock"]
 
     def of(*paces: str) -> tuple[float, int]:
-        return process_variation([row for row in repeated if row["pace"] in paces], keys)
+        return compare.process_variation([row for row in repeated if row["pace"] in paces], keys)
 
     wall = of(GPU, HOST, UNKNOWN)
     found = {DEVICE: of(DEVICE), GPU: of(GPU), HOST: of(HOST), UNKNOWN: wall}
@@ -195,7 +179,7 @@ def _interval(
     ratio = row["value_a"] / row["value_b"]
     ratio = 1 / ratio if row["quantity"] in RATES else ratio
     if row["identical"] or row["quantity"] in MEMORY:
-        return compare.interval(ratio, 0.0, 1), float(ratio == 1)
+        return compare.interval(ratio, 0.0, 1), compare.chance(ratio, 0.0, 1)
     spreads, freedoms = zip(*(variation[row[f"pace_{side}"]] for side in "ab"), strict=True)
     df = min(freedom or math.inf for freedom in freedoms)
     known = row["quantity"] == TIME and math.isfinite(df)
@@ -207,10 +191,7 @@ def _interval(
     ]
     df = df if math.isfinite(df) else row["n_a"] + row["n_b"] - 2
     error = math.hypot(*spreads, *errors)
-    if not error or not math.isfinite(error) or df < 1:
-        return compare.interval(ratio, error, df), float(bool(error) or ratio == 1)
-    chance = 2 * stdtr(df, -abs(math.log(ratio)) / error)
-    return compare.interval(ratio, error, df), float(chance)
+    return compare.interval(ratio, error, df), compare.chance(ratio, error, df)
 
 
 def _size(ratio: float) -> str:

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from lmlab.report.compare import unpaired
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, select, table_of
+from lmlab.report.frame import Results, Rows, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
 from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
 
@@ -270,12 +270,3 @@ def ceilings(machines: Sequence[Machine]) -> Markup:
     header = ["ceiling", *(m.name for m in shown), *(m.over(first) for m in others)]
     note = "*Measured; of published machines as the vendor states them, also in their ratios.*"
     return Markup(f"{markdown_table(header, lines, 1)}\n\n{note}")
-
-
-def ceilings_of(rows: Rows, prefix: str = "") -> dict[str, float]:
-    """The machine card's measured ceilings, or its `stated_` ones."""
-    card = select(rows, chapter="machine", status="ok")
-    rates = select(card, quantity=f"{prefix}matmul_rate")
-    copy = select(card, quantity=f"{prefix}bandwidth" if prefix else "copy_bandwidth")
-    found = dict(zip(rates["dtype"], rates["value"], strict=True)) if len(rates) else {}
-    return found | ({} if copy.empty else {COPY: copy["value"].iloc[0]})

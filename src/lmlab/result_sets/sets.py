@@ -38,10 +38,6 @@ COLUMNS = (
 )
 
 
-class SetError(ValueError):
-    """A set that cannot be found, in one line."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResultSet:
     """The results of one set, reduced to what is compared."""
@@ -60,7 +56,7 @@ def files_of(spec: str, results: Path = Path("results")) -> Iterator[tuple[str, 
     found = _at_revision(spec, results) if folder is None else _in_folder(folder)
     first = next(found, None)
     if first is None:
-        raise SetError(f"{spec}: no result files (*.json)")
+        raise ValueError(f"{spec}: no result files (*.json)")
     yield first
     yield from found
 
@@ -76,7 +72,7 @@ def _at_revision(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:
     name, _, revision = spec.rpartition(":")
     if not name:
         known = sorted(path.name for path in results.glob("*/"))
-        raise SetError(
+        raise ValueError(
             f"{spec!r} is neither a folder nor a machine in {results}; allowed: a folder, NAME or "
             f"NAME:REVISION; machines here: {', '.join(known) or 'none'}"
         )
@@ -91,7 +87,7 @@ def _at_revision(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:
         archive = git(root, "archive", commit_of(root, revision), "--", str(inside))
         if archive is not None:
             return iter(sorted(_members(archive, f"{inside}/")))
-    raise SetError(f"{spec}: no folder or machine {name!r} at that revision")
+    raise ValueError(f"{spec}: no folder or machine {name!r} at that revision")
 
 
 def _members(archive: bytes, inside: str) -> Iterator[tuple[str, bytes]]:
@@ -107,7 +103,7 @@ def commit_of(root: Path, revision: str) -> str:
     """The commit that a revision names in a repository."""
     found = git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if found is None:
-        raise SetError(f"{revision!r} is not a revision of {root}")
+        raise ValueError(f"{revision!r} is not a revision of {root}")
     return found.decode().strip()
 
 
@@ -146,7 +142,7 @@ def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
             key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
             for key, counts in facts.items()
         },
-        problems=summarized(problems),
+        problems=problems,
     )
 
 
@@ -195,12 +191,3 @@ def _facts(result: Result) -> Iterator[tuple[str, Any]]:
         card = {record["quantity"]: record["value"] for record in result.measurements}
         found |= {name: card[name] for name in EXPLAINING if name in card}
     return ((key, value) for key, value in found.items() if value is not None)
-
-
-def summarized(problems: Sequence[str]) -> list[str]:
-    """One line per problem; results of lmlab 0.1 share one."""
-    old = [line for line in problems if "(schema 1)" in line]
-    if len(old) < 2:
-        return list(problems)
-    count = f"{len(old)} files were written by lmlab 0.1 (schema 1), which is no longer read"
-    return [*(line for line in problems if line not in old), f"{count}; measure them again"]

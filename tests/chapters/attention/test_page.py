@@ -15,7 +15,7 @@ from tests.report.study import result, time_record, written
 
 JITTER = (1.0, 1.001, 0.999)
 END, COMPILE, FAST = (
-    "Where does naive attention end?",
+    "How long a sequence does naive attention fit?",
     "Does torch.compile pay?",
     "How fast is our FlashAttention?",
 )

@@ -9,17 +9,7 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import (
-    NO_STATISTICS,
-    Results,
-    Rows,
-    at_first,
-    combine,
-    derived,
-    distinct,
-    records,
-    select,
-)
+from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
@@ -119,14 +109,9 @@ def expected_memory(rows: Rows) -> Rows:
 
 def with_rates(rows: Rows, results: Results) -> Rows:
     """TFLOP/s of every pass, and as a share of the fastest matmul of the same precision."""
+    parts = {name: {"quantity": name, "topic": [*ON]} for name in ("time", "flops")}
     key = ["source", "phase"]
-    flops = select(rows, quantity="flops").set_index(key)["value"].to_dict()
-    timed = {"quantity": "time", "topic": [*ON]}
-
-    def per_time(found: Rows) -> Any:
-        return pd.MultiIndex.from_frame(found[key]).map(flops) / found.value / 1e9
-
-    rows = derived(rows, "rate", timed, per_time, unit="TFLOP/s")
+    rows = combine(rows, "rate", parts, lambda p: p.flops / p.time / 1e9, unit="TFLOP/s", on=key)
     return with_share(rows, "matmul_share", results, "matmul_rate")
 
 
@@ -192,12 +177,11 @@ def best_tiles(rows: Rows) -> Rows:
     """The fastest tile of every direction, head dimension and sequence, next to the chosen one."""
     key = ["direction", "head_dim", "sequence"]
     ok = tried_tiles(rows, status="ok").sort_values("value", key=pd.to_numeric, kind="stable")
-    best = ok.drop_duplicates(key)
+    best = ok.drop_duplicates(key).sort_index().assign(quantity="best_time")
     failed = tried_tiles(rows, status=lambda status: status != "ok").groupby(key).size().to_dict()
     counts = pd.MultiIndex.from_frame(best[key]).map(failed).fillna(0)
     chosen = select(rows, topic="tiles", quantity="time", variant=CHOSEN)
-    rejected = best.assign(quantity="rejected", value=counts, **NO_STATISTICS)
-    return pd.concat([best.assign(quantity="best_time").sort_index(), chosen, rejected])
+    return pd.concat([derived(best, "rejected", {}, lambda _: counts), chosen])
 
 
 def rejected_tiles(rows: Rows) -> Rows:

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from lmlab.chapters.rank_page import PLACEMENTS, first_value, measured, not_started, with_ranks
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import NO_STATISTICS, Results, Rows, derived, distinct, select
+from lmlab.report.frame import Results, Rows, computed, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
 
@@ -80,22 +80,18 @@ def fit_line(sizes: Any, ms: Any) -> tuple[float, float, float]:
 
 def _fits(rows: Rows) -> Rows:
     """Latency, bus bandwidth and error of the line per point, operation and dtype."""
-    found: list[dict[str, Any]] = []
+    found = [rows]
     times = select(rows, quantity="time", status="ok", **SEVERAL)
     for _, group in times.groupby(["source", "operation", "dtype"], sort=False):
         if len(group) < MIN_SIZES:
             continue
         latency, per_ms, worst = fit_line(group["bytes"], group["value"])
         first: Any = group.iloc[0].to_dict()
-        first |= NO_STATISTICS | dict.fromkeys(["clock", "bytes", "mib", "size"])
         carried = bus_factor(first["operation"], first["world_size"]) * per_ms / 1e6
-        found += [
-            {**first, "quantity": "latency", "value": latency, "unit": "ms"},
-            {**first, "quantity": "bandwidth", "value": carried, "unit": "GB/s"},
-            {**first, "quantity": "fit_error", "value": worst, "unit": ""},
-            {**first, "quantity": "bytes_per_ms", "value": per_ms, "unit": "B"},
-        ]
-    return pd.concat([rows, pd.DataFrame(found, columns=rows.columns, dtype=object)])
+        line = {"latency": latency, "bytes_per_ms": per_ms, "bandwidth": carried}
+        no_size = dict.fromkeys(["unit", "bytes", "mib", "size"])
+        found.append(computed(first, {**line, "fit_error": worst}, **no_size))
+    return pd.concat(found)
 
 
 def fit_figure(results: Results) -> Rows:

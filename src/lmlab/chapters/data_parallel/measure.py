@@ -36,6 +36,7 @@ from lmlab.jobs.rank_work import (
     candidates,
     overlap_records,
     per_rank,
+    relative_error,
     round_records,
     take_turns,
     timed_step,
@@ -45,7 +46,7 @@ from lmlab.jobs.rank_work import (
 from lmlab.measure.across_ranks import gather, max_error, max_over_ranks
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
-from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Record, timed, value
 from lmlab.parallel.ddp import BucketedDDP, DataParallel, FlatDDP, NaiveDDP, OverlappedDDP
 from lmlab.study.points import Point
@@ -61,10 +62,10 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Time every variant on these ranks; called on each of them."""
-    sizes = candidates(point)
-    with tf32_allowed(sizes[0].workload.precision.tf32):
-        choice = choose(sizes, device, limit_s=point.settings["step_limit_s"], trial=trial)
-        work = RankWork(choice.candidate.workload, device)
+    with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
+        limit_s = point.settings["step_limit_s"]
+        choice = choose(candidates(point), device, limit_s=limit_s, trial=trial)
+        work = RankWork(choice.workload, device)
         model = work.model()
         variants = make_variants(point, work, model)
         checks = check(variants, work, model)
@@ -244,7 +245,7 @@ def check(variants: Mapping[str, Variant], work: RankWork, model: nn.Module) -> 
     found = {}
     for name, variant in variants.items():
         with variant.allocated():
-            loss_error = abs(float(variant.backward()) - expected_loss) / abs(expected_loss)
+            loss_error = relative_error([float(variant.backward())], [expected_loss])
             own_error = 0.0 if name == ALONE else gradient_error(variant.gradients(), expected)
         error = max_over_ranks(max_error([loss_error, own_error]))
         correct = value("gradient_error", error, "", variant=name)

@@ -16,7 +16,7 @@ from lmlab.chapters import rank_page
 from lmlab.chapters.rank_page import against, first_value, of_lead, variant_table
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import Results, Rows, distinct, select, table_of
+from lmlab.report.frame import Results, Rows, computed, distinct, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 from lmlab.report.text import percent
@@ -125,17 +125,16 @@ def _with_model(rows: Rows) -> Rows:
         model = pd.Series(added_ms(total, n, hide, per_byte, call), sent.index)
         best = best_messages(total, h, per_byte, call)
         numbers = {
-            "bandwidth": 1e-6 / per_byte,
-            "call_time": call,
-            "best_messages": best,
-            "best_bucket": total / best,
-            "error": float(np.sqrt(np.mean((model - added) ** 2)) / added.abs().mean()),
+            "model_bandwidth": 1e-6 / per_byte,
+            "model_call_time": call,
+            "model_best_messages": best,
+            "model_best_bucket": total / best,
+            "model_error": float(np.sqrt(np.mean((model - added) ** 2)) / added.abs().mean()),
         }
         measured = select(mine, quantity="added", variant=list(sent.index))
-        base: Any = measured.iloc[0].to_dict() | {"variant": None, "scheme": None}
-        fitted = [base | {"quantity": f"model_{k}", "value": v} for k, v in numbers.items()]
+        first: Any = measured.iloc[0].to_dict()
         modelled = measured.assign(quantity="modelled", value=measured["variant"].map(model))
-        found += [modelled, table_of(fitted)]
+        found += [modelled, computed(first, numbers, variant=None, scheme=None)]
     return pd.concat(found, ignore_index=True)
 
 

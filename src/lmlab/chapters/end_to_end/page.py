@@ -7,14 +7,14 @@ from typing import Any
 import pandas as pd
 
 from lmlab.chapters.machine.page import with_share
-from lmlab.report.compare import Compare
+from lmlab.report.compare import Compare, Noise
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import (
-    NO_STATISTICS,
     Results,
     Rows,
     at_first,
     combine,
+    computed,
     derived,
     distinct,
     records,
@@ -117,8 +117,8 @@ def first_steps(results: Results) -> Rows:
 def warm_up(rows: Rows) -> Rows:
     """By mode and size: what the first step costs beyond a settled one, and when steps settle."""
     cold = select(rows, **COLD)
-    found = []
-    for first in select(cold, warmup=0).to_dict("records"):
+    found = [rows.head(0)]
+    for first in records(select(cold, warmup=0)):
         steps = list(first["samples"])
         pace = statistics.median(steps[len(steps) // 2 :])
         slow = [i for i, ms in enumerate(steps, 1) if ms > (1 + SETTLED_WITHIN) * pace]
@@ -133,23 +133,22 @@ def warm_up(rows: Rows) -> Rows:
         for warmup in (0, 5):
             same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
             numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
-        own = {"mode": MODES[first["mode"]], "phase": WARM_UP, "clock": None, **NO_STATISTICS}
-        found += [
-            {**first, **own, "quantity": name, "value": value}
-            for name, value in numbers.items()
-            if value is not None
-        ]
-    return pd.DataFrame(found, columns=[*rows.columns], dtype=object)
+        found.append(computed(first, numbers, mode=MODES[first["mode"]], phase=WARM_UP))
+    return pd.concat(found).dropna(subset="value")
 
 
 # The same work in two processes: forward and backward in two modes.
-REPLICATES = {**WARM, "phase": ["forward", "backward"], "mode": ["forward_backward", "train_step"]}
+NOISE = Noise(
+    replicates={**WARM, "phase": list(PASSES), "mode": ["forward_backward", "train_step"]},
+    keys=[*POINT, "phase"],
+    host_bound_below=HOST_BOUND_BELOW,
+)
 
 
 def disagreement(rows: Rows) -> dict[str, dict[str, float]]:
     """By clock: how far replicates of the same phase lie apart, relative to the smaller."""
-    found = select(rows, quantity="time", status="ok", **REPLICATES).astype({"value": float})
-    groups = found.groupby([*POINT, "phase", "clock"], sort=False)["value"]
+    found = select(rows, quantity="time", status="ok", **NOISE.replicates).astype({"value": float})
+    groups = found.groupby([*NOISE.keys, "clock"], sort=False)["value"]
     pairs = groups.agg(["count", "min", "max"]).query("count == 2")
     return {
         str(clock): {
@@ -170,8 +169,7 @@ def bf16_comparison(clock: str, phase: str) -> Compare:
         baseline={"precision": "fp32", **STEP, "phase": phase},
         on=["size", "context", "batch"],
         where={"quantity": "time", "clock": clock},
-        replicates=REPLICATES,
-        replicate_keys=[*POINT, "phase"],
+        noise=NOISE,
         pool=["bottleneck"],
     )
 

@@ -43,6 +43,7 @@ from lmlab.jobs.rank_work import (
     overlap_records,
     parameter_bytes,
     per_rank,
+    relative_error,
     release,
     round_records,
     take_turns,
@@ -53,7 +54,7 @@ from lmlab.jobs.rank_work import (
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import synchronize
 from lmlab.measure.device import is_out_of_memory
-from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Record, value
 from lmlab.parallel.ddp import BucketedDDP
 from lmlab.parallel.fsdp import FSDP, chosen_matrices, has_matrix_weight
@@ -72,17 +73,16 @@ Alone = Mapping[str, list[dict[str, Any]] | str]
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, time, waits and overlap of every variant; called on each rank."""
-    sizes = candidates(point)
     builders = builders_of(point.settings["bucket_mb"])
-    with tf32_allowed(sizes[0].workload.precision.tf32):
+    with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
         choice = choose(
-            sizes,
+            candidates(point),
             device,
             limit_s=point.settings["step_limit_s"],
             messages=1.5,  # two gathers and a scatter, each half of an all-reduce
             trial=lambda work: partial(builders[OURS](work).step, work),
         )
-        work = RankWork(choice.candidate.workload, device)
+        work = RankWork(choice.workload, device)
         alone = {name: two_steps_alone(name, build, work) for name, build in builders.items()}
         checks, correct = check(alone, TOLERANCE[work.workload.precision.name])
         ready = {name: partial(warm_training, builders[name], work) for name in correct}
@@ -162,6 +162,7 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
     """Memory and losses, or reasons; and which variants have the losses of data parallelism."""
     records: list[Record] = []
     correct = []
+    baseline: Any = alone[DDP]
     for name, ranks in alone.items():
         if isinstance(ranks, str):
             records.append(no_time(name, "unsupported", ranks))
@@ -169,19 +170,12 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
         records += memory_records(name, ranks)
         for step, losses in enumerate(zip(*(own["losses"] for own in ranks), strict=True), 1):
             records += per_rank("loss", losses, "", variant=name, step=step)
-        wrong = why_wrong(name, "losses of two steps", loss_error(ranks, alone[DDP]), allowed)
+        pairs = zip(ranks, baseline, strict=True)
+        errors = (relative_error(own["losses"], right["losses"]) for own, right in pairs)
+        wrong = why_wrong(name, "losses of two steps", across_ranks.max_error(errors), allowed)
         records += wrong
         correct += [] if wrong else [name]
     return records, correct
-
-
-def loss_error(ranks: Any, baseline: Any) -> float:
-    """The largest relative difference of a loss on any rank."""
-    return across_ranks.max_error(
-        abs(found - expected) / abs(expected)
-        for own, base in zip(ranks, baseline, strict=True)
-        for found, expected in zip(own["losses"], base["losses"], strict=True)
-    )
 
 
 @contextmanager

@@ -52,6 +52,14 @@ def by_dtype(results: Results, ceiling: str) -> dict[str, float]:
     return dict(zip(found["dtype"], found["value"], strict=True)) if len(found) else {}
 
 
+def ceilings(results: Results, prefix: str = "") -> dict[str, float]:
+    """What was measured, or with `stated_` what the vendor states: TFLOP/s by precision, and GB/s
+    under `copy`."""
+    bandwidth = f"{prefix}bandwidth" if prefix else "copy_bandwidth"
+    copy = results.value(chapter="machine", quantity=bandwidth)
+    return by_dtype(results, f"{prefix}matmul_rate") | ({} if copy is None else {"copy": copy})
+
+
 def with_share(
     rows: Rows, quantity: str, results: Results, ceiling: str, rate: str = "rate"
 ) -> Rows:

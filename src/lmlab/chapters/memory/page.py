@@ -1,22 +1,13 @@
 """Where the memory peak is, what it consists of, what bf16 changes, what checkpointing buys."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
 from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
 from lmlab.report.figure import Axis, Figure, value_axis
-from lmlab.report.frame import (
-    NO_STATISTICS,
-    Results,
-    Rows,
-    combine,
-    distinct,
-    records,
-    select,
-    table_of,
-)
+from lmlab.report.frame import Results, Rows, combine, computed, distinct, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
@@ -87,9 +78,9 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    ratio = {"quantity": "relative_time", "clock": None, **NO_STATISTICS}
-    slower = [{**p.variant, **ratio, "value": 1 / p.ratio} for p in slowdowns(rows).values()]
-    more = [_longest(rows), _published(rows, results), table_of(slower)]
+    pairs = slowdowns(rows).values()
+    relative = [computed(pair.variant, {"relative_time": 1 / pair.ratio}) for pair in pairs]
+    more = [*_longest(rows), _published(rows, results), *relative]
     rows = pd.concat([rows, *more], ignore_index=True)
     named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=named)
@@ -126,9 +117,8 @@ def _peaks_with_phase(rows: Rows) -> Rows:
     return table_of(found)
 
 
-def _longest(rows: Rows) -> Rows:
+def _longest(rows: Rows) -> Iterator[Rows]:
     """Where a step does not fit: the longest context that does, and what the next would need."""
-    found: list[dict[str, Any]] = []
     steps = select(rows, quantity="peak_memory", **ANY_STEP)
     needs = select(rows, quantity="predicted_peak", **ANY_STEP).set_index("source")["value"]
     for _, group in steps.groupby(["size", "batch", "precision"], sort=False):
@@ -139,9 +129,7 @@ def _longest(rows: Rows) -> Rows:
         last = max(fits, key=lambda row: row["context"], default={"context": None, "value": None})
         numbers = {"longest_context": last["context"], "longest_peak": last["value"]}
         numbers |= {"next_context": first["context"], "next_peak": needs.get(first["source"])}
-        base = {**first, "status": "ok", "reason": None, "topic": "longest"}
-        found += [{**base, "quantity": name, "value": value} for name, value in numbers.items()]
-    return table_of(found)
+        yield computed(first, numbers, status="ok", reason=None, topic="longest")
 
 
 def _published(rows: Rows, results: Results) -> Rows:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.chapters.machine.page import by_dtype, with_rates
+from lmlab.chapters.machine.page import ceilings, with_rates
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure, value_axis
 from lmlab.report.frame import Results, Rows, derived, select
@@ -54,26 +54,25 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = rows.reindex(columns=[*rows.columns, *(c for c in LABELS if c not in rows)])
     rows = rows.assign(principle=rows["topic"].map(NAMES))
     rows = with_rates(rows, {"rate": "flops", "bandwidth": "bytes"}, ["source", "variant"])
-    copy = results.value(chapter="machine", quantity="copy_bandwidth")
-    ceilings = by_dtype(results, "matmul_rate") | ({} if copy is None else {"copy": copy})
+    limits = ceilings(results)
     # Programs that compare something else than types use the type that the device is made for.
     on_gpu = results.value(chapter="machine", quantity="device") == "cuda"
     usual = "bf16" if on_gpu else "fp32"
     for name, topics in LIMITS.items():
         where = {"quantity": name, "topic": list(topics)}
-        rows = derived(rows, "share", where, partial(_shares, ceilings, usual))
+        rows = derived(rows, "share", where, partial(_shares, limits, usual))
     rows = derived(rows, "saved_mib", {"quantity": "saved_bytes"}, lambda f: f["value"] / 2**20)
     branches = {"quantity": "time", "topic": "divergence"}
     rows = derived(rows, "relative_time", branches, _over_one_branch)
-    return pd.concat([rows, *_panels(rows), _roof(rows, ceilings)], ignore_index=True)
+    return pd.concat([rows, *_panels(rows), _roof(rows, limits)], ignore_index=True)
 
 
-def _shares(ceilings: dict[str, float], usual: str, found: Rows) -> Any:
+def _shares(limits: dict[str, float], usual: str, found: Rows) -> Any:
     """Values over the ceiling of each row: the copy, or the matmul of its type."""
     types = found["topic"].map({"divergence": "fp32"}).fillna(usual)
     types = types.mask(found["topic"] == "precision", found["series"])
     types = types.mask(found["quantity"] == "bandwidth", "copy")
-    return found["value"] / types.map(ceilings).astype(float)
+    return found["value"] / types.map(limits).astype(float)
 
 
 def _over_one_branch(found: Rows) -> Any:
@@ -95,12 +94,12 @@ def _panels(rows: Rows) -> list[Rows]:
     return panels
 
 
-def _roof(rows: Rows, ceilings: dict[str, float]) -> Rows:
+def _roof(rows: Rows, limits: dict[str, float]) -> Rows:
     """What memory and tensor cores allow at the intensity of each tile."""
     tiles = select(rows, topic="tiling", quantity="rate", status="ok", series="with")
-    if tiles.empty or not {"copy", "bf16"} <= ceilings.keys():
+    if tiles.empty or not {"copy", "bf16"} <= limits.keys():
         return rows.head(0)
-    allowed = (tiles["x"].astype(float) * ceilings["copy"] / 1e3).clip(upper=ceilings["bf16"])
+    allowed = (tiles["x"].astype(float) * limits["copy"] / 1e3).clip(upper=limits["bf16"])
     panel = f"{NAMES['tiling']}\n{PANELS['tiling'][0]}"
     return tiles.assign(quantity="panel", panel=panel, series=ROOF, value=allowed.astype(object))
 

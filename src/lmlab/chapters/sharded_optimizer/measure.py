@@ -31,10 +31,10 @@ from lmlab.jobs.memory_stages import (
 )
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
-    Candidate,
     RankWork,
     candidates,
     per_rank,
+    relative_error,
     release,
     round_records,
     take_turns,
@@ -43,7 +43,7 @@ from lmlab.jobs.rank_work import (
 )
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
-from lmlab.measure.precision import tf32_allowed
+from lmlab.measure.precision import precision_named, tf32_allowed
 from lmlab.measure.records import Record
 from lmlab.parallel.ddp import BucketedDDP
 from lmlab.parallel.sharded_optimizer import ShardedOptimizer
@@ -65,17 +65,16 @@ GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 
 def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, then time, of every optimizer on these ranks; called on each of them."""
-    sizes = candidates(point)
-    with tf32_allowed(sizes[0].workload.precision.tf32):
-        memory, correct = measure_memory(sizes, device)
-        times = measure_time(point, sizes, device, correct)
+    with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
+        memory, correct = measure_memory(point, device)
+        times = measure_time(point, device, correct)
     return Outcome(measurements=[*times, *memory])
 
 
-def measure_memory(sizes: list[Candidate], device: torch.device) -> tuple[list[Record], list[str]]:
+def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], list[str]]:
     """Records of every optimizer at the largest size that fits, and which of them are correct."""
-    choice = choose(sizes, device, limit_s=MEMORY_STEP_LIMIT_S)
-    work = RankWork(choice.candidate.workload, device, own_tokens=False)
+    choice = choose(candidates(point), device, limit_s=MEMORY_STEP_LIMIT_S)
+    work = RankWork(choice.workload, device, own_tokens=False)
     found = {name: first_steps(make, work) for name, make in OPTIMIZERS.items()}
     records = [*choice.records("memory"), *expected_records(work.workload, device)]
     records += per_rank("owned_bytes", found[OURS][0]["owned_bytes"], "B")
@@ -83,7 +82,8 @@ def measure_memory(sizes: list[Candidate], device: torch.device) -> tuple[list[R
     for name, ranks in found.items():
         records += memory_records(name, ranks)
         records += per_rank("loss", (own["loss"] for own in ranks), "", variant=name)
-        error = digest_error(ranks, found[PLAIN][0]["digest"])
+        expected = found[PLAIN][0]["digest"]
+        error = across_ranks.max_error(relative_error(own["digest"], expected) for own in ranks)
         wrong = why_wrong(name, "weights after a step", error, TOLERANCE)
         records += wrong
         correct += [] if wrong else [name]
@@ -120,18 +120,7 @@ def weights_digest(model: nn.Module) -> list[float]:
     return digest
 
 
-def digest_error(ranks: list[dict[str, Any]], expected: list[float]) -> float:
-    """The largest relative difference of a norm on any rank."""
-    return across_ranks.max_error(
-        abs(found - norm) / (norm or 1.0)
-        for rank in ranks
-        for found, norm in zip(rank["digest"], expected, strict=True)
-    )
-
-
-def measure_time(
-    point: Point, sizes: list[Candidate], device: torch.device, names: list[str]
-) -> list[Record]:
+def measure_time(point: Point, device: torch.device, names: list[str]) -> list[Record]:
     """Rounds of whole steps with every optimizer in turn, at the largest size that is quick."""
     bucket_mb = point.settings["bucket_mb"]
 
@@ -142,8 +131,8 @@ def measure_time(
 
     # All-reduce sends gradients twice, broadcast parameters once.
     limit_s = point.settings["step_limit_s"]
-    choice = choose(sizes, device, limit_s=limit_s, messages=1.5, trial=trial)
-    work = RankWork(choice.candidate.workload, device)
+    choice = choose(candidates(point), device, limit_s=limit_s, messages=1.5, trial=trial)
+    work = RankWork(choice.workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
     share_state(optimizers, model, work)

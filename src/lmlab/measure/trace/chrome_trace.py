@@ -108,7 +108,6 @@ def _cpu_trace(operators: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trac
     operators = operators.assign(
         # Rounding can make children longer than their parent.
         duration_ns=np.maximum(duration - in_children, 0),
-        kind="op",
         device=CPU,
         launch_ns=start,
         ranges=paths_at(ranges, operators["process"].to_numpy(), start),

@@ -120,10 +120,11 @@ def _api_kind(name: str) -> str:
 
 
 def _families(work: pd.DataFrame) -> pd.Series:
-    """Family by name, except inside the optimizer's range."""
+    """Family by name; in the optimizer's range only products and collectives keep theirs."""
     by_name = work["name"].map(kernel_names.family).astype(object)
     in_optimizer = work["ranges"].map(cache(kernel_names.is_optimizer)).astype(bool)
-    chosen = by_name.mask(in_optimizer, by_name.map(kernel_names.family_in_optimizer))
+    keeps_its_own = by_name.isin([*kernel_names.MATMULS, "communication"])
+    chosen = by_name.mask(in_optimizer & ~keeps_its_own, "optimizer")
     return chosen.astype(pd.CategoricalDtype(list(kernel_names.FAMILIES)))
 
 

@@ -128,11 +128,6 @@ def is_optimizer(ranges: Iterable[str]) -> bool:
     return any(_OPTIMIZER_RANGE.fullmatch(name) for name in ranges)
 
 
-def family_in_optimizer(plain: str) -> str:
-    """Family of a kernel inside the optimizer: only products and collectives keep theirs."""
-    return plain if plain in (*MATMULS, "communication") else "optimizer"
-
-
 MAX_LENGTH = 64
 _TAIL_LENGTH = 8
 
