@@ -18,14 +18,14 @@ TESTS = Path(__file__).parent
 SLOW = (
     *("chapters/attention/test_page.py", "chapters/test_end_to_end_page.py"),
     *("chapters/test_memory_page.py", "chapters/test_profile_page.py"),
-    *("chapters/test_rank_pages.py", "cli/test_ab.py", "cli/test_compare.py", "cli/test_pipe.py"),
+    *("chapters/test_rank_pages.py", "cli/test_ab.py", "cli/test_compare.py"),
     *("jobs/test_launch.py", "report/test_compare_page.py", "report/test_golden.py"),
 )
 # Each line is for one process of `pytest -n`; the longest first. Other files are on their own.
 GROUPS = (
     ("workflow/test_slurm.py",),
     # These share a measured study,
-    *(tuple(f"workflow/test_{name}.py" for name in ("command", "clone", "stale", "ranks_rule")),),
+    tuple(f"workflow/test_{name}.py" for name in ("command", "clone", "stale")),
     # these a helper that has imported torch,
     ("workflow/",),
     # and these rank processes.
@@ -89,3 +89,13 @@ def ranks() -> Iterator["RankPool"]:
     pool = RankPool()
     yield pool
     pool.stop()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group with a single rank, in this process."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -14,6 +14,7 @@ from lmlab.measure.identity import find_machine
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 
+LMLAB = (sys.executable, "-c", "import sys; from lmlab.cli import main; sys.exit(main())")
 DEADLINE_S = 300.0  # for events that take milliseconds on an idle machine
 
 
@@ -36,6 +37,13 @@ def git(root: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     command = ["git", "-C", str(root), *identity, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def files_in_git(*paths: str) -> list[Path]:
+    """Files of the project that git has or would add; none where this is not a checkout."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [ROOT / line for line in listed.stdout.splitlines()]
 
 
 def start_script(

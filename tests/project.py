@@ -1,4 +1,4 @@
-"""The project's own configuration, its studies, and reports from its templates."""
+"""The project's own configuration, its studies and results, and reports from its templates."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,14 @@ import yaml
 from lmlab.cli.report import write_report
 from lmlab.study.config import Study, load
 from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+
+H200 = ROOT / "results" / "nvidia-h200"
+GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
+STEP = (
+    "end_to_end/size~cpu-small/context~16/batch~2/precision~fp32/mode~train_step/attention~naive/"
+    "warmup~1/start~warm.json"
+)
+"""One of the golden results."""
 
 
 def config(**changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, ones
 
 from lmlab.attention import FlashAttention, FlashAttentionTiled, flash_attention, tiled
 from lmlab.attention.flash_op import flash_backward, flash_forward
@@ -127,10 +127,6 @@ def test_a_second_derivative_raises(loss: Callable[[Tensor], Tensor]) -> None:
         (grad.pow(2).sum() + q.sum()).backward()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.func.grad(lambda q: torch.func.grad(lambda q: loss(CAUSAL(q, k, v)))(q).sum())(q)
-
-
-def ones(*size: int, **options: Any) -> Tensor:
-    return torch.ones(size, **options)
 
 
 @pytest.mark.parametrize(

@@ -147,18 +147,13 @@ def test_sdpa_reasons(warning: str | None, expected: str, monkeypatch: pytest.Mo
     assert "Triggered" not in str(reason)
 
 
-def records(times: dict[str, float]) -> list[dict[str, Any]]:
-    shape = {"batch": 1, "heads": 2, "sequence": 64, "head_dim": 64, "is_causal": True}
-    return [
-        shape | {"variant": name, "phase": "forward", "device_us": time, "host_us": 20.0}
-        for name, time in times.items()
-    ]
-
-
 def test_ours_is_compared_with_the_best_other_and_with_each_in_the_mean() -> None:
-    summary = summarize(
-        [*records({"flash": 9.0, "sdpa_cudnn": 10.0, "flex": 18.0}), {"reason": "no such thing"}]
-    )
+    shape = {"batch": 1, "heads": 2, "sequence": 64, "head_dim": 64, "is_causal": True}
+    records: list[dict[str, Any]] = [
+        shape | {"variant": name, "phase": "forward", "device_us": time, "host_us": 20.0}
+        for name, time in {"flash": 9.0, "sdpa_cudnn": 10.0, "flex": 18.0}.items()
+    ]
+    summary = summarize([*records, {"reason": "no such thing"}])
     assert summary.splitlines()[1].split()[5:] == (
         ["forward", "9.0", "18.0", "10.0", "0.9", "20.0", "20.0", "20.0"]
     )

@@ -1,7 +1,6 @@
 """Collectives: correct before they are timed, a reason for every case without a time, and a page
 whose bandwidths and fits follow from the times."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,14 +13,7 @@ from torch import Tensor
 
 from lmlab.chapters.collectives import measure as collectives
 from lmlab.chapters.collectives import page
-from lmlab.chapters.collectives.measure import (
-    MIB,
-    MIN_SAMPLES,
-    divisible,
-    measure,
-    ordered_cases,
-    why_skipped,
-)
+from lmlab.chapters.collectives.measure import MIB, measure
 from lmlab.measure import rounds
 from lmlab.measure.records import Record, without_value
 from lmlab.measure.rounds import time_on_all_ranks
@@ -29,7 +21,6 @@ from lmlab.measure.stop_rule import SamplingBudget
 from lmlab.report.frame import Results
 from lmlab.study.points import Point
 from tests.chapters.pages import built, rendered
-from tests.measure.one_rank import group_of_one
 from tests.report.study import time_record, two_groups
 
 CPU = torch.device("cpu")
@@ -45,15 +36,9 @@ def collectives_point(**changes: Any) -> Point:
     return Point("collectives", {"placement": "cpu", "world_size": 1}, settings)
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    with group_of_one(tmp_path):
-        yield
-
-
 def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -> None:
     point = collectives_point(sizes_mib=[1024, 1, 16, 64], dtypes=["fp32"], operations=FOUR[:2])
-    order = [(case.operation, case.bytes // MIB) for case in ordered_cases(point, 2)]
+    order = [(case.operation, case.bytes // MIB) for case in collectives.ordered_cases(point, 2)]
     ahead = [("all_reduce", 1), ("all_reduce", 16), ("all_gather", 1), ("all_reduce", 64)]
     assert order == [
         *ahead,
@@ -64,12 +49,12 @@ def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -
 @settings(deadline=None)
 @given(st.integers(1, 2**30), st.integers(1, 8), st.sampled_from([2, 4]))
 def test_every_rank_gets_an_equal_whole_part(size: int, world_size: int, item: int) -> None:
-    cut = divisible(size, world_size, item)
+    cut = collectives.divisible(size, world_size, item)
     assert cut % (world_size * item) == 0
     assert 0 <= size - cut < world_size * item
 
 
-def test_every_operation_dtype_and_size_is_a_record(alone: None) -> None:
+def test_every_operation_dtype_and_size_is_a_record(one_rank: None) -> None:
     outcome = measure(collectives_point(), CPU)
     assert [record["labels"] for record in outcome.measurements] == [
         {"operation": operation, "dtype": dtype, "bytes": MIB}
@@ -77,12 +62,12 @@ def test_every_operation_dtype_and_size_is_a_record(alone: None) -> None:
         for dtype in ("fp32", "bf16")
     ]
     for record, ranks in zip(outcome.measurements, outcome.data["rank_median_ms"], strict=True):
-        assert MIN_SAMPLES <= record["n"] == len(record["samples"])
+        assert collectives.MIN_SAMPLES <= record["n"] == len(record["samples"])
         assert record["labels"] == {key: ranks[key] for key in record["labels"]}
         assert len(ranks["ms"]) == 1
 
 
-def test_a_wrong_result_fails_the_point(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_fails_the_point(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def zeros(whole: Tensor, part: Tensor) -> Any:
         return lambda: torch.zeros_like(whole)
 
@@ -91,7 +76,8 @@ def test_a_wrong_result_fails_the_point(alone: None, monkeypatch: pytest.MonkeyP
         measure(collectives_point(), CPU)
 
 
-def test_a_refused_operation_is_unsupported(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_a_refused_operation_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(whole: Tensor, part: Tensor) -> Any:
         raise RuntimeError("gloo has no\nreduce_scatter")
 
@@ -101,7 +87,7 @@ def test_a_refused_operation_is_unsupported(alone: None, monkeypatch: pytest.Mon
     assert reasons == {**dict.fromkeys(FOUR), "reduce_scatter": "gloo has no reduce_scatter"}
 
 
-def test_cases_after_the_time_is_up_have_a_reason(alone: None) -> None:
+def test_cases_after_the_time_is_up_have_a_reason(one_rank: None) -> None:
     outcome = measure(collectives_point(time_cap_s=1e-9), CPU)
     assert {record["status"] for record in outcome.measurements} == {"unsupported"}
     assert all(record["reason"] for record in outcome.measurements)
@@ -113,7 +99,7 @@ def test_cases_after_the_time_is_up_have_a_reason(alone: None) -> None:
     [(2.5, 1.0, True), (3.0, 1.0, False), (2.0, 0.5, True), (2.5, 0.5, False), (0.0, 0.0, True)],
 )
 def test_the_fewest_repetitions_must_fit(left_s: float, each_s: float, skipped: bool) -> None:
-    assert bool(why_skipped(left_s, each_s)) is skipped
+    assert bool(collectives.why_skipped(left_s, each_s)) is skipped
 
 
 @pytest.mark.parametrize(
@@ -125,7 +111,7 @@ def test_the_fewest_repetitions_must_fit(left_s: float, each_s: float, skipped: 
     ],
     ids=["settled", "enough", "too slow"],
 )
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_rank")
 def test_repetitions_end_when_settled_or_capped_but_never_below_the_minimum(
     monkeypatch: pytest.MonkeyPatch, deviation: float, cap_s: float, n: int, stopped: str
 ) -> None:

@@ -24,7 +24,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "coalescing": {"numbers": 1000, "strides": [1, 8], "side": 128},
     "tiling": {"side": 256, "tiles": [[16, 16], [64, 64]]},
 }
-HAS_GPU = torch.cuda.is_available()
 
 
 def measured(topic: str, device: str = "cpu") -> Outcome:
@@ -33,7 +32,6 @@ def measured(topic: str, device: str = "cpu") -> Outcome:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("topic", SETTINGS)
 def test_every_topic_on_a_gpu(topic: str) -> None:
     outcome = measured(topic, "cuda")

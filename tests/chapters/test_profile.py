@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from lmlab.measure.trace import chrome_trace, nsys
 from lmlab.measure.trace.frames import TraceError
 from lmlab.measure.trace.nsys_command import NSYS_UNAVAILABLE, UNDER_NSYS
 from lmlab.study.results import SIZE_LIMIT_BYTES, ResultError, read
+from tests.chapters.pages import by, found, value_of
 from tests.chapters.test_end_to_end import WATCHING
 from tests.jobs.points import profile_point
 from tests.measure.trace.export_builder import ExportBuilder
@@ -56,25 +58,13 @@ def outcome() -> Outcome:
     return measure(profile_point(), CPU)
 
 
-def values(outcome: Outcome, quantity: str, *labels: str) -> dict[Any, Any]:
-    return {
-        tuple(record["labels"].get(label) for label in labels): record["value"]
-        for record in outcome.measurements
-        if record["quantity"] == quantity
-    }
-
-
 def test_each_mode_runs_its_phases_and_they_add_up(outcome: Outcome) -> None:
-    families = values(outcome, "family_instances", "mode", "family")
-    assert families["forward", "matmul"] == MATMULS
-    assert families["forward_backward", "matmul"] == 3 * MATMULS
-    assert families["train_step", "matmul"] == 3 * MATMULS
-    assert [mode for mode, family in families if family == "optimizer"] == ["train_step"]
-    for quantity in ("kernels", "total_time", "host_time"):
-        found = values(outcome, quantity, "mode", "phase")
-        for mode in MODES:
-            phases = [v for (m, phase), v in found.items() if m == mode and phase != "total"]
-            assert sum(phases) == pytest.approx(found[mode, "total"])
+    matmuls = by(outcome, "mode", "family_instances", family="matmul")
+    assert matmuls == dict(zip(MODES, (MATMULS, 3 * MATMULS, 3 * MATMULS), strict=True))
+    assert list(by(outcome, "mode", "family_instances", family="optimizer")) == ["train_step"]
+    for quantity, mode in product(("kernels", "total_time", "host_time"), MODES):
+        phases = by(outcome, "phase", quantity, mode=mode)
+        assert phases.pop("total") == pytest.approx(sum(phases.values()))
 
 
 def test_the_forward_pass_is_timed_before_it_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,22 +79,22 @@ def test_the_forward_pass_is_timed_before_it_is_profiled(monkeypatch: pytest.Mon
     note("profile", profile.profile)
     monkeypatch.setenv(NSYS_UNAVAILABLE, "nsys is not on the PATH")
     outcome = measure(profile_point(steps=4), CPU)
-    (wall,) = (record for record in outcome.measurements if record["quantity"] == "time")
+    (wall,) = found(outcome, "time")
     assert order == ["time_steps", "profile"]
     assert (wall["labels"], wall["clock"], wall["n"]) == ({"phase": "forward"}, "wall", 4)
-    assert values(outcome, "profiler_note") == {(): "nsys is not on the PATH"}
+    assert value_of(outcome, "profiler_note") == "nsys is not on the PATH"
 
 
 def test_attentions_parts_and_all_matmuls_have_costs(outcome: Outcome) -> None:
-    times = values(outcome, "part_total_time", "part")
-    assert set(times) == {("scores",), ("scale_and_mask",), ("softmax",), ("output",)}
+    times = by(outcome, "part", "part_total_time")
+    assert set(times) == {"scores", "scale_and_mask", "softmax", "output"}
     assert all(time > 0 for time in times.values())
-    assert values(outcome, "part_kernels", "part")[("softmax",)] == 2
-    assert values(outcome, "flops", "part")[("softmax",)] == 5 * 2 * (2 * 2 * 8 * 8)
-    assert set(values(outcome, "traffic", "part")) == set(times)
-    assert values(outcome, "profiler_version") == {(): f"torch profiler {torch.__version__}"}
-    flops = values(outcome, "matmul_flops", "mode")
-    assert flops["train_step",] == flops["forward_backward",] == 3 * flops["forward",]
+    assert value_of(outcome, "part_kernels", part="softmax") == 2
+    assert value_of(outcome, "flops", part="softmax") == 5 * 2 * (2 * 2 * 8 * 8)
+    assert set(by(outcome, "part", "traffic")) == set(times)
+    assert value_of(outcome, "profiler_version") == f"torch profiler {torch.__version__}"
+    flops = by(outcome, "mode", "matmul_flops")
+    assert flops["train_step"] == flops["forward_backward"] == 3 * flops["forward"]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +107,8 @@ def test_attentions_parts_and_all_matmuls_have_costs(outcome: Outcome) -> None:
 )
 def test_costs_are_given_where_they_are_known(changes: dict[str, Any], has_parts: bool) -> None:
     outcome = measure(profile_point(**changes), CPU)
-    assert bool(values(outcome, "part_total_time", "part")) == has_parts
-    assert not values(outcome, "flops", "part")
+    assert bool(found(outcome, "part_total_time")) == has_parts
+    assert not found(outcome, "flops")
 
 
 def test_a_mode_that_does_not_fit_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +117,9 @@ def test_a_mode_that_does_not_fit_costs_no_other(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Step, "backward", out_of_memory)
     outcome = measure(profile_point(), CPU)
-    spans = [r for r in outcome.measurements if r["quantity"] == "span_time"]
-    found = {r["labels"]["mode"]: r["status"] for r in spans if r["labels"]["phase"] == "total"}
-    assert found == {"forward": "ok", "forward_backward": "oom", "train_step": "oom"}
+    spans = found(outcome, "span_time", phase="total")
+    status = {record["labels"]["mode"]: record["status"] for record in spans}
+    assert status == {"forward": "ok", "forward_backward": "oom", "train_step": "oom"}
     assert list(outcome.data["modes"]) == ["forward"]
     assert outcome.data["timeline"]["device_phases"]
 
@@ -156,17 +146,17 @@ def test_under_nsys_the_trace_is_left_to_the_report(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(UNDER_NSYS, "1")
     outcome = measure(point, CPU)
     assert outcome.data == {}
-    assert not values(outcome, "profiler_version")
-    assert values(outcome, "time", "phase").keys() == {("forward",)}
+    assert not found(outcome, "profiler_version")
+    assert list(by(outcome, "phase", "time")) == ["forward"]
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_every_phase_has_kernels_and_launches_come_before_them() -> None:
     outcome = measure(profile_point(), torch.device("cuda", 0))
-    kernels = values(outcome, "kernels", "mode", "phase")
-    assert all(kernels["train_step", phase] for phase in ("forward", "backward", "optimizer"))
-    assert values(outcome, "delay_median_time", "mode")[("train_step",)] > 0
-    assert all(values(outcome, "part_kernels", "part").values())
+    kernels = by(outcome, "phase", "kernels", mode="train_step")
+    assert all(kernels[phase] for phase in ("forward", "backward", "optimizer"))
+    assert value_of(outcome, "delay_median_time", mode="train_step") > 0
+    assert all(by(outcome, "part", "part_kernels").values())
 
 
 @pytest.fixture
@@ -179,8 +169,7 @@ def of(records: list[Record], quantity: str, **labels: Any) -> list[Any]:
     """Values of a quantity, times in microseconds, where these labels agree."""
     return [
         round(record["value"] * 1000, 6) if record["unit"] == "ms" else record["value"]
-        for record in records
-        if record["quantity"] == quantity and labels.items() <= record["labels"].items()
+        for record in found(Outcome(measurements=records), quantity, **labels)
     ]
 
 
@@ -207,8 +196,8 @@ def test_attention_is_cut_at_its_matmuls_and_its_softmax(export: Path) -> None:
     records, data = of_trace(nsys.read(export))
     parts = ("scores", "scale_and_mask", "softmax", "output")
     for name, expected in (("total", [200, 100, 100, 200]), ("product", [200, 0, 0, 200])):
-        found = [of(records, f"part_{name}_time", part=part) for part in parts]
-        assert found == [[us] for us in expected]
+        times = [of(records, f"part_{name}_time", part=part) for part in parts]
+        assert times == [[us] for us in expected]
     kernels = {part["part"]: part["names"] for part in data["attention_parts"]}
     (softmax,) = kernels["softmax"]
     assert data["names"][softmax]["short_name"] == "softmax_warp_forward"

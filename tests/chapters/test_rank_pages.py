@@ -48,7 +48,7 @@ def step_records(variant: str, samples: list[float], phase: str = "total") -> li
 def stages(share: float, *, peaks: bool) -> list[dict[str, Any]]:
     """Two ranks, of which the second has allocated more; everything but activations scaled."""
 
-    def reading(stage: str, rank: int) -> dict[str, Any]:
+    def reading(rank: int) -> dict[str, Any]:
         sizes = {name: int(share * MIB) for name in CATEGORIES} | {"activations": MIB}
         return {
             "allocated_bytes": sum(sizes.values()) + rank,
@@ -61,7 +61,7 @@ def stages(share: float, *, peaks: bool) -> list[dict[str, Any]]:
     names = ("initialized", "after_forward", "before_step", "after_step")
     return [
         {
-            "stages": {stage: reading(stage, rank) for stage in names},
+            "stages": dict.fromkeys(names, reading(rank)),
             "peaks": {
                 "forward_backward": 20 * MIB + rank if peaks else None,
                 "optimizer": 10 * MIB if peaks else None,

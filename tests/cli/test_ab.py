@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,9 @@ import pytest
 
 from lmlab.cli import main
 from lmlab.study.files import ROOT
-from tests.processes import git, is_gone, wait_until
+from tests.processes import LMLAB, git, is_gone, wait_until
+from tests.project import GOLDEN, STEP
 
-RESULT = (
-    ROOT / "tests/golden/results/cpu-golden/end_to_end/size~cpu-small/context~16/batch~2"
-    "/precision~fp32/mode~train_step/attention~naive/warmup~1/start~warm.json"
-)
 STAND_IN = f"""
 import json, os, signal, sys
 FACTOR, STATUS, SCHEMA = %s, %r, %s
@@ -36,7 +32,7 @@ def main():
     if STATUS == "wrong":
         print("lmlab: size = 'x'; allowed: y", file=sys.stderr)
         return 2
-    result = json.load(open({str(RESULT)!r}))
+    result = json.load(open({str(GOLDEN / STEP)!r}))
     result["schema_version"] = SCHEMA
     for record in result["measurements"]:
         if "samples" in record:
@@ -132,9 +128,8 @@ def test_what_cannot_be_measured_is_one_line(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_cleans_up(project: Path, tmp_path: Path, number: signal.Signals) -> None:
-    command = ["-c", "import sys; from lmlab.cli import main; sys.exit(main())", "ab"]
     run = subprocess.Popen(
-        [sys.executable, *command, "base", "hang", "--", "end_to_end"],
+        [*LMLAB, "ab", "base", "hang", "--", "end_to_end"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stderr=subprocess.PIPE,

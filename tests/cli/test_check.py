@@ -12,29 +12,18 @@ import pytest
 
 from lmlab.cli import check, main
 from lmlab.study.files import ROOT
-from tests.project import config, report
+from tests.processes import files_in_git
+from tests.project import GOLDEN, H200, STEP, config, report
 from tests.report.study import scale
 
-H200 = ROOT / "results" / "nvidia-h200"
-GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
-STEP = (
-    "end_to_end/size~cpu-small/context~16/batch~2/precision~fp32/mode~train_step/attention~naive/"
-    "warmup~1/start~warm.json"
-)
 Check = Callable[..., tuple[int, list[str]]]
 
 
 def committed() -> list[Path]:
     """Folders of machines in git, of which a pull request may add one."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "results"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    names = {Path(line).parts[1] for line in listed.stdout.splitlines()} or {"nvidia-h200"}
-    return [ROOT / "results" / name for name in sorted(names)]
+    results = H200.parent
+    names = {file.relative_to(results).parts[0] for file in files_in_git("results")}
+    return [results / name for name in sorted(names or {H200.name})]
 
 
 @pytest.fixture
@@ -71,12 +60,12 @@ def edited(change: Callable[[dict[str, Any]], None], name: str = STEP) -> Callab
     return edit
 
 
-def first_time(**values: Any) -> Callable[[Path], None]:
-    def change(result: dict[str, Any]) -> None:
-        times = [r for r in result["measurements"] if r["quantity"] == "time"]
-        times[0].update(values)
+def first(quantity: str, result: dict[str, Any]) -> dict[str, Any]:
+    return next(record for record in result["measurements"] if record["quantity"] == quantity)
 
-    return edited(change)
+
+def first_time(**values: Any) -> Callable[[Path], None]:
+    return edited(lambda result: first("time", result).update(values))
 
 
 def card(quantity: str, value: float) -> Callable[[Path], None]:
@@ -84,15 +73,9 @@ def card(quantity: str, value: float) -> Callable[[Path], None]:
 
     def change(result: dict[str, Any]) -> None:
         result["machine"]["name"] = "NVIDIA L4"
-        record = next(r for r in result["measurements"] if r["quantity"] == quantity)
-        record["value"] = value
+        first(quantity, result)["value"] = value
 
     return edited(change, "machine.json")
-
-
-def twice(result: dict[str, Any]) -> None:
-    times = [record for record in result["measurements"] if record["quantity"] == "time"]
-    result["measurements"].append(times[0])
 
 
 FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -116,7 +99,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "missing": ("missing", lambda f: (f / STEP).unlink()),
     "moved": ("misplaced", lambda f: (f / STEP).rename(f / "moved.json")),
     "copied": ("duplicate", lambda f: shutil.copy(f / STEP, f / "zz.json")),
-    "a record twice": ("unreadable", edited(twice)),
+    "a record twice": ("unreadable", edited(lambda r: r["measurements"].append(first("time", r)))),
     "foreign file": ("misplaced", lambda f: (f / "notes.txt").write_text("hello")),
     "link": ("misplaced", lambda f: (f / "passwords").symlink_to("/etc/passwd")),
     "folder": ("misplaced", lambda f: f.rename(f.with_name("cpu-mine"))),

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from lmlab.cli import main
-from lmlab.study.files import ROOT
 from tests.processes import git
+from tests.project import GOLDEN, H200
 from tests.report.study import scale
 
-H200 = ROOT / "results" / "nvidia-h200"
-GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
 Compare = Callable[..., tuple[int, dict[str, Any]]]
 
 

@@ -9,10 +9,9 @@ from lmlab.cli import main
 from lmlab.cli.keys import read_config, read_value, schemas_for
 from lmlab.cli.measure import point_from_args
 from lmlab.jobs.catalog import points_of
-from lmlab.study.files import ROOT
 from tests import project
+from tests.project import H200
 
-H200 = ROOT / "results" / "nvidia-h200"
 NANO, FULL = project.study("nano"), project.study("full", "cuda")
 
 

@@ -1,5 +1,6 @@
-"""`lmlab status`: every point in a line, a summary last."""
+"""`lmlab status`: every point in a line, a summary last; readers that have seen enough."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import pytest
 from lmlab.cli import main
 from lmlab.measure import records
 from lmlab.measure.identity import find_machine
+from lmlab.study.results import read
 from tests.jobs.test_staleness import POINT, current
+from tests.processes import LMLAB
 
 Lines = Callable[..., list[str]]
 
@@ -105,3 +108,34 @@ def test_status_needs_no_torch() -> None:
     )
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+BY_SIGPIPE = 141
+
+
+def run_without_a_reader(*words: str) -> subprocess.CompletedProcess[str]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [*LMLAB, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.slow
+def test_a_reader_that_left_ends_the_command_quietly() -> None:
+    done = run_without_a_reader(*NANO)
+    assert (done.returncode, done.stderr) == (BY_SIGPIPE, "")
+    assert run_without_a_reader("measure", "--help").stderr == ""
+
+
+@pytest.mark.slow
+def test_a_result_is_written_though_nobody_reads_it(tmp_path: Path) -> None:
+    words = ["precision", "topic=accumulation", "--out", "mine.json", *NANO[1:]]
+    done = run_without_a_reader("measure", *words)
+    # Other tests measure too, and measurements wait for each other.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("waiting for another")]
+    assert (done.returncode, said) == (BY_SIGPIPE, [])
+    assert read(tmp_path / "mine.json").status == "ok"

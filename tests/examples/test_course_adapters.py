@@ -1,13 +1,11 @@
 """The course's adapters: every name of both editions, with the numbers of the plain computation."""
 
 import importlib
-from collections.abc import Iterator
 from copy import deepcopy
 from types import ModuleType
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lmlab.attention import FlashAttention, FlashAttentionTiled
@@ -19,13 +17,6 @@ def adapters() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "examples" / "course")
         return importlib.import_module("adapters")
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_attention_is_ours(adapters: ModuleType) -> None:
@@ -41,7 +32,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapped_model_takes_the_plain_steps(adapters: ModuleType, name: str) -> None:
     torch.manual_seed(0)

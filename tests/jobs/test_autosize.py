@@ -1,8 +1,6 @@
 """The largest size that fits and keeps its step short, and a reason for each one that does not."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -12,16 +10,10 @@ from lmlab.jobs import autosize
 from lmlab.jobs.autosize import Choice, choose, why_too_large, why_too_slow
 from lmlab.jobs.rank_work import candidates, expected_memory
 from tests.jobs.points import rank_point
-from tests.measure.one_rank import group_of_one
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 CPU = torch.device("cpu")
 SIZES = candidates(rank_point("data_parallel", {"huge": 4096, "wide": 512, "slim": 16}))
-
-
-@pytest.fixture(autouse=True)
-def _group(tmp_path: Path) -> Iterator[None]:
-    with group_of_one(tmp_path):
-        yield
 
 
 def chosen(

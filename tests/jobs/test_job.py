@@ -1,5 +1,6 @@
 """The measuring client: a crash or a hang becomes a result, an interrupt does not."""
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import read
 from tests.jobs.points import end_to_end_point, precision_point
-from tests.processes import start_script, wait_until
+from tests.processes import LMLAB, start_script, wait_until
 
 Run = Callable[..., tuple[int, Path]]
 Start = Callable[..., subprocess.Popen[str]]
@@ -152,3 +153,29 @@ def test_what_a_user_or_a_disk_does_is_one_line(
 
     assert run_as_program(fails) == status
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+READS_OUT_OF_BOUNDS = """
+import torch
+
+def attend(q, k, v, is_causal):
+    return (q + k + v).index_select(0, torch.tensor([q.shape[0]], device=q.device))
+"""
+BENCHMARK = ["topic=benchmark", "precision=fp32", "head_dim=16", "sequence=64"]
+
+
+@pytest.mark.gpu
+def test_a_lost_context_is_recorded_and_the_next_point_has_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that takes the GPU's context with it costs its own point."""
+    (tmp_path / "broken.py").write_text(READS_OUT_OF_BOUNDS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    found = []
+    for variant in ("broken:attend", "naive"):
+        command = [*LMLAB, "measure", "attention", *BENCHMARK]
+        out = tmp_path / "result.json"
+        subprocess.run([*command, f"variants={variant}", "--out", str(out)], check=False)
+        found.append(json.loads(out.read_text()))
+    assert "CUDA error" in json.dumps(found[0])
+    assert all(record["status"] == "ok" for record in found[1]["measurements"])

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from itertools import cycle, pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from lmlab.measure import across_ranks, time_spent
 from lmlab.measure import clock as module
 from lmlab.measure.clock import PhaseClock, collector_paused, measure_steps
 from lmlab.measure.rounds import MIN_ROUNDS, TimedStep, interleave, round_order
-from tests.measure.one_rank import group_of_one
 
 
 class FakeTime:
@@ -101,21 +99,15 @@ def test_a_phase_entered_twice_in_a_step_adds_up(time: FakeTime) -> None:
     assert phases["forward"].median_ms == 3
 
 
-def entering(*names: str) -> Step:
-    """A step with one phase inside another."""
-
-    def step(clock: PhaseClock) -> None:
+@pytest.mark.parametrize("names", [("outer", "inner"), ("total",), ()])
+def test_a_step_that_cannot_be_timed_is_refused(names: tuple[str, ...]) -> None:
+    def one_inside_another(clock: PhaseClock) -> None:
         with ExitStack() as stack:
             for name in names:
                 stack.enter_context(clock.phase(name))
 
-    return step
-
-
-@pytest.mark.parametrize("names", [("outer", "inner"), ("total",), ()])
-def test_a_step_that_cannot_be_timed_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"^(phase: |step timed)"):
-        measure_steps(entering(*names), device=CPU, warmup=0, steps=1, time_cap_s=1)
+        measure_steps(one_inside_another, device=CPU, warmup=0, steps=1, time_cap_s=1)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +180,8 @@ def test_the_order_of_the_variants_changes_from_round_to_round() -> None:
     [(4, 600, 4, "4 samples"), (50, 1e-9, MIN_ROUNDS, "time cap of 1e-09 s after 3 samples")],
     ids=["warm-up rounds are discarded", "the time cap leaves enough for an interval"],
 )
-def test_interleave(tmp_path: Path, rounds: int, cap_s: float, measured: int, stopped: str) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_interleave(rounds: int, cap_s: float, measured: int, stopped: str) -> None:
     log: list[str] = []
 
     def logged(name: str) -> TimedStep:
@@ -198,9 +191,8 @@ def test_interleave(tmp_path: Path, rounds: int, cap_s: float, measured: int, st
 
         return step
 
-    with group_of_one(tmp_path):
-        variants = {name: logged(name) for name in "ab"}
-        found = interleave(variants, device=CPU, warmup=2, rounds=rounds, time_cap_s=cap_s)
+    variants = {name: logged(name) for name in "ab"}
+    found = interleave(variants, device=CPU, warmup=2, rounds=rounds, time_cap_s=cap_s)
     assert Counter(log) == {"a": 2 + measured, "b": 2 + measured}
     assert found.slowest("a").summary.n == measured
     assert found.stopped == stopped

@@ -37,9 +37,6 @@ class Watched:
             pass
         return watch
 
-    def flags(self, *gpus: FakeGpu, own: OwnUsage = NO_CONTEXT) -> list[str]:
-        return self.watch(*gpus, own=own).flags
-
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
@@ -49,15 +46,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 @pytest.mark.parametrize("bit", THROTTLING.values(), ids=THROTTLING)
 def test_slowdown_at_either_end_is_throttling(bit: int, watched: Watched) -> None:
     for before, after in ((bit, 0), (0, bit)):
-        assert watched.flags(FakeGpu(reasons=before), FakeGpu(reasons=after)) == ["throttled"]
+        assert watched.watch(FakeGpu(reasons=before), FakeGpu(reasons=after)).flags == ["throttled"]
     newer = read_gpu(FakeNvml(newer=True), FakeGpu(reasons=bit))
     assert newer == read_gpu(FakeNvml(), FakeGpu(reasons=bit)), "by the newer name of the reasons"
 
 
 def test_a_power_cap_counts_only_after_the_measurement(watched: Watched) -> None:
     capped = FakeGpu(reasons=SW_POWER_CAP)
-    assert watched.flags(FakeGpu(), capped) == ["power_capped"]
-    assert watched.flags(capped, FakeGpu()) == [], "that of an earlier job"
+    assert watched.watch(FakeGpu(), capped).flags == ["power_capped"]
+    assert watched.watch(capped, FakeGpu()).flags == [], "that of an earlier job"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ SHARED = {
 def test_a_gpu_is_shared_if_processes_or_memory_cannot_be_ours(case: str, watched: Watched) -> None:
     gpu, own, shared = SHARED[case]
     assert gpu_state.foreign_use(read_gpu(FakeNvml(), gpu), own) is shared
-    flags = watched.flags(FakeGpu(), gpu, own=own)
+    flags = watched.watch(FakeGpu(), gpu, own=own).flags
     assert flags == ["gpu_shared"] * shared, "also at the end alone"
 
 
@@ -109,7 +106,7 @@ def test_utilisation_before_our_first_cuda_call_is_polled_for_about_a_second(
     utilisation: list[int], own: OwnUsage, flags: list[str], polls: int, watched: Watched
 ) -> None:
     gpus = (FakeGpu(utilisation=percent, pids=[100]) for percent in utilisation)
-    assert watched.flags(*gpus, own=own) == flags
+    assert watched.watch(*gpus, own=own).flags == flags
     assert sum(watched.slept) == pytest.approx(0.1 * polls)
 
 

@@ -1,7 +1,6 @@
 """Profiler events as intervals: device time by phase, computation and communication."""
 
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.profiler import ProfilerActivity
 from lmlab.measure.device_time import busy_times, by_phase, device_times, graph_replay_records
 from lmlab.measure.intervals import Interval, length, profiled_events, reduced, union
 from lmlab.measure.overlap import MAX_INTERVALS, overlap_from_events, profile_overlap
-from tests.measure.one_rank import group_of_one
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MAIN, GLOO_THREAD = 1, 2
@@ -123,9 +121,8 @@ def test_sums_are_exact_and_intervals_are_reduced_for_figures() -> None:
     assert (found["overlapped_share"], found["seen_as"]) == (None, None), "no messages"
 
 
-def test_the_real_profiler_sees_gloos_messages(tmp_path: Path) -> None:
-    with group_of_one(tmp_path):
-        found = profile_overlap(lambda: dist.all_reduce(torch.ones(1000)), CPU)
+def test_the_real_profiler_sees_gloos_messages(one_rank: None) -> None:
+    found = profile_overlap(lambda: dist.all_reduce(torch.ones(1000)), CPU)
     assert found["seen_as"] == "gloo's messages"
     assert found["compute_ms"] > 0
 

@@ -20,6 +20,7 @@ from snakemake_logger_plugin_lmlab import LogHandler, stamp
 from snakemake_logger_plugin_lmlab.progress import Progress, duration
 from tests.study.test_results import make
 
+Emit = Callable[..., list[str]]
 POINT = {"machine": "cpu-test", "point": "size~small/context~128"}
 OUTPUT = "results/cpu-test/point.json"
 STARTED: dict[str, Any] = {"jobid": 1, "rule_name": "machine", "wildcards": {}}
@@ -82,49 +83,42 @@ def job(log: str | None, result: str | None, indent: bool = True) -> dict[str, A
 )
 @pytest.mark.parametrize("earlier", [None, "the driver is too old"])
 def test_only_the_job_that_broke_is_reported(
-    failed: tuple[Any, ...],
-    to_blame: bool,
-    earlier: str | None,
-    emit: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
+    failed: tuple[Any, ...], to_blame: bool, earlier: str | None, emit: Emit
 ) -> None:
     emit("begins", event=LogEvent.JOB_INFO, **job(earlier, None), **STARTED)
-    emit("failed", event=LogEvent.JOB_ERROR, **job(*failed), **STARTED)
-    assert bool(capsys.readouterr().err) is to_blame
+    lines = emit("failed", event=LogEvent.JOB_ERROR, **job(*failed), **STARTED)
+    assert bool(lines) is to_blame
 
 
 @pytest.fixture
-def emit() -> Callable[..., None]:
-    """Gives the handler a message with its fields."""
+def emit(capsys: pytest.CaptureFixture[str]) -> Emit:
+    """Gives the handler a message with its fields; returns the lines that it prints."""
     handler = LogHandler(SimpleNamespace(dryrun=False, verbose=False), None)  # type: ignore[arg-type]
 
-    def emit(message: str, **fields: Any) -> None:
+    def emit(message: str, **fields: Any) -> list[str]:
         record = logging.LogRecord("snakemake", logging.INFO, "", 0, message, None, None)
         vars(record).update(fields)
         handler.emit(record)
+        return capsys.readouterr().err.splitlines()
 
     return emit
 
 
-def test_the_handler_prints_points_and_passes_on_the_rest(
-    emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    emit("stats", event=LogEvent.RUN_INFO, stats={"machine": 1, "total": 1})
-    emit("ten lines", event=LogEvent.JOB_INFO, output=[], log=[], **STARTED)
-    emit("finished", event=LogEvent.JOB_FINISHED, job_id=1)
-    emit("Select jobs to execute...")
-    emit("two jobs", event=LogEvent.GROUP_ERROR, job_error_info=[1, 2], aux_logs=["7.log"])
-    lines = ["stats", "[1/1] machine", "An allocation of 2 points failed, see 7.log"]
-    assert capsys.readouterr().err.splitlines() == lines
+def test_the_handler_prints_points_and_passes_on_the_rest(emit: Emit) -> None:
+    stats = {"machine": 1, "total": 1}
+    assert emit("stats", event=LogEvent.RUN_INFO, stats=stats) == ["stats"]
+    assert emit("ten lines", event=LogEvent.JOB_INFO, output=[], log=[], **STARTED) == []
+    assert emit("finished", event=LogEvent.JOB_FINISHED, job_id=1) == ["[1/1] machine"]
+    assert emit("Select jobs to execute...") == []
+    failed = {"job_error_info": [1, 2], "aux_logs": ["7.log"]}
+    lines = emit("two jobs", event=LogEvent.GROUP_ERROR, **failed)
+    assert lines == ["An allocation of 2 points failed, see 7.log"]
 
 
-def test_a_failed_job_is_one_line_with_its_reason(
-    emit: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_job_is_one_line_with_its_reason(emit: Emit) -> None:
     failed = job("many lines\nresults/x.json: No space left on device\n\n", None, indent=False)
-    emit("RuleException:\nCalledProcessError in file x, line 3:\nCommand ...")
-    emit("ten lines", event=LogEvent.JOB_ERROR, **STARTED, **failed)
-    [line] = capsys.readouterr().err.splitlines()
+    assert emit("RuleException:\nCalledProcessError in file x, line 3:\nCommand ...") == []
+    [line] = emit("ten lines", event=LogEvent.JOB_ERROR, **STARTED, **failed)
     assert line == "machine failed: results/x.json: No space left on device (see point.log)"
 
 

@@ -13,12 +13,12 @@ from lmlab.cli.machines import write_comparison
 from lmlab.report.frame import load_references, table_of
 from lmlab.report.table import Table, time
 from lmlab.result_sets.machines import Machine, Question, Section, ceilings
-from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.selection import NoResults, compared
-from tests.project import config
+from tests.project import GOLDEN, config
 from tests.report.study import scale
+from tests.report.test_table import cells
 
-GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
 FACTOR = 3.0
 
 
@@ -57,27 +57,19 @@ def write(results: Path, machines: Sequence[str]) -> tuple[str, list[str]]:
 def test_every_question_of_the_front_page_has_a_section(results: Path) -> None:
     page, faults = write(results, ["cpu-golden", "cpu-slow"])
     assert faults == []
-    asked = {
-        heading
-        for file in (TEMPLATES / "front").glob("*.md.j2")
-        for heading in re.findall(r"^### (.+?)\s*$", file.read_text(), re.MULTILINE)
-        if file.name.removesuffix(".md.j2") not in ("sharded_optimizer", "fsdp")  # not in nano
-    }
-    assert {*compare_page.TABLES, *compare_page.COLUMNS} <= asked
+    not_in_nano = ("sharded_optimizer.md.j2", "fsdp.md.j2")
+    files = [file for file in (TEMPLATES / "front").iterdir() if file.name not in not_in_nano]
+    parts = [part for file in files for part in file.read_text().split("### ")[1:]]
+    asked = {part.partition("\n")[0]: part for part in parts}
+    assert {*compare_page.TABLES, *compare_page.COLUMNS} <= set(asked)
+    with_table = {heading for heading, part in asked.items() if ".table(" in part}
     shown = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
-    with_table = {heading for heading in asked if ".table(" in _template_of(heading)}
     assert with_table <= set(shown)
     for link in re.findall(r"\]\((compare/[^)]+)\)", page):
         assert (results.parent / "report" / link).stat().st_size > 0
     step = shown["How long is a step?"]
     assert "0.33x" in step  # the speed where it is decided
     assert "0.33x, 1.00x" in step  # matmul rates explain it, copy bandwidth does not
-
-
-def _template_of(heading: str) -> str:
-    texts = (file.read_text() for file in (TEMPLATES / "front").glob("*.md.j2"))
-    parts = (part for text in texts for part in text.split("### "))
-    return next(part for part in parts if part.startswith(heading))
 
 
 def test_one_machine_is_compared_with_published_figures(results: Path) -> None:
@@ -119,23 +111,18 @@ def machine(name: str, values: dict[str, Any], **more: Any) -> Machine:
     )
 
 
-def rows_of(markdown: str) -> list[list[str]]:
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
 def test_cells_ratios_and_ceilings() -> None:
     machines = [
         machine("A", {"small": 10.0, "large": 40.0, "huge": 100.0}),
         machine("B", {"small": 5.0, "large": 40.0, "huge": None}, measured={**UNIT, "fp32": 20.0}),
         machine("C, published", {"small": 20.0}, measured={}, published=True),
     ]
-    found = rows_of(Section(QUESTION, machines).markdown())
+    found = cells(Section(QUESTION, machines).markdown())[2:]
     assert found == [
         ["fp32", "small", "10.0", "5.00", "20.0", "2.0x", "0.50x", "2.0x, 1.00x", "1.00x, 1.00x"],
         ["fp32", "large", "40.0", "40.0", "not stated", "same", "–", "2.0x, 1.00x", "1.00x, 1.00x"],
     ]
-    assert rows_of(ceilings(machines)) == [
+    assert cells(ceilings(machines))[2:] == [
         ["matmul, fp32 (TFLOP/s)", "10.0", "20.0", "10.0 stated", "2.0x", "1.00x"],
         ["copy (GB/s)", "100", "100", "100 stated", "1.00x", "1.00x"],
     ]
@@ -143,14 +130,14 @@ def test_cells_ratios_and_ceilings() -> None:
 
 def test_rows_that_one_machine_has_are_shown_if_none_is_shared() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"large": 5.0})]
-    found = rows_of(Section(QUESTION, machines).markdown())
+    found = cells(Section(QUESTION, machines).markdown())[2:]
     assert [row[1:4] for row in found] == [["small", "10.0", "–"], ["large", "–", "5.00"]]
 
 
 def test_variation_between_processes_widens_the_interval() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"small": 9.0})]
     noisy = Section(QUESTION, machines, variation={"wall": (0.1, 20)})
-    assert rows_of(noisy.markdown())[0][4] == "undecided"
+    assert cells(noisy.markdown())[2][4] == "undecided"
 
 
 def test_every_reference_file_is_used() -> None:

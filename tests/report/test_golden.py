@@ -8,14 +8,13 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lmlab.report.text import slug
 from lmlab.study.files import ROOT
+from tests.processes import files_in_git
 from tests.project import config, report
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -65,17 +64,14 @@ def test_a_small_cpu_study(tmp_path: Path) -> None:
     assert pages(made) == pages(GOLDEN / "report")
 
 
-def sections(front: str) -> Iterator[str]:
-    yield from front.split("\n### ")[1:]
-
-
 def test_the_front_page_is_short() -> None:
     front = (ROOT / H200 / "writeup.md").read_text()
     assert len(front.split()) <= WORDS
-    bullets = [line for line in front.split("\n### ")[0].splitlines() if line.startswith("- ")]
+    first, *sections = front.split("\n### ")
+    bullets = [line for line in first.splitlines() if line.startswith("- ")]
     assert len(bullets) == 5
     assert sum(len(line.split()) - 1 for line in bullets) <= BULLET_WORDS
-    for section in sections(front):
+    for section in sections:
         question = section.splitlines()[0]
         rows = [line for line in section.splitlines() if line.startswith("|")]
         rules = [line for line in rows if set(line) <= set("|-: ")]
@@ -92,12 +88,9 @@ def test_files_are_small_enough_to_review() -> None:
 
 
 def test_every_link_leads_to_a_file_in_git() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=False
-    )
-    if listed.returncode:
+    files = set(files_in_git())
+    if not files:
         pytest.skip("not a git checkout")
-    files = {ROOT / name for name in listed.stdout.decode().splitlines()}
     folders = {parent for file in files for parent in file.parents}
     for page in [*(ROOT / H200).rglob("*.md"), ROOT / "README.md"]:
         for link in LINK.findall(page.read_text()):

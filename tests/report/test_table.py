@@ -104,4 +104,3 @@ def test_small_formats() -> None:
     assert join(["a", "b", "c"]) == "a, b and c"
     assert slug("Does bf16 pay?") == "does-bf16-pay"
     assert FORMATS["GiB"](2**31) == "2.00"
-    assert number(7) == "7"

@@ -108,13 +108,6 @@ def test_auto_is_the_study_for_the_device(config: Config, device: str, study: st
     assert load(config, device).name == study
 
 
-def test_a_chapter_that_is_switched_off_has_no_points(config: Config) -> None:
-    config["studies"]["tiny"]["precision"]["enabled"] = False
-    study = load(config, "cpu")
-    assert points_of(study, "precision") == []
-    assert points_of(study, "end_to_end") != []
-
-
 def test_every_study_has_every_chapter(config: Config) -> None:
     chapters = {
         name: set(load({**config, "study": name}, "cpu").chapters) for name in config["studies"]

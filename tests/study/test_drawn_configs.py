@@ -3,6 +3,8 @@
 import copy
 import json
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -90,26 +92,22 @@ def redrawn(base: Config, among: list[tuple[Any, Any]], draw: Random) -> Config:
     nano = copy.deepcopy({name: whole[name] for name in names})
     mine = [place for place in among if place[0][0] in names]
     for path, each in draw.sample(mine, draw.randint(1, 4)):
-        put(nano, path, drawn(each, draw, list(base["sizes"])))
+        holder_of(nano, path)[path[-1]] = drawn(each, draw, list(base["sizes"]))
     if steps := nano.get("end_to_end"):
         # The one rule between two keys.
         steps["max_steps"] = max(steps["steps"], steps["max_steps"])
     return {**copy.deepcopy({**base, "studies": {}}), "studies": {"nano": nano}}
 
 
-def put(config: Any, path: tuple[Any, ...], value: Any) -> None:
-    for key in path[:-1]:
-        config = config[key]
-    config[path[-1]] = value
+def holder_of(config: Any, path: tuple[Any, ...]) -> Any:
+    return reduce(getitem, path[:-1], config)
 
 
 def spoilt(config: Config, draw: Random, file: Path) -> tuple[str, ...]:
     """Spoil one field of the configuration, as from a file; returns its name and its block's."""
     path = draw.choice([path for path, _ in leaves(config, SCHEMA)])
     action = draw.choice(["value"] * 6 + ["missing", "unknown"])
-    holder = config
-    for key in path[:-1]:
-        holder = holder[key]
+    holder = holder_of(config, path)
     if action == "missing":
         del holder[path[-1]]
     elif action == "unknown":

@@ -10,12 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from lmlab.measure import records
 from lmlab.study.results import Result, ResultError, read
 from tests.report.study import result, time_record
 
 TIME = time_record([1.0, 3.0], phase="forward")
-FAILED = records.without_value("time", "failed", "NameError", variant="mine")
 
 
 def make(measurements: Any = (TIME,), **changes: Any) -> Result:
@@ -98,7 +96,3 @@ def test_the_headline_is_the_times_or_the_reason() -> None:
     assert make(measurements=(TIME,) * 8).headline().endswith("forward 2 ms, 2 more")
     failed = make(status="oom", reason="needs 3 GiB", measurements=())
     assert failed.headline() == "oom: needs 3 GiB"
-
-
-def test_failed_variants_are_named_with_their_reasons() -> None:
-    assert make(measurements=(TIME, FAILED)).failed_variants() == ["mine: NameError"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.files import ROOT
+from tests.project import GOLDEN
 from tests.workflow.conftest import MACHINE, NANO, Project, checkout
 
 pytestmark = pytest.mark.slow
@@ -65,8 +65,7 @@ NEVER = "--config study=nano machine=cpu-golden measure=never"
 
 
 def test_the_page_of_machines_is_a_target(fresh: Project) -> None:
-    golden = ROOT / "tests" / "golden" / "results" / "cpu-golden"
-    shutil.copytree(golden, fresh.folder / "results" / "cpu-golden")
+    shutil.copytree(GOLDEN, fresh.folder / "results" / "cpu-golden")
     fresh.run(f"snakemake --cores 1 report/compare.md {NEVER} compare=cpu-golden")
     page = fresh.folder / "report" / "compare.md"
     assert "## How long is a step?" in page.read_text()

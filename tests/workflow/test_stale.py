@@ -1,11 +1,14 @@
-"""Only what is stale runs again, on the real Snakefile with its records of a real run."""
+"""Only what is stale runs again, on the real Snakefile with its records of a real run; what makes
+chapters with ranks stale is in the torchrun command of their shell."""
 
+import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import Project
+from tests.workflow.conftest import MACHINE, NANO, Project
 from tests.workflow.test_command import CHAPTERS
 
 pytestmark = pytest.mark.slow
@@ -48,3 +51,36 @@ def test_another_torch_version_makes_measurements_stale(measured: Project) -> No
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
     assert set(measured.plan()) == {*CHAPTERS, "report"}
+
+
+RESULT = f"results/{MACHINE}/collectives/placement~cpu/world_size~2.json"
+
+
+def shell_of(project: Project) -> list[str]:
+    done = project.run(f"snakemake -n -p {NANO} -- {RESULT}")
+    [shell] = [line for line in done.stderr.splitlines() if "ranks.py" in line]
+    return shlex.split(shell.partition("Shell command: ")[2])
+
+
+def test_the_shell_holds_the_whole_torchrun_command(fresh: Project) -> None:
+    shell = shell_of(fresh)
+    command = shell[shell.index("torchrun") : shell.index(">")]
+    assert command[1:5] == ["--nnodes", "1", "--nproc-per-node", "2"]
+    program = command[command.index("-m") :]
+    assert program[:3] == ["-m", "lmlab.jobs.ranks", "--point"]
+    assert json.loads(program[3])["parameters"] == {"placement": "cpu", "world_size": 2}
+    assert program[4:] == ["--out", RESULT]
+
+
+def test_nodes_and_rendezvous_come_from_the_config(measured: Project) -> None:
+    config = measured.folder / "config.yaml"
+    text = config.read_text().replace("localhost:29500", "$(first_node):29400")
+    config.write_text(text)
+    assert set(measured.plan()) == {"report"}, "where nodes meet moves no number"
+    text = text.replace('on_each_node: ""', "on_each_node: srun --ntasks-per-node=1")
+    config.write_text(text.replace("nnodes: 1", "nnodes: 2"))
+    shell = " ".join(shell_of(measured))
+    assert "; srun --ntasks-per-node=1 /" in shell
+    rendezvous = "--rdzv-backend c10d --rdzv-endpoint $(first_node):29400"
+    assert f"-- torchrun --nnodes 2 --nproc-per-node 1 {rendezvous} -m" in shell
+    assert {"collectives", "data_parallel"} == set(measured.plan()) - {"report"}

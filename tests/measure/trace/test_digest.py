@@ -10,18 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmlab.measure.trace import digest as module
-from lmlab.measure.trace import nsys
-from lmlab.measure.trace.digest import (
-    device_times,
-    host_calls,
-    host_side,
-    is_copy,
-    kernel_summary,
-    one_layer,
-    section,
-    timeline,
-)
+from lmlab.measure.trace import digest, nsys
 from lmlab.measure.trace.frames import Trace
 from lmlab.measure.trace.kernel_names import family
 from tests.measure.trace.export_builder import ExportBuilder
@@ -42,7 +31,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def step(trace: Trace) -> Trace:
-    return section(trace, "mode train_step")
+    return digest.section(trace, "mode train_step")
 
 
 @pytest.fixture
@@ -51,14 +40,14 @@ def builder(tmp_path: Path) -> ExportBuilder:
 
 
 def test_a_section_holds_one_run(trace: Trace) -> None:
-    forward = section(trace, "mode forward")
+    forward = digest.section(trace, "mode forward")
     assert forward.kernels["duration_ns"].sum() == FORWARD_US * US
     assert (forward.host["kind"] == "synchronize").sum() == 1
-    assert sum(len(section(trace, f"mode {m}").kernels) for m in MODES) == len(trace.kernels)
+    assert sum(len(digest.section(trace, f"mode {m}").kernels) for m in MODES) == len(trace.kernels)
     total = sum(PHASES_US.values()) * US
-    times = device_times(section(trace, "mode train_step").kernels)
+    times = digest.device_times(digest.section(trace, "mode train_step").kernels)
     assert times["total_ns"] == times["busy_ns"] == times["span_ns"] == total
-    assert device_times(section(trace, "no such mode").kernels)["total_ns"] == 0
+    assert digest.device_times(digest.section(trace, "no such mode").kernels)["total_ns"] == 0
 
 
 def test_the_table_has_statistics_by_name_and_no_copies(builder: ExportBuilder) -> None:
@@ -71,8 +60,8 @@ def test_the_table_has_statistics_by_name_and_no_copies(builder: ExportBuilder) 
         builder.call("cudaMemcpyAsync", 13, 15, 9)
         builder.memcpy(1, 950, 957, 9)
     kernels = nsys.read(builder.path).kernels
-    assert kernels["duration_ns"][is_copy(kernels)].tolist() == [7]
-    assert kernel_summary(kernels).round(1).to_dict("list") == {
+    assert kernels["duration_ns"][digest.is_copy(kernels)].tolist() == [7]
+    assert digest.kernel_summary(kernels).round(1).to_dict("list") == {
         "name": ["sgemm", "a", "b"],  # ties in order of name
         "instances": [3, 1, 1],
         "total_ns": [90, 5, 5],
@@ -85,17 +74,17 @@ def test_the_table_has_statistics_by_name_and_no_copies(builder: ExportBuilder) 
 
 
 def test_the_host_side_has_waits_and_launches(step: Trace) -> None:
-    host: Any = host_side(step)
+    host: Any = digest.host_side(step)
     assert host["wait_ns"] > 5000 * US
     assert host["delay_max_ns"] > host["delay_median_ns"] > 1000 * US, "the host is ahead"
     assert (host["gap_ns"], host["gaps"], host["launches"]) == (0, 0, len(step.kernels))
     assert host["launch_ns"] == 5 * US
-    calls = {call["name"]: call["calls"] for call in host_calls(step)}
+    calls = {call["name"]: call["calls"] for call in digest.host_calls(step)}
     assert calls == {"cudaDeviceSynchronize": 1, "cudaLaunchKernel": len(step.kernels)}
 
 
 def test_the_timeline_has_phases_on_both_sides(step: Trace) -> None:
-    drawn: Any = timeline(step, PHASES)
+    drawn: Any = digest.timeline(step, PHASES)
     rows = drawn["device_phases"]
     found = {row["phase"]: row["duration_ns"] / US for row in rows}
     assert found == {phase: us for phase, us in PHASES_US.items() if us}
@@ -107,7 +96,7 @@ def test_the_timeline_has_phases_on_both_sides(step: Trace) -> None:
 
 
 def test_one_layer_is_stored_kernel_by_kernel(step: Trace) -> None:
-    layer: Any = one_layer(step, "forward", ("scores", "softmax", "output"))
+    layer: Any = digest.one_layer(step, "forward", ("scores", "softmax", "output"))
     assert layer["layer"] == "layers.1"
     families = [family(name) for name in layer["name"]]
     gemm, pointwise = "matmul_simt", "elementwise"
@@ -115,9 +104,9 @@ def test_one_layer_is_stored_kernel_by_kernel(step: Trace) -> None:
     assert layer["part"] == [None, "scores", "softmax", "softmax", "softmax", "output", None]
     assert layer["start_ns"][0] == 0
     assert [ns / US for ns in layer["duration_ns"]] == [400, 100, 30, 20, 50, 100, 400]
-    assert one_layer(step, "backward", ()) is None, "no layer is marked there"
+    assert digest.one_layer(step, "backward", ()) is None, "no layer is marked there"
     nothing = Trace(step.kernels.iloc[:0], step.host, step.ranges, "none")
-    assert timeline(nothing, PHASES) is None
+    assert digest.timeline(nothing, PHASES) is None
 
 
 INTERVALS = st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(0, 1))
@@ -129,10 +118,10 @@ def test_busy_time_counts_overlaps_once(intervals: list[tuple[int, int, int]]) -
     frame = pd.DataFrame(np.array(intervals), columns=["start_ns", "duration_ns", "device"])
     frame = frame.assign(launch_ns=frame["start_ns"].astype("Int64"))
     covered = {(d, tick) for s, length, d in intervals for tick in range(s, s + length)}
-    assert module.busy_ns(frame) == len(covered)
+    assert digest.busy_ns(frame) == len(covered)
     ends = frame["start_ns"] + frame["duration_ns"]
     spans = ends.groupby(frame["device"]).max() - frame.groupby("device")["start_ns"].min()
-    assert module.span_ns(frame) == spans.sum()
+    assert digest.span_ns(frame) == spans.sum()
 
 
 def test_a_gap_is_the_hosts_if_the_kernel_was_not_launched_yet(builder: ExportBuilder) -> None:
@@ -141,9 +130,9 @@ def test_a_gap_is_the_hosts_if_the_kernel_was_not_launched_yet(builder: ExportBu
             builder.launched("k", launch, start, start + 10, correlation)
         builder.kernel("launch unknown", 90, 95, 77)
     trace = nsys.read(builder.path)
-    gaps = module.launch_gaps(trace.kernels)
+    gaps = digest.launch_gaps(trace.kernels)
     # Idle from 20: the second was queued since 15. Idle from 40: the third was launched at 50.
     assert gaps["gap_ns"].tolist() == [0, 10, 20, 20]
     assert gaps["host_late"].tolist() == [False, False, True, False]
-    host = host_side(trace)
+    host = digest.host_side(trace)
     assert (host["gaps"], host["gap_ns"], host["host_late_gap_ns"]) == (3, 50, 20)
