@@ -11,9 +11,10 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.report.frame import Results
 from lmlab.report.page import Chapter, Report, build_chapters
 from lmlab.study.files import TEMPLATES
+from lmlab.study.results import Result
 
 
-def found(outcome: Outcome, quantity: str, **labels: Any) -> list[dict[str, Any]]:
+def found(outcome: Outcome | Result, quantity: str, **labels: Any) -> list[dict[str, Any]]:
     return [
         record
         for record in outcome.measurements
@@ -21,7 +22,7 @@ def found(outcome: Outcome, quantity: str, **labels: Any) -> list[dict[str, Any]
     ]
 
 
-def value_of(outcome: Outcome, quantity: str, **labels: Any) -> Any:
+def value_of(outcome: Outcome | Result, quantity: str, **labels: Any) -> Any:
     (record,) = found(outcome, quantity, **labels)
     return record["value"]
 

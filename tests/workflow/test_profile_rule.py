@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.results import Result, read
+from lmlab.study.results import read
+from tests.chapters.pages import value_of
 from tests.measure.trace.standin_nsys import install
 from tests.workflow.conftest import MACHINE, NANO, Project
 
@@ -22,11 +23,6 @@ def path_with(project: Project, fault: str | None = "") -> str:
     if fault is not None:
         install(folder, fault=fault)
     return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
-
-
-def value_of(result: Result, quantity: str) -> str:
-    (value,) = (r["value"] for r in result.measurements if r["quantity"] == quantity)
-    return str(value)
 
 
 def test_nsys_records_and_its_report_stays(fresh: Project) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.measure.trace import frames, nsys
-from lmlab.measure.trace.frames import KERNEL_COLUMNS, RANGE_COLUMNS, Trace, names, paths_at
+from lmlab.measure.trace.frames import KERNEL_COLUMNS, RANGE_COLUMNS, names, paths_at
 from tests.measure.trace.export_builder import ExportBuilder
 
 
@@ -26,17 +26,13 @@ def rows(frame: pd.DataFrame, *columns: str) -> list[list[Any]]:
     return [[None if value is pd.NA else value for value in row] for row in found]
 
 
-def read(builder: ExportBuilder) -> Trace:
-    return nsys.read(builder.path)
-
-
 def test_a_kernel_row_has_all_documented_columns(builder: ExportBuilder) -> None:
     name = "void at::native::reduce_kernel<MaxOps<float>>(T3)"
     with builder:
         builder.call("cudaLaunchKernel_v7000", 10, 15, correlation=4, process=42)
         builder.range("forward", 0, 100, process=42)
         builder.kernel(name, 30, 70, 4, process=42)
-    trace = read(builder)
+    trace = nsys.read(builder.path)
     assert trace.tool == "nsys 2025.3.1.90"
     assert trace.kernels.to_dict("records") == [
         {
@@ -57,7 +53,7 @@ def test_a_kernel_belongs_to_the_range_of_its_launch(builder: ExportBuilder) -> 
         builder.kernel("gemm", 60, 70, 3)
         builder.call("cudaDeviceSynchronize_v3020", 50, 75, 4)
         builder.call("cuMemAlloc_v2", 96, 97, 5)
-    trace = read(builder)
+    trace = nsys.read(builder.path)
     assert rows(trace.kernels, "name", "ranges") == [
         ["runs late", ("forward",)],
         ["at the edge", ("backward",)],
@@ -89,7 +85,7 @@ def test_a_kernel_is_matched_to_its_launch(
             builder.call(name, start, start + 3, correlation, process=process)
         builder.kernel("k", 80, 90, 5)
     expected = [launch, () if launch is None else ("rank 1",)]
-    assert rows(read(builder).kernels, "launch_ns", "ranges") == [expected]
+    assert rows(nsys.read(builder.path).kernels, "launch_ns", "ranges") == [expected]
 
 
 @pytest.mark.parametrize("event", [34, 59, 60, 70, 71, 75])  # 34 is a mark, 75 a domain's name
@@ -99,7 +95,7 @@ def test_only_ranges_are_read(builder: ExportBuilder, event: int, registered: bo
         builder.range("forward", -500, 50, event=event, registered=registered)
         builder.launched("k", 10, 20, 30, 1)
     expected = [] if event in (34, 75) else [["forward"]]
-    assert rows(read(builder).ranges, "name") == expected
+    assert rows(nsys.read(builder.path).ranges, "name") == expected
 
 
 def test_ranges_may_stay_open_and_lose_pytorchs_counters(builder: ExportBuilder) -> None:
@@ -109,7 +105,7 @@ def test_ranges_may_stay_open_and_lose_pytorchs_counters(builder: ExportBuilder)
         builder.range("MulBackward0, seq = 3, op_id = 8, sizes = [[4]]", 20, 29)
         builder.range("a, b = c", 30, 39)
         builder.launched("k", 10, 20, 95, 1)
-    trace = read(builder)
+    trace = nsys.read(builder.path)
     assert rows(trace.kernels, "ranges") == [[("step", "aten::mul")]]
     expected = [["step", 90], ["aten::mul", 9], ["MulBackward0", 9], ["a, b = c", 9]]
     assert rows(trace.ranges, "name", "duration_ns") == expected
@@ -127,7 +123,8 @@ def test_copies_memsets_and_graphs_are_rows(builder: ExportBuilder) -> None:
         builder.graph(5, 40, 80, 2)  # its kernel was traced and replaces it
         builder.call("cudaGraphLaunch_v10000", 13, 14, 3)
         builder.graph(6, 90, 95, 3)
-    assert rows(read(builder).kernels, "name", "kind", "family", "duration_ns", "launch_ns") == [
+    kernels = nsys.read(builder.path).kernels
+    assert rows(kernels, "name", "kind", "family", "duration_ns", "launch_ns") == [
         ["Memcpy HtoD", "memcpy", "copy", 10, 1],
         ["Memcpy", "memcpy", "copy", 10, None],
         ["Memset", "memset", "copy", 5, None],
@@ -142,7 +139,7 @@ def test_products_keep_their_family_in_the_optimizer(builder: ExportBuilder) -> 
         builder.range("optimizer step", 0, 90)
         for row, name in enumerate([*names, "elementwise_kernel"]):
             builder.launched(name, 10 + 30 * row, 200 + row, 201 + row, row)
-    families = read(builder).kernels["family"].tolist()
+    families = nsys.read(builder.path).kernels["family"].tolist()
     assert families == ["optimizer", "matmul_simt", "communication", "elementwise"]
 
 
@@ -151,7 +148,7 @@ def test_an_empty_export_gives_empty_frames(builder: ExportBuilder, tables: list
     with builder:
         for table in tables:
             builder.table(table)
-    trace = read(builder)
+    trace = nsys.read(builder.path)
     assert (len(trace.kernels), len(trace.host), len(trace.ranges)) == (0, 0, 0)
     assert tuple(trace.kernels.columns) == KERNEL_COLUMNS
     assert tuple(trace.ranges.columns) == RANGE_COLUMNS
@@ -167,7 +164,7 @@ def test_names_of_any_type_are_text(builder: ExportBuilder, stored: str, shown: 
         builder.execute(f"UPDATE NVTX_EVENTS SET text = {stored}")
         builder.execute(f"UPDATE StringIds SET value = {stored} WHERE value = 'k'")
         builder.execute(f"UPDATE META_DATA_EXPORT SET value = {stored} WHERE name LIKE '%PROD%'")
-    trace = read(builder)
+    trace = nsys.read(builder.path)
     assert rows(trace.kernels, "name", "ranges") == [[shown or "string 2", (shown or "",)]]
     assert trace.tool == f"nsys {shown}"
 
@@ -211,9 +208,9 @@ def test_rows_are_read_in_batches(builder: ExportBuilder, monkeypatch: pytest.Mo
                 details = f"aten::mul, op_id = {operator}, sizes = {'4' * 130}"
                 builder.range(details, operator, operator + 240)
     monkeypatch.setattr(nsys, "BATCH_ROWS", 200)
-    read(builder)  # what is imported on the way does not count
+    nsys.read(builder.path)  # what is imported on the way does not count
     tracemalloc.start()
-    trace = read(builder)
+    trace = nsys.read(builder.path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     counts = [len(trace.host), len(trace.kernels), len(trace.ranges)]
