@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from lmlab.measure.records import value
 from lmlab.report.table import Table, memory, time
 from lmlab.report.text import FORMATS, escape, join, number, percent, slug, times
 from tests.report.study import result, small_study, time_record, written
@@ -52,10 +53,14 @@ def test_across_and_facet(tmp_path: Path) -> None:
 
 def test_noisy_and_capped_values_are_marked(tmp_path: Path) -> None:
     noisy = result({"size": "a"}, [time_record([1.0, 2.0, 3.0], phase="total")])
-    capped = result({"size": "b"}, [time_record([1.0], phase="total")], flags=("power_capped",))
+    records = [time_record([1.0], phase="total"), value("peak_memory", 2**30, "B")]
+    capped = result({"size": "b"}, records, flags=("power_capped",))
     rows = written(tmp_path, [noisy, capped]).rows
-    text = Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows)
-    assert [line[1] for line in cells(text)[2:]] == ["2.00~", "1.00†"]
+    table = Table(title="T", rows=["size"], columns={"ms": STEP, "GiB": memory()})
+    assert [line[1] for line in cells(table.render(rows))[2:]] == ["2.00~", "1.00†"]
+    text = table.render(written(tmp_path / "capped", [capped]).rows)
+    assert cells(text)[2] == ["b", "1.00", "1.00"]
+    assert "All power-capped" in text
 
 
 def test_an_ambiguous_cell_is_an_error_and_nothing_is_empty(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 Data and JavaScript are inlined, so the file can be mailed around and opened without a network.
 """
 
+import gzip
 import html
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     sources = list(results.results)
     data = {
-        "tables": [table for name in chapters for table in _tables(results, name, sources)],
+        "rows": [row for name in chapters for row in _rows(results, name, sources)],
         "sources": [
             {
                 "file": path,
@@ -48,32 +50,29 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
             if not figure.rows(chapter.own).empty
         ],
     }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts = {
         "machine": html.escape(results.name),
-        # `</` in a string could end the script element.
+        # `</script` in a string could end the script element.
         "bundle": bundle.replace("</script", "<\\/script"),
-        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+        "data": b64encode(gzip.compress(text.encode(), mtime=0)).decode(),
     }
     return re.sub(r"%%(\w+)%%", lambda found: parts[found[1]], template.read_text())
 
 
-def _tables(results: Results, chapter: str, sources: list[str]) -> Iterator[dict[str, Any]]:
-    """The measured numbers of a chapter, one table per quantity: rows of a quantity share their
-    labels, so each field is named once and hardly a cell is empty."""
+def _rows(results: Results, chapter: str, sources: list[str]) -> Iterator[dict[str, Any]]:
+    """The measured numbers of a chapter, with the labels that vary within their quantity."""
     rows = select(results.rows, chapter=chapter, status="ok")
     rows = rows.loc[[isinstance(value, int | float) for value in rows["value"]]]
     index = {source: number for number, source in enumerate(sources)}
     settings = {name for result in results.of(chapter) for name in result.settings}
     settings -= {name for result in results.of(chapter) for name in result.parameters}
-    for quantity, found in rows.groupby("quantity", sort=False):
+    for _, found in rows.groupby("quantity", sort=False):
         fields = [str(name) for name in found if _shown(str(name), found[name], settings)]
-        cells = found.assign(source=found["source"].map(index))[fields]
-        yield {
-            "chapter": chapter,
-            "quantity": quantity,
-            "fields": fields,
-            "rows": [[*map(_plain, row)] for row in cells.itertuples(index=False, name=None)],
-        }
+        found = found.assign(source=found["source"].map(index))[["chapter", "quantity", *fields]]
+        for row in found.to_dict("records"):
+            cells = {str(name): _plain(value) for name, value in row.items()}
+            yield {name: value for name, value in cells.items() if value is not None}
 
 
 def _shown(name: str, column: "pd.Series[Any]", settings: set[str]) -> bool:

@@ -41,8 +41,7 @@ MARKS = {
     "‡": "inconsistent: far more than the sum of its parts timed apart",
     "§": "measured with uncommitted code",
 }
-UNCOMMITTED_MARK = "§"
-FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡"}
+FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡", UNCOMMITTED: "§"}
 MAX_REASONS = 4
 
 
@@ -120,8 +119,7 @@ class Table:
         return candidates(rows[[name for name in rows if name in names]], **self.where)
 
     def cells(self, sides: Sequence[Rows]) -> dict[tuple[Any, ...], list["Cell"]]:
-        """The cells of several sets of rows, side by side: by facet, row key and column header,
-        whichever of them has it."""
+        """The cells of several sets of rows side by side, by facet, row key and column header."""
         whole = replace(self, rows=[*([self.facet] if self.facet else []), *self.rows])
         shown = [self._chosen(rows) for rows in sides]
         keys = dict.fromkeys(key for rows in shown for key in distinct(rows, list(whole.rows)))
@@ -143,18 +141,18 @@ class Table:
             if all(cell.row is None for cell in cells):
                 continue
             used += cells
-            lines.append(
-                [*(escape(plain(value)) for value in key), *(cell.text() for cell in cells)]
-            )
+            labels = [escape(plain(value)) for value in key]
+            lines.append([*labels, *(cell.text() for cell in cells)])
         if not lines:
             return ""
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
         header = [escape(name) for name in [*names, *columns]]
         caption = self._caption(used, facet)
-        if all(UNCOMMITTED_MARK in cell.marks for cell in used if cell.measured):
-            # A mark on every cell says no more than the caption alone.
-            lines = [[text.replace(UNCOMMITTED_MARK, "") for text in line] for line in lines]
-            caption = caption.replace(f"{UNCOMMITTED_MARK} measured", "All measured")
+        for mark in set(FLAG_MARKS.values()):
+            if all(mark in cell.marks for cell in used if cell.can_bear(mark)):
+                # On every cell a mark says no more than the caption alone.
+                lines = [[text.replace(mark, "") for text in line] for line in lines]
+                caption = caption.replace(f"{mark} {MARKS[mark]}", f"All {MARKS[mark]}")
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
     def _columns(self, rows: Rows) -> dict[str, Callable[[tuple[Any, ...]], "Cell"]]:
@@ -201,8 +199,7 @@ class Cell:
             return DASH
         if self.row["status"] != "ok":
             return escape(self.row["reason"]) if self.one_word else STATUS_CELLS[self.row["status"]]
-        value = self.row.get(self.column.field)
-        if value is None or pd.isna(value):
+        if pd.isna(self.row.get(self.column.field)):
             return DASH
         text = quoted(self.row, self.column.format, self.column.field)
         return escape(text) + "".join(self.marks)
@@ -216,16 +213,19 @@ class Cell:
     def measured(self) -> bool:
         return self.row is not None and self.row["status"] == "ok"
 
+    def can_bear(self, mark: str) -> bool:
+        """Uncommitted code concerns every measured cell, other marks only times."""
+        timed = self.row is not None and self.row["clock"] in CLOCKS
+        return self.measured and (timed or mark == FLAG_MARKS[UNCOMMITTED])
+
     @cached_property
     def marks(self) -> list[str]:
-        if self.row is None or not self.measured:
+        if self.row is None:
             return []
         flags = self.row["flags"] if isinstance(self.row["flags"], tuple) else ()
-        marks = [UNCOMMITTED_MARK] * (UNCOMMITTED in flags)
-        if self.row.get("clock") in CLOCKS:
-            spread = ["↕"] if unsteady(self.row) else ["~"] * (self.row["noisy"] is True)
-            marks = [*spread, *(FLAG_MARKS[flag] for flag in flags if flag in FLAG_MARKS), *marks]
-        return list(dict.fromkeys(marks))
+        spread = "↕" if unsteady(self.row) else "~" if self.row["noisy"] is True else None
+        found = {spread, *map(FLAG_MARKS.get, flags)}
+        return [mark for mark in MARKS if mark in found and self.can_bear(mark)]
 
 
 class _Index:

@@ -61,7 +61,7 @@ TABLES = {
         rows=["rung"],
         where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},
         columns={
-            "{size}, step (ms)": time(side="rung"),
+            "{size}, tokens/s": quantity("throughput", "integer", **OWN),
             "{size}, MFU": quantity("mfu", "percent", **OWN),
         },
     ),
