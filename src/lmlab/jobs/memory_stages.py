@@ -6,7 +6,8 @@
     after_step       plus the optimizer's state, created in its first step
 
 Each variant is built, stepped and torn down alone, so that a reading contains nothing of another.
-Peaks are those of forward with backward, and of the optimizer step; a CPU has no such counter.
+Peaks are those of a second step, which begins with the optimizer's state like all that follow: of
+forward with backward, and of the optimizer step; a CPU has no such counter.
 
 Records: `allocated` per variant, stage and rank; of the rank that has allocated most, `memory` per
 category, `reserved` (held by the allocator) and `device_memory` (as the device reports it, for the
@@ -55,14 +56,19 @@ class Training:
         if hasattr(self.model, "finish_gradient_synchronization"):
             self.model.finish_gradient_synchronization()
 
-    def step(self, work: RankWork) -> Tensor:
-        """One training step; its loss, which is not read: that would wait for the device."""
+    def backward(self, work: RankWork) -> Tensor:
+        """Gradients of one step; its loss, which is not read: that would wait for the device."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = work.loss(self.model)
         loss.backward()
         self.finish()
-        self.optimizer.step()
         return loss.detach()
+
+    def step(self, work: RankWork) -> Tensor:
+        """One training step; its loss."""
+        loss = self.backward(work)
+        self.optimizer.step()
+        return loss
 
 
 def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -71,30 +77,32 @@ def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "local", getattr(optimizer, "optim", optimizer))
 
 
-def first_step(training: Training, work: RankWork) -> dict[str, Any]:
-    """Memory of this rank at every stage of a first step, its peaks, and its loss."""
+def two_steps(training: Training, work: RankWork) -> dict[str, Any]:
+    """Memory of this rank at every stage of a first step, peaks of a second, and both losses."""
     device = work.device
     stages = {"initialized": read_memory(device, training.categories())}
-    reset_peak_memory(device)
     saved = SavedActivations([*training.model.buffers(), work.tokens, work.targets])
     with saved.counting():
         loss = work.loss(training.model)
     stages["after_forward"] = read_memory(device, training.categories(), activations=saved.nbytes)
-    loss_value = float(loss.detach())
+    losses = [float(loss.detach())]
     loss.backward()
     del loss
     training.finish()
     stages["before_step"] = read_memory(device, training.categories())
+    training.optimizer.step()
+    stages["after_step"] = read_memory(device, training.categories())
+    reset_peak_memory(device)
+    losses.append(float(training.backward(work)))
     peaks = {"forward_backward": peak_memory_bytes(device)}
     reset_peak_memory(device)
     training.optimizer.step()
-    stages["after_step"] = read_memory(device, training.categories())
     peaks["optimizer"] = peak_memory_bytes(device)
-    return {"stages": stages, "peaks": peaks, "loss": loss_value}
+    return {"stages": stages, "peaks": peaks, "losses": losses}
 
 
 def memory_records(variant: str, ranks: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Records of what `first_step` returned on every rank."""
+    """Records of what `two_steps` returned on every rank."""
     records = []
     for phase in ranks[0]["peaks"]:
         peaks = (found["peaks"][phase] for found in ranks)

@@ -211,7 +211,10 @@ def extreme_naive(rows: Rows, status: str) -> dict[str, Any] | None:
 def shown_naive(rows: Rows) -> Rows:
     """Naive attention at one head dimension: that which did not fit, or the largest."""
     shape = extreme_naive(rows, "oom") or extreme_naive(rows, "ok")
-    return select(rows, topic="naive", head_dim=shape["head_dim"]) if shape else rows.head(0)
+    if shape is None:
+        return rows.head(0)
+    title = f"{shape['precision']}, batch {shape['batch']}, head dim {shape['head_dim']}"
+    return select(rows, topic="naive", head_dim=shape["head_dim"]).assign(shape=title)
 
 
 def accounts(rows: Rows) -> Rows:
@@ -300,7 +303,7 @@ def slower(title: str, topic: str, **more: Any) -> Table:
 
 TABLES = {
     "front_naive": Table(
-        title="Naive attention, eager, head dim {head_dim}",
+        title="Naive attention, eager, {shape}",
         rows=["sequence"],
         data=shown_naive,
         columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
@@ -316,7 +319,7 @@ TABLES = {
         },
     ),
     "front_leaderboard": Table(
-        title="Forward and backward at the leaderboard's shape, the fastest",
+        title="The fastest variants at the leaderboard's shape, forward and backward",
         rows=["attention"],
         data=leaderboard,
         limit=5,

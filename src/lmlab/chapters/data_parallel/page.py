@@ -189,7 +189,8 @@ VARIANT_COLUMNS = {
 }
 TABLES = {
     "front": variant_table(
-        "A training step by variant; communication: (step − step without it) / step",
+        "A training step by variant; communication: (step − step without it) / step, median of "
+        "the rounds",
         VARIANT_COLUMNS,
         data=one_bucket_size,
     ),
@@ -272,7 +273,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     backward = first_value(rows, quantity="phase_time", phase="backward")
     flat = first_value(rows, quantity="added", variant=FLAT)
     ours = [v for (v,) in distinct(times, ["variant"]) if _overlaps(v)]
-    added = select(rows, quantity="added", variant=ours)["value"]
+    added = select(rows, quantity="added", variant=ours).set_index("scheme")["value"]
     buckets = [v for v in ours if v.startswith("bucketed_")]
     return {
         **shared,
@@ -283,6 +284,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "communication": flat,
         "hideable": None if flat is None else max(0.0, min(flat, backward)),
         "saved": None if flat is None or added.empty else flat - min(added),
+        "best": None if added.empty else pd.to_numeric(added).idxmin(),
         "overlapping": against(select(rows, variant=[FLAT, *ours]), FLAT),
         "bucket_pairs": math.comb(len(buckets), 2),
         "bucket_pairs_decided": sum(

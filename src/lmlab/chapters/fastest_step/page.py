@@ -57,7 +57,7 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 TABLES = {
     "front": Table(
-        title="Rungs of the ladder; MFU against the stated peak",
+        title="Rungs of the ladder; MFU against the stated peak of the rung's precision",
         rows=["rung"],
         where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},
         columns={

@@ -2,11 +2,12 @@
 
 Four variants: data parallelism with a plain optimizer, the same with a sharded optimizer, our FSDP,
 and PyTorch's `fully_shard`. Each first runs two steps alone, with memory read at the stages of the
-first. The losses of both must be those of data parallelism on every rank: the first shows that
-forward uses the right weights, the second that gradients and update were right; a variant that is
-wrong gets no time. Then the variants take turns: each is built for its turn, runs a step that
-allocates its state, then the timed one, and is freed, so that a job needs the memory of one. After
-that each gather of our FSDP is timed, and finally one step of each variant is profiled.
+first and at the peak of the second. The losses of both must be those of data parallelism on every
+rank: the first shows that forward uses the right weights, the second that gradients and update were
+right; a variant that is wrong gets no time. Then the variants take turns: each is built for its
+turn, runs a step that allocates its state, then the timed one, and is freed, so that a job needs
+the memory of one. After that each gather of our FSDP is timed, and finally one step of each variant
+is profiled.
 
 If `fully_shard` does not run on a backend or device, its error becomes the variant's reason and the
 others go on. All ranks must agree on that; otherwise one would wait for another that has stopped.
@@ -33,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from lmlab.jobs.autosize import choose
-from lmlab.jobs.memory_stages import Training, expected_records, first_step, memory_records
+from lmlab.jobs.memory_stages import Training, expected_records, memory_records, two_steps
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
@@ -138,12 +139,12 @@ def torch_fully_shard(model: nn.Module) -> nn.Module:
 
 
 def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, Any]] | str:
-    """Memory of the first and losses of both on every rank, or why it does not run here."""
+    """Memory and losses of both on every rank, or why it does not run here."""
     release(work.device)
     own: dict[str, Any] = {}
     reason = None
     try:
-        own = _two_steps(build(work), work)
+        own = two_steps(build(work), work)
     except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
         if name != TORCH or is_out_of_memory(error):
             raise  # ours must run everywhere: an error fails the whole point
@@ -151,11 +152,6 @@ def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, A
     reasons = [each for each in across_ranks.gather(reason) if each]
     release(work.device)
     return reasons[0] if reasons else across_ranks.gather(own)
-
-
-def _two_steps(training: Training, work: RankWork) -> dict[str, Any]:
-    first = first_step(training, work)
-    return {**first, "losses": [first["loss"], float(training.step(work))]}
 
 
 def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:

@@ -265,7 +265,7 @@ ACROSS: Any = {"rows": ["size"], "data": one_precision}
 BY_POINT: Any = {"rows": ["variant"], "headers": {"variant": "strategy"}}
 TABLES = {
     "front_peaks": Table(
-        title="Peak of a training step in GiB and the phase that holds it, by context length",
+        title="Peak of a training step, {precision}, in GiB and its phase, by context length",
         where=STEP,
         columns={"{context}": quantity("peak_with_phase", "text")},
         **ACROSS,

@@ -257,16 +257,9 @@ FAMILY_SHARES = {
 }
 BY_CONTEXT: Any = {"rows": ["size", "context"], "data": recorded}
 TABLES = {
-    "front_kernels": Table(
-        title="Top kernel of a forward pass at the longest context (library, tile, layout) and its "
-        "share of the pass",
-        rows=["size"],
-        data=lambda rows: at_longest(at_first(rows, "precision")),
-        columns=_top_kernel("forward"),
-    ),
     "front_attention": Table(
-        title="Parts of attention in one forward pass at the longest context, all layers",
-        rows=["size"],
+        title="Parts of attention in one forward pass, {precision}, all layers, longest context",
+        rows=["size", "context"],
         data=lambda rows: at_longest(at_first(rows, "precision")),
         columns={**PART_TIMES, **SOFTMAX_TIME},
     ),
@@ -416,12 +409,17 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     top = {mode: by_point("kernel_share", mode, "kernel", rank=1) for mode in MODES}
     span, mask = (select(rows, quantity=name) for name in ("span_to_wall", "mask_to_softmax"))
     optimizer = select(rows, quantity="family_share", family="optimizer")
+    all_steps = select(everything, quantity="matmul_share", mode="train_step")
     return {
         "gpu": any(r.machine["device"] == "cuda" for r in chapter.results.of(chapter.name)),
         "points": len(matmul["forward"]),
         "tools": sorted(set(select(rows, quantity="profiler_version")["value"])),
         "notes": sorted(set(select(rows, quantity="profiler_note")["value"])),
         "matmul": {mode: (shares.min(), shares.max()) for mode, shares in matmul.items()},
+        "steps": {
+            str(precision): {"min": shares.min(), "max": shares.max()}
+            for precision, shares in all_steps.groupby("precision", sort=False)["value"]
+        },
         "with_backward": len(matmul["forward_backward"]),
         "backward_raises": _count(matmul["forward_backward"], "gt", matmul["forward"]),
         "optimizer_lowers": _count(matmul["train_step"], "lt", matmul["forward_backward"]),

@@ -1,16 +1,17 @@
 """Sharded optimizer: how much memory it saves per rank, and how much time it costs.
 
-**Memory** at four stages of a first step, for the plain optimizer, ours and PyTorch's
-ZeroRedundancyOptimizer, each built alone. All ranks use the same tokens here, so gradients agree
-without communication, and the largest size that fits can be measured however slow the link is.
-After the step each variant must have the weights of the plain optimizer, or it gets no time.
+**Memory** at four stages of a first step and at the peak of a second, for the plain optimizer, ours
+and PyTorch's ZeroRedundancyOptimizer, each built alone. All ranks use the same tokens here, so
+gradients agree without communication, and the largest size that fits can be measured however slow
+the link is. After both steps each variant must have the weights of the plain optimizer, or it gets
+no time.
 
 **Time** of the same three in turns, at the largest size whose step is short enough. They share one
 model, one data-parallel wrapper and one AdamW state, so a job needs no more memory than the plain
 optimizer. A barrier before the optimizer keeps earlier delays out of its time.
 
 Records, besides those of `autosize`, `memory_stages` and `rank_work`: `owned_bytes` (parameters
-that each rank updates with our optimizer), `loss` of the first step per variant and rank.
+that each rank updates with our optimizer), `loss` per variant, step and rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +26,9 @@ from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import (
     Training,
     expected_records,
-    first_step,
     local_optimizer,
     memory_records,
+    two_steps,
 )
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
@@ -75,36 +76,37 @@ def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], li
     """Records of every optimizer at the largest size that fits, and which of them are correct."""
     choice = choose(candidates(point), device, limit_s=MEMORY_STEP_LIMIT_S)
     work = RankWork(choice.workload, device, own_tokens=False)
-    found = {name: first_steps(make, work) for name, make in OPTIMIZERS.items()}
+    found = {name: two_steps_alone(make, work) for name, make in OPTIMIZERS.items()}
     records = [*choice.records("memory"), *expected_records(work.workload, device)]
     records += per_rank("owned_bytes", found[OURS][0]["owned_bytes"], "B")
     correct = []
     for name, ranks in found.items():
         records += memory_records(name, ranks)
-        records += per_rank("loss", (own["loss"] for own in ranks), "", variant=name)
+        for step, losses in enumerate(zip(*(own["losses"] for own in ranks), strict=True), 1):
+            records += per_rank("loss", losses, "", variant=name, step=step)
         expected = found[PLAIN][0]["digest"]
         error = across_ranks.max_error(relative_error(own["digest"], expected) for own in ranks)
-        wrong = why_wrong(name, "weights after a step", error, TOLERANCE)
+        wrong = why_wrong(name, "weights after two steps", error, TOLERANCE)
         records += wrong
         correct += [] if wrong else [name]
     return records, correct
 
 
-def first_steps(make: Make, work: RankWork) -> list[dict[str, Any]]:
-    """One optimizer's first step on every rank, with a digest of the weights after it."""
+def two_steps_alone(make: Make, work: RankWork) -> list[dict[str, Any]]:
+    """One optimizer's first steps on every rank, with a digest of the weights after them."""
     release(work.device)
-    own = _first_step(make, work)
+    own = _two_steps(make, work)
     release(work.device)
     return across_ranks.gather(own)
 
 
-def _first_step(make: Make, work: RankWork) -> dict[str, Any]:
+def _two_steps(make: Make, work: RankWork) -> dict[str, Any]:
     model = work.model()
     optimizer = make(model.parameters())
     ownership = getattr(optimizer, "ownership", None)
     return {
         # The same tokens give the same gradients, so none are exchanged.
-        **first_step(Training(model, optimizer), work),
+        **two_steps(Training(model, optimizer), work),
         "owned_bytes": ownership.bytes_by_rank if ownership else None,
         "digest": weights_digest(model),
     }
