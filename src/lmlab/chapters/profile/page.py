@@ -180,15 +180,21 @@ def other_kernels(rows: Rows) -> Rows:
 
 
 def outer_families(results: Results) -> Rows:
-    """Family shares of the first and the last size at the shortest and the longest context."""
+    """Family shares of the first and the last size in every precision, at one context: the longest
+    of those at which most of them ran a training step."""
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
     if rows.empty:
         return rows
-    rows = at_first(rows, "precision")
-    sizes, contexts = list(rows["size"]), sorted(rows["context"])
-    rows = select(rows, size=sizes[:1] + sizes[-1:], context=contexts[:1] + contexts[-1:])
-    at = rows["size"] + "\n" + rows["context"].astype(str)
-    return rows.assign(at=at, mode=rows["mode"].map(MODES))
+    sizes = list(rows["size"])
+    rows = select(rows, size=sizes[:1] + sizes[-1:])
+    runs = select(rows, mode="train_step").groupby("context")["source"].nunique()
+    context = max(runs.index, key=lambda context: (runs[context], context))
+    rows = select(rows, context=context)
+    rows = rows.sort_values(
+        "family", key=lambda names: names.map(list(FAMILIES).index), kind="stable"
+    )
+    modes = rows["mode"].map(MODES) + f", context {context}"
+    return rows.assign(at=rows["size"] + "\n" + rows["precision"], mode=modes)
 
 
 def layer_timeline(results: Results) -> Rows:
@@ -359,7 +365,7 @@ def _timeline(title: str, x: Axis, data: Callable[[Results], Rows], **more: Any)
 
 FIGURES = {
     "families": Figure(
-        title="Share of device time by kernel family, by size and context",
+        title="Share of device time by kernel family, by size and precision",
         mark="stack",
         facet="mode",
         color="family",
