@@ -129,7 +129,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
     }
     alone = TABLE.render(written(tmp_path / "edited", results[1:2]).rows)
     assert "| edited | fp32 | 7.00 |" in alone, "what holds for all is in the caption"
-    assert "All measured with uncommitted code" in alone
+    assert "All: measured with uncommitted code" in alone
     numbers = re.findall(r"\d+", provenance.unreproducible(found))
     assert numbers == ["4", "1", "2"], "of 4 results, 1 uncommitted, 2 unverified"
     assert provenance.unreproducible(written(tmp_path / "clean", results[:1])) == ""

@@ -60,7 +60,7 @@ def test_noisy_and_capped_values_are_marked(tmp_path: Path) -> None:
     assert [line[1] for line in cells(table.render(rows))[2:]] == ["2.00~", "1.00†"]
     text = table.render(written(tmp_path / "capped", [capped]).rows)
     assert cells(text)[2] == ["b", "1.00", "1.00"]
-    assert "All power-capped" in text
+    assert "All: power-capped" in text
 
 
 def test_an_ambiguous_cell_is_an_error_and_nothing_is_empty(tmp_path: Path) -> None:

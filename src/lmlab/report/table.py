@@ -37,7 +37,7 @@ CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
     "↕": "drifting or bimodal: the middle half of the samples",
     "~": "noisy",
-    "†": "power-capped or throttled",
+    "†": "power-capped or throttled run",
     "‡": "inconsistent: far more than the sum of its parts timed apart",
     "§": "measured with uncommitted code",
 }
@@ -152,7 +152,7 @@ class Table:
             if all(mark in cell.marks for cell in used if cell.can_bear(mark)):
                 # On every cell a mark says no more than the caption alone.
                 lines = [[text.replace(mark, "") for text in line] for line in lines]
-                caption = caption.replace(f"{mark} {MARKS[mark]}", f"All {MARKS[mark]}")
+                caption = caption.replace(f"{mark} {MARKS[mark]}", f"All: {MARKS[mark]}")
         return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
 
     def _columns(self, rows: Rows) -> dict[str, Callable[[tuple[Any, ...]], "Cell"]]:
@@ -176,7 +176,7 @@ class Table:
         clocks = dict.fromkeys(row["clock"] for row in found if row["clock"] in CLOCKS)
         counts = sorted({int(row["n"]) for row in found if not pd.isna(row["n"]) and row["n"]})
         if clocks:
-            center = "mean" if any(cell.column.field == "mean" for cell in cells) else "median"
+            center = "mean" if all(cell.column.field == "mean" for cell in cells) else "median"
             samples = " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
             of = f", {center} of {samples}" if counts not in ([], [1]) else ""
             names = " and ".join(CLOCKS[clock] for clock in clocks)
@@ -214,9 +214,9 @@ class Cell:
         return self.row is not None and self.row["status"] == "ok"
 
     def can_bear(self, mark: str) -> bool:
-        """Uncommitted code concerns every measured cell, other marks only times."""
-        timed = self.row is not None and self.row["clock"] in CLOCKS
-        return self.measured and (timed or mark == FLAG_MARKS[UNCOMMITTED])
+        """Uncommitted code concerns every measured cell, other marks only numbers with a clock."""
+        clock = None if self.row is None or self.column.format == "text" else self.row["clock"]
+        return self.measured and (clock in CLOCKS or mark == FLAG_MARKS[UNCOMMITTED])
 
     @cached_property
     def marks(self) -> list[str]:

@@ -47,7 +47,8 @@ def percent(value: float) -> str:
 
 def times(value: float) -> str:
     """A ratio: 2.3x; close to 1 with a digit more, so that 1.03x is not called 1.0x."""
-    return f"{number(float(value), 3 if value >= 10 or 1 <= value < 2 else 2)}x"
+    value = 1.0 if 0.995 <= value < 1 else float(value)
+    return f"{number(value, 3 if value >= 10 or 1 <= value < 2 else 2)}x"
 
 
 def plain(value: Any) -> str:

@@ -36,7 +36,7 @@ TABLES = {
             "MB sent": quantity("scheme_bytes", "MB"),
             "compute, one device (ms)": quantity("scheme_compute_time", "ms"),
             "message (ms)": quantity("scheme_message_time", "ms"),
-            "most devices": quantity("scheme_devices", "integer"),
+            "most devices": quantity("scheme_devices"),
         },
     ),
     "splits": Table(
@@ -44,8 +44,8 @@ TABLES = {
         rows=["axes"],
         columns={
             "most devices": quantity("split_devices", "integer"),
-            "FSDP": quantity("split_fsdp", "integer"),
-            "TP": quantity("split_tp", "integer"),
+            "FSDP": quantity("split_fsdp"),
+            "TP": quantity("split_tp"),
         },
     ),
     "batches": Table(
@@ -54,7 +54,7 @@ TABLES = {
         headers={"tokens": "tokens per device"},
         columns={
             "activations (GB)": quantity("activation_memory", "GB"),
-            "GPUs, nothing sharded": quantity("gpus_unsharded", "integer"),
+            "GPUs' worth of memory": quantity("gpus_unsharded", "integer"),
             "fewest devices, sharded": quantity("fewest_devices", "integer"),
             "GB per device": quantity("memory_per_device", "GB"),
         },
@@ -69,7 +69,7 @@ TABLES = {
     ),
     "levers": Table(
         title="What lowers the batch that the same number of devices needs; with two pipeline "
-        "stages, each has half of them",
+        "stages, each has half of them, and this is one micro-batch",
         rows=["change"],
         columns={
             "FSDP": quantity("lever_fsdp"),

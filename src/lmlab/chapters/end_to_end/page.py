@@ -243,13 +243,13 @@ TABLES = {
         where=WARM,
         columns={
             "inference forward (ms)": time(mode="forward", phase="total"),
-            "device (ms)": time(mode="forward", phase="total", clock="device"),
+            "inference forward, device (ms)": time(mode="forward", phase="total", clock="device"),
             "forward (ms)": time(mode="forward_backward", phase="forward"),
             "backward (ms)": time(mode="forward_backward", phase="backward"),
             "both (ms)": time(mode="forward_backward", phase="total"),
             "both, device (ms)": time(mode="forward_backward", phase="total", clock="device"),
-            "mean": time(mode="forward_backward", phase="total", field="mean"),
-            "sd": time(mode="forward_backward", phase="total", field="sd"),
+            "both, mean (ms)": time(mode="forward_backward", phase="total", field="mean"),
+            "both, sd (ms)": time(mode="forward_backward", phase="total", field="sd"),
         },
     ),
     "rates": Table(
@@ -267,7 +267,8 @@ TABLES = {
         },
     ),
     "layers": Table(
-        title="Forward and backward per layer within a training step, {precision}",
+        title="Forward plus backward per layer, and busy share by phase, of a training step, "
+        "{precision}",
         **TRAINING,
         columns={
             "wall (ms per layer)": quantity("per_layer", "ms", clock="wall"),
@@ -293,7 +294,7 @@ TABLES = {
         },
     ),
     "speedups": Table(
-        title="Speed-up of a bf16 training step over fp32, {basis}",
+        title="Speed-up of a bf16 training step over fp32 by context length, {basis}",
         rows=["size", "batch"],
         data=speedups,
         columns={"{context}": speedup()},
@@ -310,10 +311,10 @@ TABLES = {
         },
     ),
     "warm_up": Table(
-        title="Cold processes, {mode}: mean of ten steps after so many warm-up steps",
+        title="Cold processes, {mode}: mean of ten steps after a number of warm-up steps",
         rows=["size"],
         where={"start": "cold", "phase": "total"},
-        columns={"{warmup} (ms)": quantity("time", "ms", field="mean", clock="wall")},
+        columns={"{warmup} warm-ups (ms)": quantity("time", "ms", field="mean", clock="wall")},
     ),
     "published": Table(
         title="Published on other GPUs (batch 4, eager, mean of steps after 5 warm-ups)",

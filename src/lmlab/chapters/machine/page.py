@@ -84,7 +84,7 @@ def _per_time(factor: float, parts: Rows) -> Any:
 
 TABLES = {
     "ceilings": Table(
-        title="Ceilings: the fastest matmul and copy measured, and the vendor's dense figures",
+        title="Ceilings: the fastest square matmul and copy tried, and the vendor's dense figures",
         rows=["ceiling"],
         columns={
             "measured": quantity("measured"),

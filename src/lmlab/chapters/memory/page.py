@@ -113,7 +113,11 @@ def _peaks_with_phase(rows: Rows) -> Rows:
         text = f"{FORMATS['GiB'](row['value'] or 0)} {phases.get(row['source'])}"
         # A single word is the cell itself; the chapter's own tables give the reason.
         reason = "OOM" if row["status"] == "oom" else row["reason"]
-        found.append({**row, "quantity": "peak_with_phase", "value": text, "reason": reason})
+        texts = {"peak_with_phase": text, "phase_of_peak": phases.get(row["source"])}
+        found += [
+            {**row, "quantity": name, "value": value, "reason": reason}
+            for name, value in texts.items()
+        ]
     return table_of(found)
 
 
@@ -284,14 +288,15 @@ TABLES = {
         **BY_POINT,
     ),
     "longest": Table(
-        title="Longest context whose training step fits, of those tried",
+        title="Longest context whose training step fits, of those tried, and what the cost model "
+        "predicts for the next",
         rows=["size", "batch", "precision"],
         where={"topic": "longest"},
         columns={
             "context": quantity("longest_context", "integer"),
             "peak (GiB)": memory("longest_peak"),
             "next context": quantity("next_context", "integer"),
-            "would need (GiB)": memory("next_peak"),
+            "predicted (GiB)": memory("next_peak"),
         },
     ),
     "long_context": Table(
@@ -315,14 +320,14 @@ TABLES = {
         rows=["size", "context", "precision"],
         where=BLOCK,
         columns={
-            "saved": quantity("saved_for_backward", "MiB", variant="eager"),
-            "by the cost model": quantity("predicted_saved", "MiB"),
+            "saved, eager": quantity("saved_for_backward", "MiB", variant="eager"),
+            "saved, predicted": quantity("predicted_saved", "MiB"),
             "saved, compiled": quantity("saved_for_backward", "MiB", variant="compiled"),
             "compiled / eager": quantity("compiled_to_eager", "times"),
-            "peak": quantity("peak_memory", "MiB", variant="eager"),
+            "peak, eager": quantity("peak_memory", "MiB", variant="eager"),
             "peak, compiled": quantity("peak_memory", "MiB", variant="compiled"),
             "gradients": quantity("gradients", "MiB", variant="eager"),
-            "expected": quantity("expected_gradients", "MiB"),
+            "gradients, expected": quantity("expected_gradients", "MiB"),
         },
     ),
     "peaks": Table(title="Peak memory (GiB)", columns=_by_mode("peak_memory", "GiB"), **BY_CONTEXT),
@@ -330,7 +335,7 @@ TABLES = {
         title="Phase that holds the peak of a training step, by context length",
         rows=["size", "precision"],
         where=STEP,
-        columns={"{context}": quantity("peak_phase", "text")},
+        columns={"{context}": quantity("phase_of_peak", "text")},
     ),
     "composition": Table(
         title="What exists at the peak of the largest size (GiB), {precision}",
@@ -340,7 +345,8 @@ TABLES = {
         columns={name: quantity("part", "GiB", part=name) for name in PARTS.values()},
     ),
     "allocations": Table(
-        title="Largest allocations of a forward pass that keeps its graph, {precision}",
+        title="Largest allocations of a forward pass that keeps its graph, {precision}; equal ones "
+        "share a row",
         rows=["what", "category", "origin", "count"],
         where={**TIMELINE, "mode": "forward_graph", "phase": "forward"},
         data=largest,
@@ -356,7 +362,7 @@ TABLES = {
         **ACROSS,
     ),
     "layers": Table(
-        title="Memory of the device after the largest training step (GiB)",
+        title="Memory of the device after a training step of the largest size (GiB)",
         rows=["layer"],
         where={**STEP, "stage": "after"},
         data=lambda rows: largest(rows).assign(layer=lambda found: found["layer"].map(LAYERS)),
@@ -435,6 +441,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     steps = select(rows, quantity="peak_memory", **STEP)
     ratios = select(rows, quantity="bf16_ratio", **STEP)
     errors = select(rows, quantity="prediction_error", **TIMELINE)
+    predicted = select(rows, quantity="predicted_peak", **STEP)
     shown = records(select(largest(rows), quantity="part", **STEP))
     return {
         "steps": len(steps),
@@ -455,9 +462,9 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
         "block": _one(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
         "stream": _highest(select(largest(rows), quantity="stream_allocations", **STEP)),
-        "errors": len(errors),
+        "predicted": len(predicted),
         "worst_error": _highest(errors, key=abs),
-        "same_phase": _same_phase(rows),
+        "same_phase": _same_phase(rows, predicted),
         "checkpointing": [
             strategy_facts(select(chapter.own.rows, source=source))
             for source in checkpointed_points(rows)
@@ -465,12 +472,11 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     }
 
 
-def _same_phase(rows: Rows) -> int:
+def _same_phase(rows: Rows, predicted: Rows) -> int:
     """How many peaks the cost model puts into the phase in which they were measured."""
-    phases = records(select(rows, quantity="peak_phase"))
-    measured = {(row["source"], row["mode"], row["value"]) for row in phases}
-    predicted = records(select(rows, quantity="predicted_peak", **TIMELINE))
-    return sum((row["source"], row["mode"], row["phase"]) in measured for row in predicted)
+    phases = records(select(rows, quantity="peak_phase", **STEP))
+    measured = {(row["source"], row["value"]) for row in phases}
+    return sum((row["source"], row["phase"]) in measured for row in records(predicted))
 
 
 def strategy_facts(rows: Rows) -> dict[str, Any]:

@@ -23,11 +23,11 @@ MODES = {
     "train_step": "training step",
 }
 MATMULS = {"matmul_tensor_core": "tensor", "matmul_simt": "SIMT", "matmul": "unknown"}
-OTHER_FAMILIES = ("softmax", "elementwise", "reduction")
+OTHER_FAMILIES = ("softmax", "elementwise", "reduction", "copy")
 FAMILIES = {
     "matmul_simt": "matmul (SIMT cores)",
     "matmul_tensor_core": "matmul (tensor cores)",
-    **{name: name for name in ("matmul", *OTHER_FAMILIES, "copy", "optimizer")},
+    **{name: name for name in ("matmul", *OTHER_FAMILIES, "optimizer")},
 }
 PASSES = ("forward", "backward", "optimizer")
 PARTS = {
@@ -221,7 +221,12 @@ def _name(result: Result) -> str:
 
 def step_timelines(results: Results) -> Rows:
     """When host and device are in which phase of a training step: first and last of the study."""
-    found = [result for result in results.of("profile") if result.data.get("timeline")]
+    found = [
+        result
+        for result in results.of("profile")
+        for timeline in [result.data.get("timeline")]
+        if timeline and any(phase["phase"] == "optimizer" for phase in timeline["device_phases"])
+    ]
     return pd.DataFrame(
         [
             {"run": run, "lane": lane, "end_ns": phase["start_ns"] + phase["duration_ns"], **phase}
@@ -309,7 +314,7 @@ TABLES = {
     ),
     "others": Table(
         title="Largest non-matmul kernels of a forward pass, at the longest context, {precision}",
-        rows=["size", "kernel"],
+        rows=["size", "context", "kernel"],
         data=other_kernels,
         columns={
             "calls": quantity("kernel_instances", "integer"),
@@ -331,8 +336,8 @@ TABLES = {
             "host waits (ms)": quantity("wait_time", "ms"),
             "launch, mean (µs)": quantity("launch_time", "us"),
             "launch to start, median (ms)": quantity("delay_median_time", "ms"),
-            "gaps": quantity("gaps", "integer"),
-            "gaps in all (ms)": quantity("gap_time", "ms"),
+            "number of gaps": quantity("gaps", "integer"),
+            "idle in gaps (ms)": quantity("gap_time", "ms"),
             "host-bound": quantity("host_bound_share", "percent"),
         },
     ),
@@ -343,7 +348,8 @@ TABLES = {
     ),
     "rates": Table(
         title="Rates of attention's parts by the cost model's FLOPs and bytes, {precision}",
-        **BY_CONTEXT,
+        rows=["size", "context"],
+        data=lambda rows: at_first(rows, "precision"),
         columns={
             "scores tensor (MiB)": quantity("scores_bytes", "MiB"),
             "QKᵀ (TFLOP/s)": quantity("rate", part="scores"),
@@ -438,7 +444,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
         "mask": extremes(mask),
         "mask_above": int((mask["value"] > 1).sum()),
-        "pointwise": extremes(select(rows, quantity="pointwise_share")),
+        "pointwise": {
+            str(precision): extremes(found)
+            for precision, found in select(everything, quantity="pointwise_share").groupby(
+                "precision", sort=False
+            )
+        },
         "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),
     }
 
