@@ -62,7 +62,7 @@ def test_shares_and_ratios_follow_from_the_kernels(tmp_path: Path, profiled: Res
     assert facts["softmax_time"]["high"]["value"] == pytest.approx(100 / 400)
     assert facts["softmax_flops"]["high"]["value"] == pytest.approx(5 / 80)
     assert facts["mask"]["high"]["value"] == pytest.approx(1)
-    assert facts["pointwise"]["high"]["value"] == pytest.approx(200 / 600)
+    assert facts["pointwise"]["fp32"]["high"]["value"] == pytest.approx(200 / 600)
     assert facts["cores"] == {"fp32": {"tensor": 0, "SIMT": 1, "unknown": 0}}
 
 

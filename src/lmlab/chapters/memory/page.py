@@ -441,7 +441,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     steps = select(rows, quantity="peak_memory", **STEP)
     ratios = select(rows, quantity="bf16_ratio", **STEP)
     errors = select(rows, quantity="prediction_error", **TIMELINE)
-    predicted = select(rows, quantity="predicted_peak", **STEP)
+    in_steps = select(errors, **STEP)
     shown = records(select(largest(rows), quantity="part", **STEP))
     return {
         "steps": len(steps),
@@ -462,9 +462,9 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
         "block": _one(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
         "stream": _highest(select(largest(rows), quantity="stream_allocations", **STEP)),
-        "predicted": len(predicted),
+        "errors": len(in_steps),
         "worst_error": _highest(errors, key=abs),
-        "same_phase": _same_phase(rows, predicted),
+        "same_phase": _same_phase(select(rows, source=list(in_steps["source"]))),
         "checkpointing": [
             strategy_facts(select(chapter.own.rows, source=source))
             for source in checkpointed_points(rows)
@@ -472,11 +472,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     }
 
 
-def _same_phase(rows: Rows, predicted: Rows) -> int:
-    """How many peaks the cost model puts into the phase in which they were measured."""
+def _same_phase(rows: Rows) -> int:
+    """How many steps' peaks the cost model puts into the phase in which they were measured."""
     phases = records(select(rows, quantity="peak_phase", **STEP))
     measured = {(row["source"], row["value"]) for row in phases}
-    return sum((row["source"], row["phase"]) in measured for row in records(predicted))
+    predicted = records(select(rows, quantity="predicted_peak", **STEP))
+    return sum((row["source"], row["phase"]) in measured for row in predicted)
 
 
 def strategy_facts(rows: Rows) -> dict[str, Any]:

@@ -181,13 +181,14 @@ def other_kernels(rows: Rows) -> Rows:
 
 def outer_families(results: Results) -> Rows:
     """Family shares of the first and the last size in every precision, at one context: the longest
-    of those at which most of them ran a training step."""
+    of those at which most of them ran, a training step if any did."""
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
     if rows.empty:
         return rows
     sizes = list(rows["size"])
     rows = select(rows, size=sizes[:1] + sizes[-1:])
-    runs = select(rows, mode="train_step").groupby("context")["source"].nunique()
+    steps = select(rows, mode="train_step")
+    runs = (rows if steps.empty else steps).groupby("context")["source"].nunique()
     context = max(runs.index, key=lambda context: (runs[context], context))
     rows = select(rows, context=context)
     rows = rows.sort_values(
