@@ -60,6 +60,7 @@ def too_large(**parameters: Any) -> Result:
     moment = Stage(phase="backward", name="loss", parts=Parts(activations=9 * GIB))
     records = [
         without_value("peak_memory", "oom", "no", mode="train_step"),
+        value("peak_phase", "forward", "", mode="train_step"),
         *predicted_records(moment, mode="train_step"),
     ]
     topic = "long_context" if parameters.get("batch") == 1 else "timeline"
@@ -164,6 +165,11 @@ def test_the_longest_context_that_fits_is_found_per_batch() -> None:
         1: dict(zip(names, (512, 3 * GIB, 1024, 9 * GIB), strict=True)),
         4: dict(zip(names, (256, 2 * GIB, 512, 9 * GIB), strict=True)),
     }
+
+
+def test_a_step_that_does_not_fit_has_no_phase_that_holds_its_peak() -> None:
+    table = chapter_of(step(FP32), too_large(context=1024)).table("phases")
+    assert "| backward | OOM |" in table
 
 
 def test_the_five_largest_operations_of_a_block_are_shown() -> None:

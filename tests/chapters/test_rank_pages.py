@@ -2,16 +2,19 @@
 renders."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.chapters.data_parallel import page as data_parallel
 from lmlab.chapters.rank_page import describe
-from lmlab.jobs.memory_stages import memory_records
+from lmlab.jobs import memory_stages
+from lmlab.jobs.memory_stages import Training, memory_records, two_steps
 from lmlab.jobs.rank_work import per_rank
 from lmlab.measure.records import Record, value, without_value
 from lmlab.report.frame import Results
@@ -43,6 +46,24 @@ def step_records(variant: str, samples: list[float], phase: str = "total") -> li
         for rank in range(2)
     ]
     return [time_record(samples, **labels), *ranks]
+
+
+def test_peaks_are_those_of_a_step_that_begins_with_optimizer_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    states: list[int] = []
+    monkeypatch.setattr(
+        memory_stages, "reset_peak_memory", lambda _: states.append(len(optimizer.state))
+    )
+    monkeypatch.setattr(memory_stages, "peak_memory_bytes", lambda _: MIB)
+    work: Any = SimpleNamespace(device=x.device, tokens=x, targets=x, loss=lambda m: m(x).sum())
+    found = two_steps(Training(model, optimizer), work)
+    assert states == [2, 2], "a weight and a bias"
+    assert found["peaks"] == {"forward_backward": MIB, "optimizer": MIB}
+    first, second = found["losses"]
+    assert second < first
 
 
 def stages(share: float, *, peaks: bool) -> list[dict[str, Any]]:

@@ -57,6 +57,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_data_has_every_number_with_its_source(html: str) -> None:
     data = re.search(r'id="data">(.*?)</script>', html, re.DOTALL)
     assert data is not None
+    assert "</" not in data[1]
     embedded = json.loads(gzip.decompress(b64decode(data[1])))
     assert {row["quantity"] for row in embedded["rows"]} == {"time", "peak_memory"}
     assert all(row["source"] < len(embedded["sources"]) for row in embedded["rows"])

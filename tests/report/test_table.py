@@ -105,7 +105,12 @@ def test_rounding_keeps_three_digits(value: float) -> None:
 
 def test_small_formats() -> None:
     assert [percent(share) for share in (0.0, 0.012, 0.5)] == ["0 %", "1.2 %", "50 %"]
-    assert [times(ratio) for ratio in (0.5, 2.34, 14.9)] == ["0.50x", "2.3x", "14.9x"]
+    assert [times(ratio) for ratio in (0.5, 0.998, 2.34, 14.9)] == [
+        "0.50x",
+        "1.00x",
+        "2.3x",
+        "14.9x",
+    ]
     assert join(["a", "b", "c"]) == "a, b and c"
     assert slug("Does bf16 pay?") == "does-bf16-pay"
     assert FORMATS["GiB"](2**31) == "2.00"

@@ -461,7 +461,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "greater": int((ratios["value"] > 1 + SMALLEST_DIFFERENCE).sum()),
         "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
         "block": _one(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
-        "stream": _highest(select(largest(rows), quantity="stream_allocations", **STEP)),
         "errors": len(in_steps),
         "worst_error": _highest(errors, key=abs),
         "same_phase": _same_phase(select(rows, source=list(in_steps["source"]))),

@@ -222,11 +222,11 @@ def _name(result: Result) -> str:
 
 def step_timelines(results: Results) -> Rows:
     """When host and device are in which phase of a training step: first and last of the study."""
+    timelines = ((result, result.data.get("timeline") or {}) for result in results.of("profile"))
     found = [
         result
-        for result in results.of("profile")
-        for timeline in [result.data.get("timeline")]
-        if timeline and any(phase["phase"] == "optimizer" for phase in timeline["device_phases"])
+        for result, lanes in timelines
+        if any(phase["phase"] == "optimizer" for phase in lanes.get("device_phases", ()))
     ]
     return pd.DataFrame(
         [
