@@ -264,11 +264,13 @@ def test_every_answer_renders(case: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_figures_draw_the_bytes_of_a_step() -> None:
+    longer = step(MORE, context=4096)  # not in both precisions, so it has no bar
     chapter = chapter_of(step(MORE), step(LESS, precision="bf16"))
     for name in ("timeline", "modes"):
         rows = page.FIGURES[name].rows(chapter.own)
         assert list(rows["position"]) == [0.0, 0.5, 1.5, 2.0]  # each phase as wide as the others
         assert list(rows["value"] * GIB) == [1.0, 2.0, 3.0, 4.0]
-    bars = page.FIGURES["composition"].rows(chapter.own)
+    own = chapter_of(step(MORE), step(LESS, precision="bf16"), longer).own
+    bars = page.FIGURES["composition"].rows(own)
     drawn = pd.to_numeric(bars.groupby("bar")["value"].sum()).to_dict()
     assert drawn == {"large\nfp32": 4.0, "large\nbf16": 2.0}

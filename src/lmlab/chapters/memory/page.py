@@ -227,10 +227,12 @@ def _phase_position(event: int, phases: list[Mapping[str, Any]]) -> float:
 
 
 def composition_rows(results: Results) -> Rows:
-    """Parts of the peak of the largest sizes at the shortest and the longest context."""
+    """Parts of the peak of the largest sizes, at the shortest and longest context that all fit."""
     parts = select(results.rows, quantity="part", part=lambda name: name != "peak", **STEP)
     sizes = [size for (size,) in distinct(parts, ["size"])][-COMPARED_SIZES:]
-    parts = select(parts, size=sizes, context=_ends(parts))
+    parts = select(parts, size=sizes)
+    runs = parts.groupby("context")["source"].nunique()
+    parts = select(parts, context=_ends(parts[parts["context"].map(runs) == runs.max()]))
     return parts.assign(bar=parts["size"] + "\n" + parts["precision"])
 
 
