@@ -161,6 +161,11 @@ def test_the_cost_includes_time_between_points(
     # Kernels that torch.compile has Triton compile are counted by both.
     twice = [replace(each, spent_s={"measuring": 30, "compiling": 50}) for each in results]
     assert " and 0 % set-up" in provenance.summary(written(tmp_path / "twice", twice[:1]))
+    # A compilation that torch.compile has forgotten is known from the first call.
+    first = value("first_call_time", 20e3, "ms", variant="compiled")
+    forgotten = [replace(each, measurements=(*each.measurements, first)) for each in results]
+    text = provenance.summary(written(tmp_path / "forgotten", forgotten[:1]))
+    assert "50 % measuring, 33 % compiling and 17 % set-up" in text
 
 
 def test_unreadable_results_beyond_some_are_counted(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ STYLE: Any = {
     "grid.alpha": 0.3,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "svg.hashsalt": "lmlab",
 }
 
 
@@ -92,14 +91,10 @@ class Figure:
         """What is drawn, in the units of the axes; empty if there is nothing to draw. `results`
         holds the rows of the figure's own chapter."""
         rows = self.data(results) if self.data else select(results.rows, status="ok", **self.where)
-        if rows.empty:
-            return rows
         rows = rows.copy()
-        for axis in (self.x, self.y):
-            if not axis.categorical and axis.field in rows:
-                rows[axis.field] = pd.to_numeric(rows[axis.field]) * axis.scale
-        if self.x2:
-            rows[self.x2] = pd.to_numeric(rows[self.x2]) * self.x.scale
+        for name, axis in {self.x.field: self.x, self.y.field: self.y, self.x2: self.x}.items():
+            if name in rows and not axis.categorical:
+                rows[name] = pd.to_numeric(rows[name]) * axis.scale
         return rows
 
     def colors(self, rows: Rows) -> dict[Any, str]:
@@ -223,9 +218,7 @@ def _channel(axis: Axis, *, quantitative: bool) -> dict[str, Any]:
 
 
 def _tick(value: float) -> str:
-    if value >= 1:
-        return f"{value:,.0f}" if value == round(value) else f"{value:g}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.3g}"
 
 
 def values_of(rows: Rows, name: str | None) -> list[Any]:
@@ -235,8 +228,9 @@ def values_of(rows: Rows, name: str | None) -> list[Any]:
 
 def groups_of(rows: Rows, name: str | None) -> list[tuple[Any, Rows]]:
     """The rows by value of a field; of no field, all under None."""
-    values = values_of(rows, name)
-    return [(value, select(rows, **{name: value}) if name else rows) for value in values]
+    return [
+        (each, select(rows, **{name: each}) if name else rows) for each in values_of(rows, name)
+    ]
 
 
 def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:

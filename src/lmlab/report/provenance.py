@@ -15,6 +15,7 @@ from lmlab.study.results import Result
 
 MAX_LINES = 12
 PAUSE_S = 60
+FIRST_CALLS = ("first_call_time", "first_step_time")
 NAMES = {"ok": "measured", "oom": "out of memory"}
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
 
@@ -47,9 +48,15 @@ def _cost(results: Sequence[Result]) -> str:
     if len(spent) < len(results) or not total_s:
         return cost
     parts = pd.DataFrame(spent)
-    # Triton and torch.compile both count the kernels that one compiles for the other.
+    # Triton and torch.compile both count the kernels that one compiles for the other; after a reset
+    # torch.compile has forgotten its time, but a first call that compiles is a record.
     rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
-    shares = parts.assign(compiling=parts["compiling"].clip(upper=rest)).sum() / total_s
+    first = pd.Series(
+        sum(each["value"] or 0 for each in result.measurements if each["quantity"] in FIRST_CALLS)
+        for result in results
+    )
+    parts["compiling"] = parts["compiling"].clip(lower=first / 1e3).clip(upper=rest)
+    shares = parts.sum() / total_s
     shares["set-up, checks and starting processes"] = 1 - shares.sum()
     return f"{cost}: " + join([f"{100 * share:.0f} % {name}" for name, share in shares.items()])
 

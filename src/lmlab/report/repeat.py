@@ -28,11 +28,9 @@ def agreement(results: Results, chapter: str) -> list[dict[str, Any]]:
         return []
     names = identity([*results.of(chapter), *results.repeat.of(chapter)])
     found = pairs(results, results.repeat, chapter, names)
-    differing = [name for name in names if found[name].nunique(dropna=False) > 1]
+    varying = [name for name in names if found[name].nunique(dropna=False) > 1]
     kinds = {kind: select(found, kind_of_time=kind) for kind in (DEVICE, GPU_BOUND, OTHER)}
-    return [
-        {"kind": kind, **_counted(rows, differing)} for kind, rows in kinds.items() if len(rows)
-    ]
+    return [{"kind": kind, **_counted(rows, varying)} for kind, rows in kinds.items() if len(rows)]
 
 
 def identity(results: Sequence[Result]) -> list[str]:
@@ -64,11 +62,11 @@ def pairs(one: Results, other: Results, chapter: str, names: list[str]) -> Rows:
     return found.assign(kind_of_time=found["clock"].map(KIND_OF_CLOCK).mask(gpu_bound, GPU_BOUND))
 
 
-def _counted(rows: Rows, differing: list[str]) -> dict[str, Any]:
+def _counted(rows: Rows, varying: list[str]) -> dict[str, Any]:
     worst = rows.sort_values("difference").iloc[-1]
     return {
         **{"count": len(rows), "within": int((rows["difference"] <= WITHIN).sum())},
         **{"median": float(rows["difference"].median()), "worst": worst["difference"]},
         **{"first": worst["first"], "second": worst["second"]},
-        "where": ", ".join(str(worst[name]) for name in differing if pd.notna(worst[name])),
+        "where": ", ".join(str(worst[name]) for name in varying if pd.notna(worst[name])),
     }
