@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 from lmlab.measure.warm_start import PATIENCE_S, Job, processes
 from lmlab.measure.warm_start.processes import adopt_orphans, kill_family
 
-LIBRARIES = ("torch", "triton", "torch._dynamo")
+LIBRARIES = ("torch", "triton", "torch._dynamo", "fastjsonschema", "jsonschema", "psutil")
 COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
 DRIVER = Path("/dev/nvidiactl")
 _FLUSH_FAILED = 120  # the interpreter's own exit status when the last flush fails
