@@ -32,6 +32,7 @@ from lmlab.measure.memory.accounting import (
     read_memory,
 )
 from lmlab.measure.records import Record, by_label, value
+from lmlab.measure.time_spent import measuring
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "local", getattr(optimizer, "optim", optimizer))
 
 
+@measuring()
 def two_steps(training: Training, work: RankWork) -> dict[str, Any]:
     """Memory of this rank at every stage of a first step, peaks of a second, and both losses."""
     device = work.device
