@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from lmlab.chapters.attention import grid
-from lmlab.chapters.attention.measure import compiling
 from lmlab.jobs.catalog import points_of
 from lmlab.study.config import ConfigError, load
 from lmlab.study.points import Point
@@ -112,14 +110,20 @@ def test_attention_has_every_shape() -> None:
     assert counts == {**attention, **{topic: sizes * n for topic, n in models.items()}}
 
 
-def test_variants_compile_only_where_asked() -> None:
-    compiled = [
-        (point.parameters["head_dim"], point.parameters["sequence"])
-        for point in of("benchmark", compile={"head_dims": [64], "sequences": [1024]})
-        if {"flex", "compiled"} & set(point.settings["variants"])
-    ]
-    assert compiled == [(64, 1024)] * 2, "in both precisions"
-    assert set(grid.COMPILES) == compiling.COMPILES, "the grid may not import what measures"
+def test_a_variant_can_be_limited_to_some_shapes() -> None:
+    limits = {"flex": {"head_dims": [64], "sequences": [1024]}, "compiled": {"sequences": [128]}}
+    found = of("benchmark", only_at=limits)
+    at = {
+        name: [
+            (point.parameters["head_dim"], point.parameters["sequence"])
+            for point in found
+            if name in point.settings["variants"]
+        ]
+        for name in ("flex", "compiled", "flash")
+    }
+    assert at["flex"] == [(64, 1024)] * 2, "in both precisions"
+    assert {sequence for _, sequence in at["compiled"]} == {128}
+    assert len(at["flash"]) == len(found)
 
 
 def test_the_leaderboard_is_the_published_shape_and_backward_swaps_tile_sizes() -> None:

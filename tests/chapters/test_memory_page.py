@@ -159,6 +159,9 @@ def test_the_longest_context_that_fits_is_found_per_batch() -> None:
         step(FP32, size="small"),
     )
     rows = select(chapter.own.rows, topic="longest")
+    all_fit = select(rows, size="small")
+    assert set(all_fit["quantity"]) == {"longest_context", "longest_peak"}
+    rows = rows[rows["size"] != "small"]
     found = rows.pivot_table("value", "batch", "quantity", aggfunc="first")
     names = ["longest_context", "longest_peak", "next_context", "next_peak"]
     assert found[names].to_dict("index") == {

@@ -1,8 +1,8 @@
 """Attention: eight topics, from the naive formula to our own kernels inside the model.
 
 A point is a comparison: the variants in its setting `variants` are measured against each other in
-one process. Those that compile cost seconds per shape, so a block lists the shapes at which they
-run.
+one process. Those that compile cost seconds per shape, so a block may limit the shapes at which one
+runs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,6 @@ from typing import Any
 from lmlab.study.config import Study
 from lmlab.study.points import Point, crossed
 
-COMPILES = ("compiled", "flex", "flash_compiled_backward")
 SAMPLING = ("samples", "variant_cap_s")
 Block = Mapping[str, Any]
 Parameters = dict[str, Any]
@@ -119,11 +118,12 @@ def _training(study: Study, point: Parameters, asked: Block) -> dict[str, Any]:
     return {**study.size_settings(point["size"]), **own, "mode": "train_step"}
 
 
-def _variants_at(asked: Block, head_dim: int, sequence: int) -> list[str]:
-    compiling = asked["compile"]
-    if head_dim in compiling["head_dims"] and sequence in compiling["sequences"]:
-        return list(asked["variants"])
-    return [name for name in asked["variants"] if name not in COMPILES]
+def _variants_at(asked: Block, **shape: int) -> list[str]:
+    def runs(name: str) -> bool:
+        allowed = asked.get("only_at", {}).get(name, {})
+        return all(value in allowed.get(f"{key}s", [value]) for key, value in shape.items())
+
+    return [name for name in asked["variants"] if runs(name)]
 
 
 def _only(asked: Block, *keys: str) -> dict[str, Any]:

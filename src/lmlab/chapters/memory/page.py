@@ -122,18 +122,20 @@ def _peaks_with_phase(rows: Rows) -> Rows:
 
 
 def _longest(rows: Rows) -> Iterator[Rows]:
-    """Where a step does not fit: the longest context that does, and what the next would need."""
+    """The longest context whose step fits, and what the shortest that does not would need."""
     steps = select(rows, quantity="peak_memory", **ANY_STEP)
     needs = select(rows, quantity="predicted_peak", **ANY_STEP).set_index("source")["value"]
     for _, group in steps.groupby(["size", "batch", "precision"], sort=False):
         fits, fails = (records(select(group, status=name)) for name in ("ok", "oom"))
-        if not fails:
-            continue
-        first = min(fails, key=lambda row: row["context"])
-        last = max(fits, key=lambda row: row["context"], default={"context": None, "value": None})
-        numbers = {"longest_context": last["context"], "longest_peak": last["value"]}
-        numbers |= {"next_context": first["context"], "next_peak": needs.get(first["source"])}
-        yield computed(first, numbers, status="ok", reason=None, topic="longest")
+        first = min(fails, key=lambda row: row["context"], default=None)
+        last = max(fits, key=lambda row: row["context"], default=None)
+        numbers = (
+            {"longest_context": last["context"], "longest_peak": last["value"]} if last else {}
+        )
+        if first:
+            numbers |= {"next_context": first["context"], "next_peak": needs.get(first["source"])}
+        if known := first or last:
+            yield computed(known, numbers, status="ok", reason=None, topic="longest")
 
 
 def _published(rows: Rows, results: Results) -> Rows:
