@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lmlab.jobs.registry import fingerprint
-from lmlab.jobs.staleness import PointState, estimate, missing_parts, state_of, summary
+from lmlab.jobs.staleness import SETTINGS, PointState, estimate, missing_parts, state_of, summary
 from lmlab.study.results import Result
 from tests.jobs.points import precision_point
 from tests.study.test_results import make
@@ -36,8 +36,9 @@ def test_the_next_run_is_estimated_from_what_the_last_one_took() -> None:
         PointState(point=POINT, state="ok", elapsed_s=119.5, changes={"code": "changed"}),
         PointState(point=POINT, state="ok", elapsed_s=1000),
         PointState(point=POINT, state="missing"),
+        PointState(point=POINT, state="ok", elapsed_s=9.0, changes={SETTINGS: "more samples"}),
     ]
-    assert estimate(states) == "2 to measure: about 2 min for 1 measured before, unknown for 1"
+    assert estimate(states) == "3 to measure: about 2 min for 1 measured before, unknown for 2"
     assert estimate(states[1:2]) == "nothing to measure"
 
 

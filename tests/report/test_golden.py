@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmlab.report.text import slug
-from lmlab.study.files import ROOT
+from lmlab.study.files import ROOT, TEMPLATES
 from tests.processes import files_in_git
 from tests.project import config, report
 
@@ -102,6 +102,12 @@ def test_every_link_leads_to_a_file_in_git() -> None:
             if anchor:
                 headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
                 assert anchor in {slug(heading) for heading in headings}, f"{page}: {link}"
+
+
+def test_the_index_has_an_answer_for_every_section_that_it_names() -> None:
+    named = re.findall(r'"([\w/]+\.md#[\w-]+)"', (TEMPLATES / "index.md.j2").read_text())
+    assert len(named) > 20
+    assert set(named) <= set(LINK.findall((ROOT / H200 / "index.md").read_text()))
 
 
 def test_the_numbers_of_the_readme_are_in_the_report() -> None:

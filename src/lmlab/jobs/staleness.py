@@ -114,9 +114,11 @@ def summary(states: Sequence[PointState]) -> str:
 
 
 def estimate(states: Sequence[PointState]) -> str:
-    """How long measuring what is missing or stale will take, from what it took the last time."""
+    """How long measuring what is missing or stale will take, from what it took the last time with
+    the same settings."""
     due = [each for each in states if each.state == MISSING or each.needs_attention]
-    known = [each.elapsed_s + START_S for each in due if each.elapsed_s is not None]
+    before = [each for each in due if SETTINGS not in each.changes]
+    known = [each.elapsed_s + START_S for each in before if each.elapsed_s is not None]
     parts = [f"about {sum(known) / 60:.2g} min for {len(known)} measured before"] if known else []
     if unknown := len(due) - len(known):
         parts.append(f"unknown for {unknown}")

@@ -14,7 +14,7 @@ from lmlab.report.text import escape, join, markdown_table, number
 from lmlab.study.results import Result
 
 MAX_LINES = 12
-PAUSE_S = 60
+PAUSE_S = 5
 FIRST_CALLS = ("first_call_time", "first_step_time")
 NAMES = {"ok": "measured", "oom": "out of memory"}
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
@@ -112,6 +112,7 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     failed = select(rows, status=lambda state: state != "ok")
     reasons = Counter(zip(failed["status"], map(escape, failed["reason"]), strict=True))
     without = [f"- {n} x {state}: {why}" for (state, why), n in reasons.most_common(MAX_LINES)]
+    without += [f"- {len(reasons) - MAX_LINES} more"] if len(reasons) > MAX_LINES else []
     lines += ["Without a value:\n\n" + "\n".join(without)] if without else []
     return Markup("\n\n".join(lines))
 

@@ -9,7 +9,17 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, records, select
+from lmlab.report.frame import (
+    Results,
+    Rows,
+    at_first,
+    combine,
+    derived,
+    distinct,
+    extremes,
+    records,
+    select,
+)
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
@@ -32,6 +42,8 @@ NAMES = {
     "flash_attn_4_deterministic": "FlashAttention-4, deterministic",
     "flash": "ours (Triton)",
 }
+# Drawn in figures, each in its own color.
+DRAWN = (NAIVE, COMPILED, "sdpa_flash", CUDNN, "flex", OURS, "flash_attn_4")
 PASSES = ("forward", "backward", "both")
 STEP = "train_step"
 SHAPE = ["precision", "head_dim", "sequence"]
@@ -97,14 +109,15 @@ def consistent(flags: Any) -> bool:
 
 def expected_memory(rows: Rows) -> Rows:
     """Memory of naive attention by its formula, at every shape of the study, measured or not."""
-    copied = ["chapter", "source", "flags", "topic", *SHAPE]
+    copied = ["chapter", "source", "topic", *SHAPE]
     found = [
         {**{key: point[key] for key in copied}, "stage": stage, "tensor": tensor, "value": count}
         for point in select(rows, topic="naive").drop_duplicates("source").to_dict("records")
         for stage, tensor, count in naive_memory.account(point)
     ]
     expected = pd.DataFrame(found, columns=[*rows.columns], dtype=object)
-    return expected.assign(quantity="expected_memory", status="ok")
+    flags = pd.Series([()] * len(expected), dtype=object)
+    return expected.assign(quantity="expected_memory", status="ok", flags=flags)
 
 
 def with_rates(rows: Rows, results: Results) -> Rows:
@@ -243,7 +256,8 @@ def race(results: Results) -> Rows:
     rows = relative_speed(results, "benchmark")
     sdpa = CUDNN if CUDNN in set(rows["variant"]) else "sdpa_flash"
     panel = [f"{p}, head dim {d}" for p, d in zip(rows["precision"], rows["head_dim"], strict=True)]
-    return select(rows.assign(panel=panel), variant=[NAIVE, COMPILED, sdpa, "flex", OURS])
+    shown = [name for name in DRAWN if name == sdpa or not name.startswith("sdpa")]
+    return select(rows.assign(panel=panel), variant=shown)
 
 
 def shape_race(results: Results) -> Rows:
@@ -280,13 +294,23 @@ def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any
     return Table(
         title=f"{title}, {{precision}}",
         rows=["head_dim", "sequence"] if topic == "benchmark" else ["batch", "size", "context"],
-        where={"topic": topic},
         columns={"{attention}": column},
-        **more,
+        **{"data": partial(timed_variants, topic=topic), **more},
     )
 
 
-def slower(title: str, topic: str, **more: Any) -> Table:
+def timed_variants(rows: Rows, topic: str) -> Rows:
+    """A topic without the variants that have no time in a precision, in the order of their names;
+    provenance lists the reasons."""
+    rows = select(rows, topic=topic)
+    key = ["precision", "variant"]
+    timed = set(distinct(select(rows, quantity="time", status="ok"), key))
+    rows = rows.loc[[each in timed for each in rows[key].itertuples(index=False, name=None)]]
+    order = {name: rank for rank, name in enumerate([NAIVE, *NAMES])}
+    return rows.sort_values("variant", key=lambda names: names.map(order), kind="stable")
+
+
+def slower(title: str, topic: str) -> Table:
     """Shapes of a topic at which another variant is faster than ours."""
     return Table(
         title=title,
@@ -295,9 +319,9 @@ def slower(title: str, topic: str, **more: Any) -> Table:
         columns={
             "its time (ms)": quantity("speedup", "ms", "theirs"),
             "ours (ms)": quantity("speedup", "ms", "ours"),
-            "ours over it": quantity("speedup", "times"),
+            "our speed-up": quantity("speedup", "times"),
         },
-        **more,
+        limit=20,
     )
 
 
@@ -392,7 +416,9 @@ TABLES = {
         where={"phase": "both"},
         columns={"{sequence}": speedup()},
     ),
-    "slower": slower("Where another variant is faster than ours", "benchmark"),
+    "slower": slower(
+        "Where another variant is faster than ours, the largest difference first", "benchmark"
+    ),
     "shapes": Table(
         title="Our kernels over the fastest other variant at the models' shapes, {phase}",
         rows=["precision", "batch", "size"],
@@ -400,9 +426,8 @@ TABLES = {
         columns={"{context}": speedup()},
     ),
     "shapes_slower": slower(
-        "Models' shapes where another variant is faster than ours, the largest first",
+        "Models' shapes where another variant is faster than ours, the largest difference first",
         "shapes",
-        limit=20,
     ),
     "shapes_times": by_variant(
         "Forward and backward in ms at the models' shapes", kernel_time(phase="both"), "shapes"
@@ -415,10 +440,15 @@ TABLES = {
     "race_memory": by_variant(
         "Peak memory of forward and backward in MiB, largest head dim",
         memory("memory", "MiB", stage="peak"),
-        data=lambda rows: at_largest(rows, "benchmark", "head_dim"),
+        data=lambda rows: at_largest(timed_variants(rows, "benchmark"), "benchmark", "head_dim"),
+    ),
+    "shapes_memory": by_variant(
+        "Peak memory of forward and backward in MiB at the models' shapes",
+        memory("memory", "MiB", stage="peak"),
+        "shapes",
     ),
     "softmax": Table(
-        title="Softmax against the two matmuls of attention",
+        title="Softmax against the two matmuls of attention, {precision}",
         rows=["size", "context"],
         where={"topic": "softmax"},
         columns={
@@ -431,7 +461,7 @@ TABLES = {
         },
     ),
     "softmax_parts": Table(
-        title="Operations of naive attention, milliseconds",
+        title="Operations of naive attention, milliseconds, {precision}",
         rows=["size", "context"],
         where={"topic": "softmax"},
         columns={"{part}": kernel_time()},
@@ -481,7 +511,7 @@ TABLES = {
         columns={
             **{f"{name} (ms)": kernel_time(phase=name) for name in PASSES},
             "sustained (ms)": quantity("sustained_time", "ms"),
-            **{f"{name}, ours over it": speedup(phase=name) for name in PASSES},
+            **{f"{name}, our speed-up": speedup(phase=name) for name in PASSES},
             "TFLOP/s": quantity("rate", phase="both"),
             "of matmul": quantity("matmul_share", "percent", phase="both"),
         },
@@ -513,7 +543,11 @@ TABLES = {
 }
 
 SEQUENCE = Axis(field="sequence", title="sequence", log=2)
-RELATIVE: Any = {"color": "attention", "y": Axis("fastest time / time")}
+RELATIVE: Any = {
+    "color": "attention",
+    "names": {name: name for name in (NAMES.get(each, each) for each in DRAWN)},
+    "y": Axis("speed relative to the fastest"),
+}
 FIGURES = {
     "race": Figure(
         title="Speed relative to the fastest variant, forward and backward, causal, one head",
@@ -533,7 +567,7 @@ FIGURES = {
         data=naive_panels,
     ),
     "tiles": Figure(
-        title="Plain kernels by tile size, longest sequence: milliseconds (blank: rejected)",
+        title="Plain kernels by tile size, largest head dim and longest sequence: milliseconds",
         mark="heatmap",
         facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
@@ -563,7 +597,11 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     return {
         "topics": {row["topic"]: row for row in records(rows.drop_duplicates("topic"))},
         "naive": naive_facts(rows),
-        "best": {p: best.where(precision=p) for (p,) in distinct(ours, ["precision"])},
+        "best": {
+            precision: found
+            for (precision,) in distinct(ours, ["precision"])
+            if (found := best.where(precision=precision))
+        },
         # Nothing can be decided about what was sampled only once.
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
@@ -620,14 +658,20 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
 
 
 def checked(chapter: Chapter) -> list[dict[str, Any]]:
-    """By precision: how many variants were checked, and the largest errors."""
-    errors = select(chapter.own.rows, status="ok", quantity="error")
+    """By precision: how many variants were checked, how many of them got no time, and the largest
+    errors of those that did."""
+    rows, key = chapter.own.rows, ["source", "variant"]
+    timed = set(distinct(select(rows, status="ok", quantity="time"), key))
+    errors = select(rows, status="ok", quantity="error")
+    is_timed = [each in timed for each in errors[key].itertuples(index=False, name=None)]
+    errors = errors.assign(is_timed=is_timed)
     return [
         {
             "precision": precision,
-            "count": len(distinct(mine, ["source", "variant"])),
-            "worst": chapter.extremes(quantity="error", precision=precision),
-            "ours": chapter.extremes(quantity="error", precision=precision, variant=[OURS, CHOSEN]),
+            "count": len(distinct(mine, key)),
+            "untimed": len(distinct(select(mine, is_timed=False), key)),
+            "worst": extremes(select(mine, is_timed=True)),
+            "ours": extremes(select(mine, is_timed=True, variant=[OURS, CHOSEN])),
         }
         for precision, mine in errors.groupby("precision", sort=False)
     ]
