@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.compare import Noise, unpaired
+from lmlab.report.compare import Noise, samples_of, unpaired
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
@@ -144,7 +144,7 @@ class Section:
         notes = [f"{self.left_out} more rows are on the machines' own pages"] * bool(self.left_out)
         notes += ["The same on all machines"] * self.identical
         device_cells = [cell for cells in self.device.values() for cell in cells]
-        notes += ["In parentheses: device time"] * any(cell.measured for cell in device_cells)
+        notes += ["In parentheses: by device time"] * any(cell.measured for cell in device_cells)
         every = (cell for cells in (*self.entries.values(), device_cells) for cell in cells)
         marks = dict.fromkeys(mark for cell in every for mark in cell.marks)
         notes += [f"{mark} {MARKS[mark]}" for mark in marks]
@@ -171,12 +171,9 @@ class Section:
         if self.machines[place].published:
             return times(a / b)
         rows = [cell.row or {} for cell in compared]
-        first, other = (
-            row["samples"] if isinstance(row["samples"], list | tuple) else [row["value"]]
-            for row in rows
-        )
         paces = pace_of([row["clock"] for row in rows], busy / values, self.noise)
         spread, df = between(self.variation, *paces)
+        first, other = map(samples_of, rows)
         interval = unpaired(other, first, between=spread, df=df)
         return times(interval.ratio) if interval.decided else interval.verdict
 
