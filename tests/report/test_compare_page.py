@@ -2,16 +2,19 @@
 
 import json
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmlab.chapters import compare_page
+from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.machines import write_comparison
 from lmlab.report.frame import load_references, table_of
 from lmlab.report.table import Table, time
+from lmlab.result_sets.differences import PACES
 from lmlab.result_sets.machines import Machine, Question, Section, ceilings
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.selection import NoResults, compared
@@ -78,6 +81,21 @@ def test_one_machine_is_compared_with_published_figures(results: Path) -> None:
     assert "RTX 4090, published" in page
 
 
+@pytest.mark.parametrize("machines", [["cpu-golden", "cpu-slow"], ["cpu-slow", "cpu-golden"]])
+def test_a_chapter_that_a_set_lacks_is_named_and_no_fault(
+    results: Path, machines: list[str]
+) -> None:
+    """Of every chapter one of the machines has results, and the other none."""
+    for index, path in enumerate(sorted((results / "cpu-golden").iterdir())):
+        out = results / ("cpu-golden", "cpu-slow")[index % 2] / path.name
+        shutil.rmtree(out) if out.is_dir() else out.unlink()
+    page, faults = write(results, machines)
+    assert faults == []
+    for section in page.split("\n## ")[1:]:
+        absent = [name for name in ("golden", "slow") if f"measured on The cpu-{name}." in section]
+        assert len(absent) == 1 or "Not measured on any" in section, section
+
+
 def test_a_machine_without_results_is_one_line(results: Path) -> None:
     assert compared({}, results) == ["cpu-golden", "cpu-slow"]
     assert compared({"compare": "cpu-slow"}, results) == ["cpu-slow"]
@@ -92,15 +110,24 @@ QUESTION = Question("How long?", "steps", TIMES)
 UNIT = {"fp32": 10.0, "copy": 100.0}
 
 
-def machine(name: str, values: dict[str, Any], **more: Any) -> Machine:
+def judged(machines: Sequence[Machine], **variation: tuple[float, int]) -> list[list[str]]:
+    """The lines of the table, given the variation between processes by pace."""
+    known = {**dict.fromkeys(PACES, (0.001, 20)), **variation}
+    return cells(Section(QUESTION, machines, NOISE, known).markdown())[2:]
+
+
+def machine(
+    name: str, values: dict[str, Any], device: Mapping[str, float] = {}, **more: Any
+) -> Machine:
     rows = [
         {
-            **{"chapter": "steps", "quantity": "time", "clock": "wall", "phase": "a"},
+            **{"chapter": "steps", "quantity": "time", "clock": clock, "phase": "a"},
             **{"precision": "fp32", "size": size, "flags": (), "status": "ok"},
             **({"status": "oom", "reason": "too large"} if ms is None else {"value": ms}),
             "samples": None if ms is None else [ms * noise for noise in (0.999, 1.0, 1.001, 1.0)],
         }
-        for size, ms in values.items()
+        for clock, times in (("wall", values), ("device", device))
+        for size, ms in times.items()
     ]
     return Machine(
         name=name,
@@ -117,8 +144,7 @@ def test_cells_ratios_and_ceilings() -> None:
         machine("B", {"small": 5.0, "large": 40.0, "huge": None}, measured={**UNIT, "fp32": 20.0}),
         machine("C, published", {"small": 20.0}, measured={}, published=True),
     ]
-    found = cells(Section(QUESTION, machines).markdown())[2:]
-    assert found == [
+    assert judged(machines) == [
         ["fp32", "small", "10.0", "5.00", "20.0", "2.0x", "0.50x", "2.0x, 1.00x", "1.00x, 1.00x"],
         ["fp32", "large", "40.0", "40.0", "not stated", "same", "–", "2.0x, 1.00x", "1.00x, 1.00x"],
     ]
@@ -130,14 +156,35 @@ def test_cells_ratios_and_ceilings() -> None:
 
 def test_rows_that_one_machine_has_are_shown_if_none_is_shared() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"large": 5.0})]
-    found = cells(Section(QUESTION, machines).markdown())[2:]
-    assert [row[1:4] for row in found] == [["small", "10.0", "–"], ["large", "–", "5.00"]]
+    assert [row[1:4] for row in judged(machines)] == [
+        ["small", "10.0", "–"],
+        ["large", "–", "5.00"],
+    ]
 
 
 def test_variation_between_processes_widens_the_interval() -> None:
     machines = [machine("A", {"small": 10.0}), machine("B", {"small": 9.0})]
-    noisy = Section(QUESTION, machines, variation={"wall": (0.1, 20)})
-    assert cells(noisy.markdown())[2][4] == "undecided"
+    assert judged(machines, unknown=(0.1, 20))[0][4] == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("device", "shown", "verdict"),
+    [
+        ((4.0, 4.0), ["10.0 (4.00)", "20.0 (4.00)"], "same"),
+        ((4.0, 2.0), ["10.0 (4.00)", "20.0 (2.00)"], "2.0x"),
+        ((4.0, None), ["10.0 (4.00)", "20.0"], "undecided"),  # waits for the host, which varies
+        ((9.0, None), ["10.0 (9.00)", "20.0"], "0.50x"),
+    ],
+)
+def test_device_time_decides_where_both_have_it_else_the_pace_of_wall_time(
+    device: tuple[float, float | None], shown: list[str], verdict: str
+) -> None:
+    machines = [
+        machine(name, {"small": wall}, device={"small": ms} if ms else {})
+        for name, wall, ms in zip("AB", (10.0, 20.0), device, strict=True)
+    ]
+    found = judged(machines, host=(0.5, 20))
+    assert found[0][2:5] == [*shown, verdict]
 
 
 def test_every_reference_file_is_used() -> None:

@@ -1,6 +1,5 @@
 """The comparison page: results of several machines, and published figures, joined and rendered."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from lmlab.cli.report import chapters_of, load_results, page_of
 from lmlab.measure.peaks import known_devices, peaks_of
 from lmlab.report.frame import load_references, select, table_of
 from lmlab.report.page import described, environment_for
-from lmlab.result_sets.differences import DEVICE, UNKNOWN, Differences, differences
+from lmlab.result_sets.differences import PACES, differences
 from lmlab.result_sets.machines import COPY, Machine, Question, Section, ceilings, questions
 from lmlab.result_sets.sets import load_set
 from lmlab.study.config import load as load_study
@@ -41,22 +40,26 @@ def write_comparison(
     study = load_study(config, device_of(machines[0]))
     sets = [load_set(str(results / name)) for name in machines]
     facts = [differences(sets[0], other, NOISE) for other in sets[1:]]
-    variation = _variation(facts)
+    # The largest that any pair of machines shows.
+    variation = {pace: max(each.variation[pace] for each in facts) for pace in PACES if facts}
     sections: list[dict[str, Any]] = []
     tables = compare_page.TABLES  # of plain records, where published figures can take part
     for question in questions(templates, list(study.chapters), lambda c: page_of(c).TABLES, tables):
-        card = question.chapter == "machine"
-        mine = [*columns, *(p for p in published if card or _takes_part(p, question))]
+        mine = [m for m in (*columns, *published) if _takes_part(m, question)]
         try:
-            found = Section(question, mine, compare_page.COLUMNS.get(question.heading), variation)
+            column = compare_page.COLUMNS.get(question.heading)
+            found = Section(question, mine, NOISE, variation, column)
             path = out.with_suffix("") / f"{question.chapter}-{len(sections)}.png"
             figure = found.figure(path) if found.entries else False
-            table = ceilings(mine) if card else found.markdown() if found.entries else None
+            table = found.markdown() if found.entries else None
+            table = ceilings(mine) if question.chapter == "machine" else table
         except Exception as error:  # one bad value must not cost the page
             faults.append(f"{question.heading}: {described(error)}")
             continue
         link = Markup(f"{path.parent.name}/{path.name}") if figure else None
-        sections.append({"heading": question.heading, "table": table, "figure": link})
+        absent = [machine.name for machine in columns if machine not in mine]
+        section = {"heading": question.heading, "table": table, "figure": link, "absent": absent}
+        sections.append(section)
     page = environment_for(templates).get_template("compare.md.j2")
     differs = [(columns[i].name, each.differs) for i, each in enumerate(facts, 1)]
     shown = {"machines": columns, "differs": differs, "sections": sections, "faults": faults}
@@ -99,16 +102,12 @@ def _published(references: Path) -> list[Machine]:
 
 
 def _takes_part(machine: Machine, question: Question) -> bool:
-    if question.heading not in compare_page.TABLES:
-        return False
+    """Whether a machine has values of the chapter; a published one, of what the table shows."""
     rows = machine.chapters.get(question.chapter, table_of([]))
+    if not machine.published:
+        return not select(rows, status="ok").empty
+    if question.heading not in compare_page.TABLES:
+        return question.chapter == "machine"  # whose ceilings their vendors state
     wanted = {k: v for k, v in question.table.where.items() if k == "topic" and k in rows}
     wanted["quantity"] = next(iter(question.table.columns.values())).where["quantity"]
     return not select(rows, status="ok", **wanted).empty
-
-
-def _variation(found: Sequence[Differences]) -> dict[str, tuple[float, float]]:
-    """Variation between processes by clock; the largest that any pair of machines shows."""
-    paces = {"wall": UNKNOWN, "device": DEVICE, "events": DEVICE} if found else {}
-    most = {clock: max(each.variation[pace] for each in found) for clock, pace in paces.items()}
-    return {clock: (sd, df or math.inf) for clock, (sd, df) in most.items()}

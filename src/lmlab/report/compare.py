@@ -176,13 +176,15 @@ class Compare:
         return lambda row: of_class(tuple(row.get(name) for name in self.pool))
 
 
+def samples_of(row: Mapping[str, Any]) -> Sequence[float]:
+    """What was timed; of a quantity that was computed, its value."""
+    return row["samples"] if isinstance(row["samples"], list | tuple) else [float(row["value"])]
+
+
 def _interval_of(
     variant: Any, baseline: Any, variation: Callable[[Any], tuple[float, float]]
 ) -> Interval:
-    ours, theirs = (
-        row["samples"] if isinstance(row["samples"], list | tuple) else [float(row["value"])]
-        for row in (variant, baseline)
-    )
+    ours, theirs = samples_of(variant), samples_of(baseline)
     if variant["source"] == baseline["source"]:
         return paired(ours, theirs)
     (own, own_df), (other, other_df) = variation(variant), variation(baseline)

@@ -32,7 +32,7 @@ LESS, MORE = "less", "more"
 VERDICTS = (FASTER, SLOWER, LESS, MORE, SAME, UNDECIDED)
 SMALLEST_MEMORY_DIFFERENCE = 0.01
 # What sets the pace of a time: variation between processes is pooled over each of them.
-DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
+PACES = DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,21 @@ def _with_pace(rows: Rows, noise: Noise) -> Rows:
     keys = ["file", "point"]
     busy = rows[rows["clock"] == "device"].drop_duplicates(keys)[[*keys, "value"]]
     share = rows.merge(busy, on=keys, how="left")["value_y"].to_numpy() / rows["value"]
-    wall = np.where(share.isna(), UNKNOWN, np.where(share < noise.host_bound_below, HOST, GPU))
-    return rows.assign(pace=np.where(rows["clock"].isin(["device", "events"]), DEVICE, wall))
+    return rows.assign(pace=pace_of(rows["clock"], share, noise))
+
+
+def pace_of(clock: Any, busy: Any, noise: Noise) -> Any:
+    """What sets the speed of a time, or of each of many, from its clock and the share of it for
+    which the device is busy."""
+    wall = np.where(pd.isna(busy), UNKNOWN, np.where(busy < noise.host_bound_below, HOST, GPU))
+    return np.where(np.isin(clock, ["device", "events"]), DEVICE, wall)
+
+
+def between(variation: Mapping[str, tuple[float, int]], *paces: str) -> tuple[float, float]:
+    """Standard error of a log ratio of two times that comes from the variation between processes,
+    and its degrees of freedom; infinite if the variation is not known."""
+    spreads, freedoms = zip(*(variation[pace] for pace in paces), strict=True)
+    return math.hypot(*spreads), min(freedom or math.inf for freedom in freedoms)
 
 
 def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, tuple[float, int]]:
@@ -185,8 +198,7 @@ def _interval(
     ratio = 1 / ratio if row["quantity"] in RATES else ratio
     if row["identical"] or row["quantity"] in MEMORY:
         return compare.interval(ratio, 0.0, 1), _chance(ratio, 0.0, 1)
-    spreads, freedoms = zip(*(variation[row[f"pace_{side}"]] for side in "ab"), strict=True)
-    df = min(freedom or math.inf for freedom in freedoms)
+    spread, df = between(variation, row["pace_a"], row["pace_b"])
     known = row["quantity"] == TIME and math.isfinite(df)
     errors = [
         compare.median_error(
@@ -195,7 +207,7 @@ def _interval(
         for side in "ab"
     ]
     df = df if math.isfinite(df) else row["n_a"] + row["n_b"] - 2
-    error = math.hypot(*spreads, *errors)
+    error = math.hypot(spread, *errors)
     return compare.interval(ratio, error, df), _chance(ratio, error, df)
 
 

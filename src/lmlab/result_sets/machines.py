@@ -2,27 +2,30 @@
 
 Nothing is declared twice: the front page's own tables are read for every machine, one column of
 each is shown, and the machines become the columns. Published figures take part as machines of their
-own. Next to the ratio of two times stands the ratio of the ceilings that may explain it: matmul
-rates in the precision of the row, and copy bandwidths.
+own. A wall time is shown with the device time of the same work, by which machines are compared
+where both have it: the wall time of a step that waits for the host is noise of the host. Next to
+the ratio of two times stands the ratio of the ceilings that may explain it: matmul rates in the
+precision of the row, and copy bandwidths.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.compare import unpaired
+from lmlab.report.compare import Noise, samples_of, unpaired
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
 from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
+from lmlab.result_sets.differences import between, pace_of
 
 MAX_ROWS, MAX_BARS = 30, 12
 # A table shows one column here; the first of these formats that it has.
@@ -80,22 +83,31 @@ class Section:
         self,
         question: Question,
         machines: Sequence[Machine],
+        noise: Noise,
+        variation: Mapping[str, tuple[float, int]],
         column: str | None = None,
-        variation: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        self.question, self.machines, self.variation = question, machines, variation or {}
+        self.question, self.machines = question, machines
+        self.noise, self.variation = noise, variation  # between processes, by pace
         header, chosen = _chosen(question.table, column)
-        table = replace(question.table, columns={header: chosen})
+        table = question.table
         sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
         measured = sum(not machine.published for machine in machines)  # they come first
-        found = {
-            key if table.across else key[:-1]: cells
-            for key, cells in table.cells(sides).items()
-            if _count(map(_value, cells[:measured]))
-        }
+
+        def entries(column: Column) -> Entries:
+            return {
+                key if table.across else key[:-1]: cells
+                for key, cells in replace(table, columns={header: column}).cells(sides).items()
+                if _count(map(_value, cells[:measured]))
+            }
+
         keys = [name for name in (table.facet, *table.rows, table.across) if name]
         self.keys = [table.headers.get(name, name.replace("_", " ")) for name in keys]
-        self.entries, self.left_out = _reduced(found, keys)
+        self.entries, self.left_out = _reduced(entries(chosen), keys)
+        device = replace(chosen, where={**chosen.where, "clock": "device"})
+        busy = entries(device) if chosen.where.get("clock") == "wall" else {}
+        nothing = [Cell(device, None)] * len(machines)
+        self.device = {key: busy.get(key, nothing) for key in self.entries}
         self.values = {key: list(map(_value, cells)) for key, cells in self.entries.items()}
         plain_number = chosen.format in ("number", "digits", "integer") and table.across is None
         self.unit = header if plain_number else {"text": "x"}.get(chosen.format, chosen.format)
@@ -123,13 +135,17 @@ class Section:
         lines = []
         for key, cells in self.entries.items():
             line = [escape(plain(part)) for part in key]
-            line += [_text(cell, m) for cell, m in zip(cells, self.machines, strict=True)]
-            line += [self._ratio(cells[0], cells[place], m) for place, m in shown]
+            for cell, device, machine in zip(cells, self.device[key], self.machines, strict=True):
+                known = _value(device) is not None
+                line.append(_text(cell, machine) + f" ({device.text()})" * known)
+            line += [self._ratio(key, place) for place, _ in shown]
             line += [_ratios(m, first, (_precision(cells), COPY)) for m in bound]
             lines.append(line)
         notes = [f"{self.left_out} more rows are on the machines' own pages"] * bool(self.left_out)
         notes += ["The same on all machines"] * self.identical
-        every = (cell for cells in self.entries.values() for cell in cells)
+        device_cells = [cell for cells in self.device.values() for cell in cells]
+        notes += ["In parentheses: by device time"] * any(cell.measured for cell in device_cells)
+        every = (cell for cells in (*self.entries.values(), device_cells) for cell in cells)
         marks = dict.fromkeys(mark for cell in every for mark in cell.marks)
         notes += [f"{mark} {MARKS[mark]}" for mark in marks]
         title = re.sub(r"\{(\w+)\}", r"each \1", self.question.table.title)
@@ -141,30 +157,38 @@ class Section:
         precisions = set(map(_precision, self.entries.values()))
         return any(other.ceiling_over(self.machines[0], name) is not None for name in precisions)
 
-    def _ratio(self, ours: Cell, theirs: Cell, machine: Machine) -> str:
-        """The other machine's value over ours; where it is a time, the speed, with its verdict."""
-        a, b = _value(ours), _value(theirs)
-        if not a or not b or min(a, b) <= 0:
+    def _ratio(self, key: tuple[Any, ...], place: int) -> str:
+        """Another machine's value over the first one's; where it is a time, the speed, with its
+        verdict. Device times are compared where both have them."""
+        cells, device = ([each[key][0], each[key][place]] for each in (self.entries, self.device))
+        values, busy = (np.array([*map(_value, each)], float) for each in (cells, device))
+        compared = device if np.isfinite(busy).all() else cells
+        a, b = (_value(cell) or 0.0 for cell in compared)
+        if min(a, b) <= 0:
             return NOTHING
         if not self.timed:
             return times(b / a)
-        row, baseline = theirs.row or {}, ours.row or {}
-        samples = [row.get("samples"), baseline.get("samples")]
-        if machine.published or not all(isinstance(each, list | tuple) for each in samples):
+        if self.machines[place].published:
             return times(a / b)
-        between, df = self.variation.get(str(row.get("clock")), (0.0, math.inf))
-        interval = unpaired(*samples, between=between * math.sqrt(2), df=df)  # type: ignore[arg-type]
+        rows = [cell.row or {} for cell in compared]
+        paces = pace_of([row["clock"] for row in rows], busy / values, self.noise)
+        spread, df = between(self.variation, *paces)
+        first, other = map(samples_of, rows)
+        interval = unpaired(other, first, between=spread, df=df)
         return times(interval.ratio) if interval.decided else interval.verdict
 
     def figure(self, path: Path) -> bool:
         """Grouped bars of the rows that most machines have; False if there is nothing to draw."""
         scale = {**SCALES, "percent": 100.0}.get(self.unit, 1.0)
-        most = max(map(_count, self.values.values()), default=0)
-        drawn = [key for key, values in self.values.items() if _count(values) == most][:MAX_BARS]
+        device = {key: list(map(_value, cells)) for key, cells in self.device.items()}
+        by_device = max(map(_count, device.values()), default=0) > 1
+        shown = device if by_device else self.values
+        most = max(map(_count, shown.values()), default=0)
+        drawn = [key for key, values in shown.items() if _count(values) == most][:MAX_BARS]
         rows: list[dict[str, Any]] = [
             {"point": "\n".join(map(str, key)), "machine": m.name, "value": value * scale}
             for key in drawn
-            for value, m in zip(self.values[key], self.machines, strict=True)
+            for value, m in zip(shown[key], self.machines, strict=True)
             if value is not None and value > 0
         ]
         if not rows or self.identical:
@@ -176,7 +200,7 @@ class Section:
             title=self.question.heading,
             mark="bar",
             x=Axis(field="point", title="", categorical=True),
-            y=Axis(unit, log=10 if far else None),
+            y=Axis(unit + ", device time" * by_device, log=10 if far else None),
             color="machine",
             data=lambda _: table_of(rows),
         )
