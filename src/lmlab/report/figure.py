@@ -26,7 +26,8 @@ from lmlab.report.text import number
 Mark = Literal["line", "bar", "stack", "area", "heatmap", "timeline"]
 
 # Colors that stay apart for color-blind readers and in print (Okabe and Ito).
-PALETTE = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #777777 #b8a600 #000000".split()
+PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"]
+PALETTE += ["#56b4e9", "#777777", "#b8a600", "#000000"]
 # GitHub shows figures about 900 px wide: at this width 9.5 points are 13 px there.
 WIDTH_INCHES, DPI = 9.0, 150
 # So many characters of a legend fit into that width, keys and gaps included.
