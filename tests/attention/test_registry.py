@@ -147,6 +147,25 @@ def test_sdpa_reasons(warning: str | None, expected: str, monkeypatch: pytest.Mo
     assert "Triggered" not in str(reason)
 
 
+def test_a_shape_is_timed_by_variant_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {"flex": "not here"}
+    fakes: dict[str, Any] = {
+        "inputs": lambda shape: [torch.randn(1, 2, 8, 4, requires_grad=n < 3) for n in range(4)],
+        "why_unsupported": lambda variant, **case: reasons.get(variant),
+        "record": lambda call: len(call()),
+        "replay_ms": float,
+        "host_us": lambda call, device_ms: 7.0,
+        "medians_ms": lambda recordings: recordings,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench, name, fake)
+    found = bench.measure(bench.Shape(1, 2, 8, 4), ["naive", "flex", "missing"])
+    times = {(x["variant"], x["phase"]): x["device_us"] for x in found if "phase" in x}
+    # The output has one batch; the gradients are three.
+    assert times == {("naive", "forward"): 1000.0, ("naive", "backward"): 3000.0}
+    assert {x["variant"] for x in found if "reason" in x} == {"flex", "missing"}
+
+
 def test_ours_is_compared_with_the_best_other_and_with_each_in_the_mean() -> None:
     shape = {"batch": 1, "heads": 2, "sequence": 64, "head_dim": 64, "is_causal": True}
     times = {

@@ -3,11 +3,13 @@
 import itertools
 import multiprocessing.dummy
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from lmlab.attention import bench
+from lmlab.attention.bench import Shape
 from lmlab.kernels import configs, graph_clock, launch, tune, workspace
 from lmlab.kernels.configs import Tiles, shared_bytes
 from lmlab.kernels.problem import Direction, Problem
@@ -162,6 +164,58 @@ def test_rows_cover_the_grid_and_neighbours_that_agree_are_one(
     assert any(row.whole_only for row in rows) is differ
     pairs = itertools.pairwise(row for row in rows if not row.whole_only)
     assert differ or all((a.sequence, a.tiles) != (b.sequence, b.tiles) for a, b in pairs)
+
+
+@pytest.mark.gpu
+@DIRECTIONS
+def test_a_gpu_is_tuned(
+    direction: Direction, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = [FAST, replace(FAST, stages=3)]
+    monkeypatch.setattr(tune, "candidates", lambda problem: tried)
+    monkeypatch.setattr(tune, "BLOCKS_PER_SM", [1.0])
+    tune.main([f"--direction={direction}", "--head-dim=64", "--sequence=256", "--jobs=1"])
+    rows = [configs._parse(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row.tiles in tried for row in rows)
+    for length in (256, 200):
+        q = torch.empty(1, 1, length, 64, dtype=torch.bfloat16, device="cuda")
+        assert any(row.covers(Problem.of(q, q, True, direction)) for row in rows)
+
+
+BETWEEN = [
+    [Shape(3, 32, n, 64) for n in (512, 768, 1024)],
+    [Shape(3, n, 1024, 64) for n in (16, 24, 32)],
+    [Shape(8, n, 2048, 64) for n in (3, 4, 5)],
+    [Shape(3, 8, n, 128) for n in (512, 768, 1024)],
+    [Shape(3, n, 1024, 128) for n in (2, 3, 4)],
+    [Shape(3, n, 1024, 128) for n in (4, 6, 8)],
+]
+"""Shapes of growing work with one between two others."""
+
+
+@pytest.mark.parametrize("shapes", BETWEEN, ids=lambda shapes: str(shapes[1]))
+def test_shapes_to_compare_are_in_different_rows(
+    shapes: list[Shape], set_device: SetDevice
+) -> None:
+    set_device(DEVICES["hopper"])
+    chosen = set()
+    for x, direction in itertools.product(shapes, get_args(Direction)):
+        q = torch.empty(
+            x.batch, x.heads, x.sequence, x.head_dim, dtype=torch.bfloat16, device="meta"
+        )
+        chosen.add((direction, configs.look_up(Problem.of(q, q, x.is_causal, direction))))
+    assert len(chosen) > 2, "one row per direction"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", BETWEEN, ids=lambda shapes: str(shapes[1]))
+def test_a_shape_between_two_others_is_not_slower_than_both(shapes: list[Shape]) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
+        calls = [bench.calls(bench.OURS, shape, bench.inputs(shape)) for shape in shapes]
+        for phase in ("forward", "backward"):
+            recordings = [graph_clock.record(call[phase]) for call in calls]
+            low, between, high = graph_clock.medians_ms(recordings, rounds=25)
+            assert between <= 1.05 * max(low, high), phase
 
 
 @pytest.mark.parametrize(
