@@ -75,6 +75,7 @@ def test_only_correct_tiles(direction: Direction, monkeypatch: pytest.MonkeyPatc
     assert tune.is_usable(problem, FAST)
 
     def wrong(*inputs: Any, **options: Any) -> Any:
+        assert inputs[0].shape[2] % 64, "the problem is ragged"
         first, *others = function(*inputs, **options)
         return first + 1.0, *others
 
@@ -109,7 +110,7 @@ def test_the_fastest_wins_by_its_median_and_what_does_not_fit_loses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     too_large, lucky = replace(FAST, stages=5), replace(FAST, stages=4)
-    quick = [0.5] * tune.QUICK_ROUNDS
+    quick = [0.5] * (tune.QUICK_ROUNDS + 1)
     first = {SMALL: [2.0], FAST: [1.0], lucky: [*quick, 1.5]}
     times = {x: itertools.chain(y, itertools.repeat(y[-1])) for x, y in first.items()}
     reserves = {ON_CPU.device: torch.zeros(100)}
@@ -157,8 +158,7 @@ def test_rows_cover_the_grid_and_neighbours_that_agree_are_one(
     monkeypatch.setattr(tune, "fastest", fastest)
     rows = [configs._parse(line) for line in tune.tune(like, [4096, 256], 1)]
     for whole, shorter in itertools.product(tune.problems(like, [256, 4096]), (0, 1, 24, 63)):
-        length = whole.queries - shorter
-        problem = replace(whole, queries=length, keys=length)
+        problem = tune.of_length(whole, whole.queries - shorter)
         covering = next(row for row in rows if row.covers(problem))
         assert covering.tiles == fastest(problem, list(candidates(problem)))
     assert any(row.whole_only for row in rows) is differ

@@ -164,10 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--shapes", choices=SETS, default="all")
-    parser.add_argument(
-        "--variants", nargs="+", default=["sdpa_cudnn", "sdpa_flash"],
-        help="what ours is compared with (default: %(default)s)",
-    )  # fmt: skip
+    parser.add_argument("--variants", nargs="+", default=["sdpa_cudnn", "sdpa_flash"])
     parser.add_argument("--json", type=Path, help="write the records to this file")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():

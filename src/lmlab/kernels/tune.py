@@ -10,7 +10,8 @@ model, (batch, sequence, heads, head_dim) in memory; times are device times of r
 The winners are printed as rows for `tile_sizes`, to be put before the rows there, which still apply
 beyond the longest sequence and the fullest GPU of the grid. Neighbours that agree are one row;
 where a ragged length has another winner, the row of whole lengths is marked `whole`. Progress goes
-to stderr. The defaults tune bf16 under a causal mask; --full and --dtype print rows of their own.
+to stderr. By default bf16 is tuned under a causal mask, at head dimensions 32, 64, 128 and 256 and
+sequences of 128 to 4096 and of 16384; --dtype and --full print rows of their own.
 """
 
 import argparse
@@ -148,7 +149,7 @@ def fastest(problem: Problem, tried: Sequence[Tiles]) -> Tiles | None:
 def is_usable(problem: Problem, tiles: Tiles) -> bool:
     """Whether these tiles fit and match PyTorch in fp64, on a small problem of the same kind."""
     length = 384 if problem.is_whole else 384 - RAGGED
-    small = replace(problem, batch=1, heads=2, kv_heads=2, queries=length, keys=length)
+    small = of_length(replace(problem, batch=1, heads=2, kv_heads=2), length)
     inputs = inputs_of(small)
     try:
         found = run(small, inputs, tiles)
@@ -176,15 +177,19 @@ def usable(problem: Problem, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
     return found
 
 
+def of_length(problem: Problem, length: int) -> Problem:
+    """The problem with as many queries and keys."""
+    return replace(problem, queries=length, keys=length)
+
+
 def problems(like: Problem, lengths: Sequence[int]) -> Iterator[Problem]:
     """The grid: for each length ever more heads, with at most the blocks per SM that are listed."""
     for length in sorted(set(lengths)):
         counts = {max(1, int(n * like.gpu.num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
         for count in sorted(counts):
             heads = min(count, MODEL_HEADS)
-            yield replace(
-                like, batch=count // heads, heads=heads, kv_heads=heads, queries=length, keys=length
-            )
+            sized = replace(like, batch=count // heads, heads=heads, kv_heads=heads)
+            yield of_length(sized, length)
 
 
 def tune(like: Problem, lengths: Sequence[int], jobs: int) -> list[str]:
@@ -203,8 +208,8 @@ def tune(like: Problem, lengths: Sequence[int], jobs: int) -> list[str]:
 
     winners = []
     for problem in problems(like, lengths):
-        shorter = problem.sequence - RAGGED
-        whole, ragged = winner(problem), winner(replace(problem, queries=shorter, keys=shorter))
+        ragged_problem = of_length(problem, problem.sequence - RAGGED)
+        whole, ragged = winner(problem), winner(ragged_problem)
         if whole and ragged:
             winners.append((problem, whole, ragged))
     return list(merge(winners))
@@ -235,18 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    default = "(default: %(default)s)"
-    parser.add_argument(
-        "--head-dim",
-        type=_positive,
-        nargs="+",
-        default=HEAD_DIMS,
-        help=f"rows for each {default}",
-    )
-    parser.add_argument(
-        "--sequence", type=int, nargs="+", choices=LENGTHS, default=SEQUENCES, metavar="LENGTH",
-        help=f"powers of two, each tuned as it is and {RAGGED} rows shorter {default}",
-    )  # fmt: skip
+    parser.add_argument("--head-dim", type=_positive, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--sequence", type=int, nargs="+", choices=LENGTHS, default=SEQUENCES)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     directions = ("forward", "backward")
     parser.add_argument("--direction", nargs="+", choices=directions, default=directions)
