@@ -3,12 +3,14 @@
 import itertools
 import multiprocessing.dummy
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from lmlab.kernels import configs, launch, tune
+from lmlab.attention import bench
+from lmlab.attention.bench import Shape
+from lmlab.kernels import configs, graph_clock, launch, tune, workspace
 from lmlab.kernels.configs import Tiles, shared_bytes
 from lmlab.kernels.problem import Direction, Problem
 from lmlab.kernels.tune import candidates
@@ -73,6 +75,7 @@ def test_only_correct_tiles(direction: Direction, monkeypatch: pytest.MonkeyPatc
     assert tune.is_usable(problem, FAST)
 
     def wrong(*inputs: Any, **options: Any) -> Any:
+        assert inputs[0].shape[2] % 64, "the problem is ragged"
         first, *others = function(*inputs, **options)
         return first + 1.0, *others
 
@@ -97,32 +100,122 @@ def test_a_hanging_candidate_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> No
     assert tune.usable(ON_CPU, [SMALL, FAST], 1) == [FAST]
 
 
-def test_the_fastest_wins_and_what_does_not_fit_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {SMALL: 2.0, FAST: 1.0}
-    monkeypatch.setattr(
-        tune, "time_ms", lambda problem, inputs, tiles, budget: times.get(tiles, float("inf"))
-    )
-    too_large = replace(FAST, stages=5)
-    assert tune.fastest(ON_CPU, [SMALL, too_large, FAST]) == FAST
+def test_inputs_have_the_layout_of_a_model() -> None:
+    for x in tune.inputs_of(replace(ON_CPU, batch=2, direction="backward"))[:5]:
+        assert x.shape == (2, 2, 32, 16)
+        assert x.transpose(1, 2).is_contiguous()
+
+
+def test_the_fastest_wins_by_its_median_and_what_does_not_fit_loses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    too_large, lucky = replace(FAST, stages=5), replace(FAST, stages=4)
+    quick = [0.5] * (tune.QUICK_ROUNDS + 1)
+    first = {SMALL: [2.0], FAST: [1.0], lucky: [*quick, 1.5]}
+    times = {x: itertools.chain(y, itertools.repeat(y[-1])) for x, y in first.items()}
+    reserves = {ON_CPU.device: torch.zeros(100)}
+
+    def record(call: Any) -> Any:
+        (tiles,) = call.args[2:]
+        if tiles == too_large:
+            raise launch.TilesTooLarge("tiles 64 x 64")
+        reserves[ON_CPU.device] = reserves[ON_CPU.device][10:]  # semaphores that a graph owns
+        return times[tiles]
+
+    monkeypatch.setattr(tune, "record", record)
+    monkeypatch.setattr(graph_clock, "replay_ms", next)
+    monkeypatch.setattr(workspace, "_reserves", reserves)
+    assert tune.fastest(ON_CPU, [SMALL, too_large, lucky, FAST]) == FAST
+    assert len(reserves[ON_CPU.device]) == 100, "the next problem has all semaphores again"
+    assert tune.fastest(ON_CPU, [too_large]) is None
+
+
+def test_the_grid_fills_the_gpu_to_powers_of_two_with_heads_of_a_model(
+    set_device: SetDevice,
+) -> None:
+    set_device(DEVICES["hopper"])
+    found = list(tune.problems(SIXTEEN_HEADS, tune.LENGTHS))
+    rows = [configs._parse(tune.format_row(problem, SMALL)) for problem in found]
+    assert {row.blocks_per_sm for row in rows if row.sequence <= 2048} == set(tune.BLOCKS_PER_SM)
+    assert max(problem.heads for problem in found) == tune.MODEL_HEADS
+    assert len({(row.sequence, row.blocks_per_sm) for row in rows}) == len(rows)
 
 
 @DIRECTIONS
+@pytest.mark.parametrize("differ", [False, True], ids=["as whole lengths", "ragged differ"])
 def test_rows_cover_the_grid_and_neighbours_that_agree_are_one(
-    direction: Direction, monkeypatch: pytest.MonkeyPatch, set_device: SetDevice
+    direction: Direction, differ: bool, monkeypatch: pytest.MonkeyPatch, set_device: SetDevice
 ) -> None:
     set_device(DEVICES["hopper"])
     like = replace(ON_CPU, dtype=torch.bfloat16, head_dim=64, direction=direction)
     monkeypatch.setattr(tune, "usable", lambda problem, tried, jobs: list(tried))
 
     def fastest(problem: Problem, tried: list[Tiles]) -> Tiles:
-        return min(tried, key=lambda t: abs(t.stages - 2) + (problem.heads > 20) * t.block_m)
+        stages = 3 if differ and problem.batch_heads > 4 and not problem.is_whole else 2
+        large = problem.batch_heads > 20
+        return min(tried, key=lambda t: 1000 * abs(t.stages - stages) + large * t.block_m)
 
     monkeypatch.setattr(tune, "fastest", fastest)
-    rows = [configs._parse(line) for line in tune.tune(like, [256, 4096], 1)]
-    for problem in tune.problems(like, [256, 4096]):
+    rows = [configs._parse(line) for line in tune.tune(like, [4096, 256], 1)]
+    for whole, shorter in itertools.product(tune.problems(like, [256, 4096]), (0, 1, 24, 63)):
+        problem = tune.of_length(whole, whole.queries - shorter)
         covering = next(row for row in rows if row.covers(problem))
         assert covering.tiles == fastest(problem, list(candidates(problem)))
-    assert all((a.sequence, a.tiles) != (b.sequence, b.tiles) for a, b in itertools.pairwise(rows))
+    assert any(row.whole_only for row in rows) is differ
+    pairs = itertools.pairwise(row for row in rows if not row.whole_only)
+    assert differ or all((a.sequence, a.tiles) != (b.sequence, b.tiles) for a, b in pairs)
+
+
+@pytest.mark.gpu
+@DIRECTIONS
+def test_a_gpu_is_tuned(
+    direction: Direction, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = [FAST, replace(FAST, stages=3)]
+    monkeypatch.setattr(tune, "candidates", lambda problem: tried)
+    monkeypatch.setattr(tune, "BLOCKS_PER_SM", [1.0])
+    tune.main([f"--direction={direction}", "--head-dim=64", "--sequence=256", "--jobs=1"])
+    rows = [configs._parse(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row.tiles in tried for row in rows)
+    for length in (256, 200):
+        q = torch.empty(1, 1, length, 64, dtype=torch.bfloat16, device="cuda")
+        assert any(row.covers(Problem.of(q, q, True, direction)) for row in rows)
+
+
+BETWEEN = [
+    [Shape(3, 32, n, 64) for n in (512, 768, 1024)],
+    [Shape(3, n, 1024, 64) for n in (16, 24, 32)],
+    [Shape(8, n, 2048, 64) for n in (3, 4, 5)],
+    [Shape(3, 8, n, 128) for n in (512, 768, 1024)],
+    [Shape(3, n, 1024, 128) for n in (2, 3, 4)],
+    [Shape(3, n, 1024, 128) for n in (4, 6, 8)],
+]
+"""Shapes of growing work with one between two others."""
+
+
+@pytest.mark.parametrize("shapes", BETWEEN, ids=lambda shapes: str(shapes[1]))
+def test_shapes_to_compare_are_in_different_rows(
+    shapes: list[Shape], set_device: SetDevice
+) -> None:
+    set_device(DEVICES["hopper"])
+    chosen = set()
+    for x, direction in itertools.product(shapes, get_args(Direction)):
+        q = torch.empty(
+            x.batch, x.heads, x.sequence, x.head_dim, dtype=torch.bfloat16, device="meta"
+        )
+        chosen.add((direction, configs.look_up(Problem.of(q, q, x.is_causal, direction))))
+    assert len(chosen) > 2, "one row per direction"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", BETWEEN, ids=lambda shapes: str(shapes[1]))
+def test_a_shape_between_two_others_is_not_slower_than_both(shapes: list[Shape]) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
+        calls = [bench.calls(bench.OURS, shape, bench.inputs(shape)) for shape in shapes]
+        for phase in ("forward", "backward"):
+            recordings = [graph_clock.record(call[phase]) for call in calls]
+            low, between, high = graph_clock.medians_ms(recordings, rounds=25)
+            assert between <= 1.05 * max(low, high), phase
 
 
 @pytest.mark.parametrize(
@@ -135,8 +228,9 @@ def test_rows_cover_the_grid_and_neighbours_that_agree_are_one(
         ),
         *(
             ([f"{option}={value}"], f"{option}: must be a positive integer, got {value!r}")
-            for option, value in (("--head-dim", "0"), ("--sequence", "-64"), ("--jobs", "many"))
+            for option, value in (("--head-dim", "0"), ("--jobs", "many"))
         ),
+        *(([f"--sequence={n}"], f"--sequence: invalid choice: {n}") for n in (-64, 32, 1000)),
     ],
 )
 def test_what_cannot_be_tuned_is_a_one_line_error(

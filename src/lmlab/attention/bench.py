@@ -8,16 +8,19 @@ Device time is the time of a CUDA graph of several calls, so the host has no par
 variants of a shape alternate in random order, and a time is the median over rounds. Host time is
 what a call takes to return while the device works. The result is a list of records (JSON) and a
 table: ours against the best other variant and, as a geometric mean, against each of them.
+
+The default variants are cuDNN, which the ratios in `docs/kernels.md` (forward 0.85, backward 0.79)
+refer to, and FlashAttention-2. FlexAttention (`--variants flex`) compiles for seconds at every
+shape; the attention chapter of the report compares it at the models' shapes.
 """
 
 import argparse
 import gc
 import json
-import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +32,9 @@ from torch import Tensor
 
 from lmlab.attention import registry
 from lmlab.attention.support import why_unsupported
+from lmlab.kernels.graph_clock import Call, medians_ms, record, replay_ms
 
-Call = Callable[[], Any]
 OURS = "flash"
-ROUNDS, GRAPH_MS, MAX_CALLS = 7, 1.0, 16
 HOST_MS, HOST_CALLS = 10.0, (3, 40)
 """Time of calls for the host clock, and how few and how many they may be."""
 
@@ -48,8 +50,8 @@ class Shape:
     is_causal: bool = True
 
 
-MODEL_HEADS = {12: 64, 16: 64, 20: 64, 25: 64, 32: 80}
-"""Heads of the model sizes, small to 2.7b, and their head dimension."""
+MODEL_HEADS = {12: 64, 16: 64, 20: 64, 25: 64, 32: 80, 36: 128}
+"""Heads of the model sizes, small to 10b, and their head dimension."""
 MODELS = [
     Shape(batch, heads, context, head_dim)
     for heads, head_dim in MODEL_HEADS.items()
@@ -92,33 +94,6 @@ def calls(variant: str, shape: Shape, tensors: list[Tensor]) -> dict[str, Call]:
     }
 
 
-def record_graph(call: Call) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of enough calls to be timed, and their number."""
-    for _ in range(3):
-        call()
-    count = max(1, min(MAX_CALLS, round(GRAPH_MS / max(replay_ms(_graph(call, 1)), 1e-3))))
-    return _graph(call, count), count
-
-
-def _graph(call: Call, count: int) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        for _ in range(count):
-            call()
-    return graph
-
-
-def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
-    """Time of one replay after one to warm up."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
-
-
 def host_us(call: Call, device_ms: float) -> float:
     """Time that a call takes to return, the device being idle at first."""
     fewest, most = HOST_CALLS
@@ -137,38 +112,37 @@ def measure(shape: Shape, variants: Sequence[str]) -> list[dict[str, Any]]:
     tensors = inputs(shape)
     q = tensors[0]
     records: list[dict[str, Any]] = []
-    graphs = []  # with their calls, whose tensors the graphs read
+    timed, recordings = [], []
     for variant in variants:
-        record = asdict(shape) | {"variant": variant}
+        labels = asdict(shape) | {"variant": variant}
         try:
             reason = why_unsupported(
                 variant, device=q.device, dtype=q.dtype, head_dim=shape.head_dim
             )
             for phase, call in calls(variant, shape, tensors).items() if reason is None else ():
-                graph, count = record_graph(call)
-                device_ms = replay_ms(graph) / count
+                recording = record(call)
+                device_ms = replay_ms(recording)
                 host = statistics.median(host_us(call, device_ms) for _ in range(3))
-                records.append(record | {"phase": phase, "host_us": round(host, 1), "times": []})
-                graphs.append((records[-1], graph, count, call))
+                timed.append(labels | {"phase": phase, "host_us": round(host, 1)})
+                recordings.append(recording)
         except (RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
         if reason is not None:
-            records.append(record | {"reason": reason})
-    order = random.Random(0)
-    for _ in range(ROUNDS):
-        # What runs before heats the GPU, so that is not always the same.
-        for record, graph, count, _call in order.sample(graphs, len(graphs)):
-            record["times"].append(replay_ms(graph) / count)
-    for record, *_ in graphs:
-        record["device_us"] = round(1e3 * statistics.median(record.pop("times")), 2)
+            records.append(labels | {"reason": reason})
+    for found, time_ms in zip(timed, medians_ms(recordings), strict=True):
+        records.append(found | {"device_us": round(1e3 * time_ms, 2)})
     return records
 
 
 def summarize(records: Iterable[dict[str, Any]]) -> str:
-    """Device and host time by variant, the ratio of ours to the best other, and mean ratios."""
-    table = pd.DataFrame([record for record in records if "device_us" in record])
+    """Device and host time by variant, the ratio of ours to the best other, and mean ratios; of
+    each phase and, as their sum, of both."""
+    table = pd.DataFrame([found for found in records if "device_us" in found])
     if table.empty:
         return "no variant runs here"
+    labels = [*Shape.__dataclass_fields__, "variant"]
+    both = table.groupby(labels)[["device_us", "host_us"]].sum(min_count=2).dropna()
+    table = pd.concat([table, both.reset_index().assign(phase="both")])
     columns = [*Shape.__dataclass_fields__, "phase"]
     device = table.pivot(index=columns, columns="variant", values="device_us")
     host = table.pivot(index=columns, columns="variant", values="host_us").add_suffix(" host")
@@ -184,7 +158,11 @@ def summarize(records: Iterable[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure a set of shapes; print the summary and write the records."""
-    parser = argparse.ArgumentParser(prog="lmlab.attention.bench")
+    parser = argparse.ArgumentParser(
+        prog="lmlab.attention.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--shapes", choices=SETS, default="all")
     parser.add_argument("--variants", nargs="+", default=["sdpa_cudnn", "sdpa_flash"])
     parser.add_argument("--json", type=Path, help="write the records to this file")

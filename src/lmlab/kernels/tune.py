@@ -1,11 +1,17 @@
 """Find the fastest tiles on the GPU at hand: `python -m lmlab.kernels.tune`.
 
-The grid covers short and long loops (sequences) and GPUs that are filled a fraction of once to many
-times (blocks of queries per SM). Every candidate that fits is compiled (in parallel; compiling
-takes longer than timing), checked against PyTorch's attention on a small problem and timed at each
-point, the best few again for longer. Times are GPU times with a cold L2, by
-`triton.testing.do_bench`. The winners are printed as rows for `tile_sizes`, neighbours that agree
-as one; progress goes to stderr.
+The grid covers short and long loops (sequences), each also with a ragged end, and GPUs that are
+filled a fraction of once to many times (blocks of queries per SM). Every candidate that fits is
+compiled (in parallel; compiling takes longer than timing), checked against PyTorch's attention on a
+small problem and timed at each point, the best few again in turns. Inputs have the layout of a
+model, (batch, sequence, heads, head_dim) in memory; times are device times of replayed CUDA graphs
+(`lmlab.kernels.graph_clock`).
+
+The winners are printed as rows for `tile_sizes`, to be put before the rows there, which still apply
+beyond the longest sequence and the fullest GPU of the grid. Neighbours that agree are one row;
+where a ragged length has another winner, the row of whole lengths is marked `whole`. Progress goes
+to stderr. By default bf16 is tuned under a causal mask, at head dimensions 32, 64, 128 and 256 and
+sequences of 128 to 4096 and of 16384; --dtype and --full print rows of their own.
 """
 
 import argparse
@@ -15,22 +21,28 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import TimeoutError, get_context
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from triton.testing import do_bench
 
-from lmlab.kernels import launch
-from lmlab.kernels.configs import Fp32Dot, Tiles, format_row, orient, shared_bytes
-from lmlab.kernels.problem import BLOCK_ROWS, Problem, power_of_two
+from lmlab.kernels import launch, workspace
+from lmlab.kernels.configs import WHOLE, Fp32Dot, Tiles, format_row, orient, shared_bytes
+from lmlab.kernels.graph_clock import medians_ms, record
+from lmlab.kernels.problem import BLOCK_ROWS, Problem
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+HEAD_DIMS = [32, 64, 128, 256]
+LENGTHS = [2**n for n in range(6, 18)]
 SEQUENCES = [128, 256, 512, 1024, 2048, 4096, 16384]
+RAGGED = 24
+"""Rows that a ragged length lacks: fewer than a block, so that it belongs to the same row."""
 BLOCKS_PER_SM = [0.25, 1.0, 4.0, 16.0, 64.0]
-FINALISTS = 4
-QUICK_MS, LONG_MS = 5, 100
+MODEL_HEADS = 16
+"""More heads than these are further sequences of the batch, as in a model."""
+QUICK_ROUNDS, FINALISTS = 3, 4
 SHORT = 2048
 """Queries and keys up to which saving a launch may be worth reading O again."""
 TIMEOUT_S = 120.0
@@ -96,12 +108,12 @@ def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
 
 
 def inputs_of(p: Problem) -> tuple[Tensor, ...]:
-    """Random q, k and v; for the backward grad_o, q, k, v, o and lse."""
+    """Random q, k and v in the layout of a model; for the backward grad_o, q, k, v, o and lse."""
     generator = torch.Generator(p.device).manual_seed(0)
-    q_shape = (p.batch, p.heads, p.queries, p.head_dim)
-    kv_shape = (p.batch, p.kv_heads, p.keys, p.head_dim)
+    q_shape = (p.batch, p.queries, p.heads, p.head_dim)
+    kv_shape = (p.batch, p.keys, p.kv_heads, p.head_dim)
     q, k, v, grad_o = (
-        torch.randn(shape, device=p.device, dtype=p.dtype, generator=generator)
+        torch.randn(shape, device=p.device, dtype=p.dtype, generator=generator).transpose(1, 2)
         for shape in (q_shape, kv_shape, kv_shape, q_shape)
     )
     if p.direction == "forward":
@@ -110,33 +122,34 @@ def inputs_of(p: Problem) -> tuple[Tensor, ...]:
     return grad_o, q, k, v, o, lse
 
 
-def run(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles | None) -> tuple[Tensor, ...]:
-    """One pass, with the tiles of the table if none are given."""
+def run(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles) -> tuple[Tensor, ...]:
+    """One pass."""
     function = launch.forward if problem.direction == "forward" else launch.backward
     scale = problem.head_dim**-0.5
     return function(*inputs, is_causal=problem.is_causal, scale=scale, tiles=tiles)
 
 
-def fastest(problem: Problem, tried: Sequence[Tiles]) -> Tiles:
-    """The fastest of the tiles that run."""
-    inputs = inputs_of(problem)
-    quick = {tiles: time_ms(problem, inputs, tiles, QUICK_MS) for tiles in tried}
+def fastest(problem: Problem, tried: Sequence[Tiles]) -> Tiles | None:
+    """The fastest of the tiles that run: each is timed alone, then the best few in turns."""
+    call = partial(run, problem, inputs_of(problem))
+    reserves = dict(workspace._reserves)
+    quick = {}
+    for tiles in tried:
+        with suppress(launch.TilesTooLarge):
+            (quick[tiles],) = medians_ms([record(partial(call, tiles))], QUICK_ROUNDS)
     finalists = sorted(quick, key=lambda tiles: quick[tiles])[:FINALISTS]
-    return min(finalists, key=lambda tiles: time_ms(problem, inputs, tiles, LONG_MS))
-
-
-def time_ms(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles, budget_ms: int) -> float:
-    """Median time of one pass; infinite for tiles that do not fit."""
-    try:
-        time = do_bench(lambda: run(problem, inputs, tiles), rep=budget_ms, return_mode="median")
-    except launch.TilesTooLarge:
-        return float("inf")
-    return float(time)
+    medians = medians_ms([record(partial(call, tiles)) for tiles in finalists])
+    # These graphs run no more and leave their semaphores at zero. Were the reserve used up, later
+    # ones would have to clear their own, which takes time.
+    workspace._reserves.update(reserves)
+    times = dict(zip(finalists, medians, strict=True))
+    return min(times, key=lambda tiles: times[tiles], default=None)
 
 
 def is_usable(problem: Problem, tiles: Tiles) -> bool:
     """Whether these tiles fit and match PyTorch in fp64, on a small problem of the same kind."""
-    small = replace(problem, batch=1, heads=2, kv_heads=2, queries=384, keys=384)
+    length = 384 if problem.is_whole else 384 - RAGGED
+    small = of_length(replace(problem, batch=1, heads=2, kv_heads=2), length)
     inputs = inputs_of(small)
     try:
         found = run(small, inputs, tiles)
@@ -164,40 +177,54 @@ def usable(problem: Problem, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
     return found
 
 
+def of_length(problem: Problem, length: int) -> Problem:
+    """The problem with as many queries and keys."""
+    return replace(problem, queries=length, keys=length)
+
+
 def problems(like: Problem, lengths: Sequence[int]) -> Iterator[Problem]:
-    """The grid: for each length ever more heads, with the blocks per SM that they make."""
-    for length in lengths:
-        counts = {max(1, round(n * like.gpu.num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
-        for heads in sorted(counts):
-            yield replace(like, heads=heads, kv_heads=heads, queries=length, keys=length)
+    """The grid: for each length ever more heads, with at most the blocks per SM that are listed."""
+    for length in sorted(set(lengths)):
+        counts = {max(1, int(n * like.gpu.num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
+        for count in sorted(counts):
+            heads = min(count, MODEL_HEADS)
+            sized = replace(like, batch=count // heads, heads=heads, kv_heads=heads)
+            yield of_length(sized, length)
 
 
 def tune(like: Problem, lengths: Sequence[int], jobs: int) -> list[str]:
     """Rows of the table for one direction, head dimension, type and mask."""
-    winners: list[tuple[Problem, Tiles]] = []
-    checked: dict[Tiles, bool] = {}
-    for problem in problems(like, lengths):
-        tried = [tiles for tiles in candidates(problem) if checked.get(tiles, True)]
-        unknown = [tiles for tiles in tried if tiles not in checked]
+    checked: dict[tuple[Tiles, bool], bool] = {}
+
+    def winner(problem: Problem) -> Tiles | None:
+        is_whole, tried = problem.is_whole, list(candidates(problem))
+        unknown = [tiles for tiles in tried if (tiles, is_whole) not in checked]
         if unknown:
             good = set(usable(problem, unknown, jobs))
-            checked |= {tiles: tiles in good for tiles in unknown}
-        tried = [tiles for tiles in tried if checked[tiles]]
-        if tried:
-            winners.append((problem, fastest(problem, tried)))
+            checked.update({(tiles, is_whole): tiles in good for tiles in unknown})
+        tried = [tiles for tiles in tried if checked[tiles, is_whole]]
         print(f"{problem}: {len(tried)} usable", file=sys.stderr, flush=True)
-    return [format_row(problem, tiles) for problem, tiles in merge(winners)]
+        return fastest(problem, tried)
+
+    winners = []
+    for problem in problems(like, lengths):
+        ragged_problem = of_length(problem, problem.sequence - RAGGED)
+        whole, ragged = winner(problem), winner(ragged_problem)
+        if whole and ragged:
+            winners.append((problem, whole, ragged))
+    return list(merge(winners))
 
 
-def merge(winners: Sequence[tuple[Problem, Tiles]]) -> list[tuple[Problem, Tiles]]:
-    """One row for neighbours of one length that agree: the last of them bounds all."""
-    merged = []
-    for (_, tiles), group in itertools.groupby(
-        winners, key=lambda winner: (power_of_two(winner[0].sequence), winner[1])
+def merge(winners: Sequence[tuple[Problem, Tiles, Tiles]]) -> Iterator[str]:
+    """Rows for whole and ragged lengths, one where they agree; neighbours of one length with the
+    same winners share their rows, which the last of them bounds."""
+    for (_, whole, ragged), group in itertools.groupby(
+        winners, key=lambda winner: (winner[0].sequence, *winner[1:])
     ):
-        *_, (problem, _) = group
-        merged.append((problem, tiles))
-    return merged
+        *_, (problem, _, _) = group
+        if whole != ragged:
+            yield f"{format_row(problem, whole)} {WHOLE}"
+        yield format_row(problem, ragged)
 
 
 def _positive(text: str) -> int:
@@ -208,9 +235,13 @@ def _positive(text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune the requested cases and print their rows."""
-    parser = argparse.ArgumentParser(prog="lmlab.kernels.tune", description=__doc__.split("\n")[0])
-    parser.add_argument("--head-dim", type=_positive, nargs="+", default=[64, 128])
-    parser.add_argument("--sequence", type=_positive, nargs="+", default=SEQUENCES)
+    parser = argparse.ArgumentParser(
+        prog="lmlab.kernels.tune",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--head-dim", type=_positive, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--sequence", type=int, nargs="+", choices=LENGTHS, default=SEQUENCES)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     directions = ("forward", "backward")
     parser.add_argument("--direction", nargs="+", choices=directions, default=directions)
@@ -220,12 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("a CUDA GPU is needed; on a CPU kernels are interpreted, not timed")
     device = torch.device("cuda", torch.cuda.current_device())
-    for head_dim, direction in itertools.product(options.head_dim, options.direction):
+    for head_dim, direction in itertools.product(sorted(options.head_dim), options.direction):
         like = Problem(
             device, DTYPES[options.dtype], batch=1, heads=1, kv_heads=1, queries=1, keys=1,
             head_dim=head_dim, is_causal=not options.full, tf32=False, direction=direction,
         )  # fmt: skip
-        print(*tune(like, options.sequence, options.jobs), sep="\n", flush=True)
+        with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
+            print(*tune(like, options.sequence, options.jobs), sep="\n", flush=True)
     return 0
 
 
