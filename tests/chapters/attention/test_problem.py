@@ -13,6 +13,7 @@ from lmlab.chapters.attention import naive_memory
 from lmlab.chapters.attention.measure import problem as topic
 from lmlab.chapters.attention.measure.compiling import compiler
 from lmlab.chapters.attention.measure.problem import Problem, shape_of
+from lmlab.chapters.attention.measure.shapes import InModel
 from lmlab.chapters.attention.measure.variants import WrongNumbers
 from lmlab.chapters.saved_tensors import saved_storages
 
@@ -89,6 +90,18 @@ def test_peaks_have_two_matrices_of_scores_forward_and_four_backward() -> None:
     matrix, vectors = 3 * 24 * 24 * 4, 3 * 24 * 8 * 4
     assert sums["forward_peak"] == 2 * matrix + 5 * vectors
     assert sums["peak"] == 4 * matrix + 6 * vectors
+
+
+def test_a_models_tensors_have_the_heads_of_a_token_next_to_each_other() -> None:
+    shape = shape_of({**SHAPE, "heads": 2})
+    plain, in_model = (make(shape, torch.device("cpu"), 0) for make in (Problem, InModel))
+    expected = (*plain.inputs, plain.grad_o)
+    for x, same in zip((*in_model.inputs, in_model.grad_o), expected, strict=True):
+        assert torch.equal(x, same)
+        assert x.transpose(1, 2).is_contiguous()
+    for x, same in zip(in_model.reference(), plain.reference(), strict=True):
+        assert torch.equal(x, same)
+    assert all(x.requires_grad and x.is_leaf for x in in_model.inputs)
 
 
 def test_a_second_compilation_of_a_function_is_an_error() -> None:

@@ -31,7 +31,7 @@ PROBE = 512
 """Sequence from which the time of such a variant is estimated."""
 
 
-def measure(point: Point, device: torch.device) -> Outcome:
+def measure(point: Point, device: torch.device, make_problem: type[Problem] = Problem) -> Outcome:
     """Measure one shape."""
     settings = point.settings
     shape = shape_of({**settings, **point.parameters})
@@ -55,7 +55,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
         compiler_for(settings["variants"], retain_graphs=True),
         collector_paused(),
     ):
-        problem = Problem(shape, device, settings["seed"])
+        problem = make_problem(shape, device, settings["seed"])
         attends = rounds.try_all(variants, problem, load)
         for name in variants.running:
             with variants.attempt(name):

@@ -2,11 +2,36 @@
 
 The race of `benchmark` has one head and long sequences, where a kernel fills the GPU by its length.
 In a model the work is many heads of short sequences, which other kernels and tiles may suit better,
-and where the time to launch a kernel can exceed its own.
+and where the time to launch a kernel can exceed its own. Tensors are laid out as in a model, whose
+projections give (batch, sequence, heads, head_dim).
 
 Records: as `benchmark`.
 """
 
-from lmlab.chapters.attention.measure.benchmark import measure
+import torch
+from torch import Tensor
 
-__all__ = ["measure"]
+from lmlab.chapters.attention.measure import benchmark
+from lmlab.chapters.attention.measure.problem import Problem, Shape
+from lmlab.jobs.outcome import Outcome
+from lmlab.study.points import Point
+
+
+def measure(point: Point, device: torch.device) -> Outcome:
+    """Measure one shape."""
+    return benchmark.measure(point, device, InModel)
+
+
+class InModel(Problem):
+    """Random tensors in the layout of a model."""
+
+    def __init__(self, shape: Shape, device: torch.device, seed: int) -> None:
+        super().__init__(shape, device, seed)
+        self.q, self.k, self.v = (laid_out(x.detach()).requires_grad_() for x in self.inputs)
+        self.inputs = self.q, self.k, self.v
+        self.grad_o = laid_out(self.grad_o)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """The same tensor with the heads of a token next to each other in memory."""
+    return x.transpose(-3, -2).contiguous().transpose(-3, -2)
