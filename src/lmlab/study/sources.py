@@ -22,7 +22,7 @@ from lmlab.study.files import write_atomically
 
 # With one of these, a module can have names that its text does not show.
 HIDE_NAMES = frozenset({"*", "__getattr__", "globals", "setattr"})
-MAX_ENTRIES = 5000
+MAX_ENTRIES = 1000
 
 
 class BrokenSource(ValueError):
