@@ -124,6 +124,8 @@ def test_a_variant_can_be_limited_to_some_shapes() -> None:
     assert at["flex"] == [(64, 1024)] * 2, "in both precisions"
     assert {sequence for _, sequence in at["compiled"]} == {128}
     assert len(at["flash"]) == len(found)
+    # Where no variant is left there is nothing to measure.
+    assert len(of("benchmark", variants=["flex"], only_at=limits)) == 2
 
 
 def test_the_leaderboard_is_the_published_shape_and_backward_swaps_tile_sizes() -> None:

@@ -57,7 +57,7 @@ def write_comparison(
             faults.append(f"{question.heading}: {described(error)}")
             continue
         link = Markup(f"{path.parent.name}/{path.name}") if figure else None
-        absent = [machine.name for machine in columns if machine not in mine]
+        absent = [machine.name for machine in columns if not _takes_part(machine, question)]
         section = {"heading": question.heading, "table": table, "figure": link, "absent": absent}
         sections.append(section)
     page = environment_for(templates).get_template("compare.md.j2")

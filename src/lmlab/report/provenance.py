@@ -49,13 +49,11 @@ def _cost(results: Sequence[Result]) -> str:
         return cost
     parts = pd.DataFrame(spent)
     # Triton and torch.compile both count the kernels that one compiles for the other; after a reset
-    # torch.compile has forgotten its time, but a first call that compiles is a record.
+    # torch.compile has forgotten its time, but first calls are records; over a second they compile.
     rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
-    first = pd.Series(
-        sum(each["value"] or 0 for each in result.measurements if each["quantity"] in FIRST_CALLS)
-        for result in results
-    )
-    parts["compiling"] = parts["compiling"].clip(lower=first / 1e3).clip(upper=rest)
+    calls = [[m["value"] for m in r.measurements if m["quantity"] in FIRST_CALLS] for r in results]
+    first = pd.Series([sum(ms for ms in each if ms and ms > 1e3) / 1e3 for each in calls])
+    parts["compiling"] = parts["compiling"].clip(lower=first).clip(upper=rest)
     shares = parts.sum() / total_s
     shares["set-up, checks and starting processes"] = 1 - shares.sum()
     return f"{cost}: " + join([f"{100 * share:.0f} % {name}" for name, share in shares.items()])

@@ -38,15 +38,16 @@ def _naive(study: Study, block: Block, asked: Block) -> Topic:
     settings |= _only(study.common, "time_cap_s")
     for shape in shapes + [each for each in asked["beyond"] if each not in shapes]:
         shape = _only(shape, "head_dim", "sequence")
-        yield shape, {**settings, "variants": _variants_at(asked, **shape)}
+        if variants := _variants_at(asked, **shape):
+            yield shape, {**settings, "variants": variants}
 
 
 def _benchmark(study: Study, block: Block, asked: Block) -> Topic:
     settings = {**_only(asked, "batch", *SAMPLING), "causal": True}
     shapes = crossed(head_dim=asked["head_dims"], sequence=asked["sequences"])
     for precision, shape in product(asked["precisions"], shapes):
-        variants = _variants_at(asked, **shape)
-        yield {"precision": precision, **shape}, {**settings, "variants": variants}
+        if variants := _variants_at(asked, **shape):
+            yield {"precision": precision, **shape}, {**settings, "variants": variants}
 
 
 def _shapes(study: Study, block: Block, asked: Block) -> Topic:

@@ -256,8 +256,9 @@ def race(results: Results) -> Rows:
     rows = relative_speed(results, "benchmark")
     sdpa = CUDNN if CUDNN in set(rows["variant"]) else "sdpa_flash"
     panel = [f"{p}, head dim {d}" for p, d in zip(rows["precision"], rows["head_dim"], strict=True)]
-    shown = [name for name in DRAWN if name == sdpa or not name.startswith("sdpa")]
-    return select(rows.assign(panel=panel), variant=shown)
+    # A user's own variant has no name there, and is drawn.
+    left_out = {*NAMES} - {name for name in DRAWN if name == sdpa or not name.startswith("sdpa")}
+    return select(rows.assign(panel=panel), variant=lambda name: name not in left_out)
 
 
 def shape_race(results: Results) -> Rows:
@@ -300,14 +301,13 @@ def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any
 
 
 def timed_variants(rows: Rows, topic: str) -> Rows:
-    """A topic without the variants that have no time in a precision, in the order of their names;
-    provenance lists the reasons."""
+    """A topic without the variants that have no time in a precision; provenance lists the reasons.
+    A point without any variant, one that did not fit, stays."""
     rows = select(rows, topic=topic)
     key = ["precision", "variant"]
     timed = set(distinct(select(rows, quantity="time", status="ok"), key))
-    rows = rows.loc[[each in timed for each in rows[key].itertuples(index=False, name=None)]]
-    order = {name: rank for rank, name in enumerate([NAIVE, *NAMES])}
-    return rows.sort_values("variant", key=lambda names: names.map(order), kind="stable")
+    is_timed = [each in timed for each in rows[key].itertuples(index=False, name=None)]
+    return rows.loc[rows["variant"].isna() | pd.Series(is_timed, index=rows.index, dtype=bool)]
 
 
 def slower(title: str, topic: str) -> Table:
@@ -591,6 +591,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     """Values that the templates use."""
     rows = chapter.own.rows
     ours = select(rows, topic="benchmark", variant=OURS)
+    untimed = select(ours, quantity="time", status="ok").empty
     best = ours_against_best(rows, "benchmark").where(phase="both")
     board = ours_against_best(rows, "leaderboard").where(phase="both")
     shapes = ours_against_best(rows, "shapes")
@@ -606,7 +607,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
         "board": [board_facts(chapter, pair) for pair in board.pairs],
-        "why_not_ours": next(iter(ours["reason"].dropna()), None),
+        "why_not_ours": next(iter(ours["reason"].dropna()), None) if untimed else None,
         "excess": excess_facts(chapter),
         "checked": checked(chapter),
         "repeat": agreement(chapter.results, chapter.name),
