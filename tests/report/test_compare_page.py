@@ -96,6 +96,16 @@ def test_a_chapter_that_a_set_lacks_is_named_and_no_fault(
         assert len(absent) == 1 or "Not measured on any" in section, section
 
 
+def test_two_machines_of_one_name_and_values_without_samples(results: Path) -> None:
+    for path in (results / "cpu-slow").rglob("*.json"):
+        path.write_text(path.read_text().replace("The cpu-slow", "The cpu-golden"))
+    page, faults = write(results, ["cpu-golden", "cpu-slow"])
+    assert faults == []
+    # One value per machine: a ratio without a verdict.
+    per_layer = page.split("## Is the host or the GPU the bottleneck?")[1].split("\n## ")[0]
+    assert {line[-2] for line in cells(per_layer)[2:]} == {"0.33x"}
+
+
 def test_a_machine_without_results_is_one_line(results: Path) -> None:
     assert compared({}, results) == ["cpu-golden", "cpu-slow"]
     assert compared({"compare": "cpu-slow"}, results) == ["cpu-slow"]

@@ -12,6 +12,7 @@ from lmlab.report.frame import select
 from lmlab.study.results import Result
 from tests.chapters.pages import answer, built, rendered
 from tests.report.study import result, time_record, written
+from tests.report.test_table import cells
 
 JITTER = (1.0, 1.001, 0.999)
 END, COMPILE, FAST = (
@@ -141,6 +142,21 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     cells += ("| 2.00x | 1.50x |",)
     assert [cell for cell in cells if cell not in pages["attention"]] == []
     assert "ours (Triton) 2.50 ms" in front
+
+
+def test_tables_of_variants_keep_points_that_did_not_fit_and_drop_what_was_never_timed(
+    tmp_path: Path,
+) -> None:
+    timed, capped = kernels("benchmark", 2), without_value("time", "failed", "no", variant="flex")
+    full = {**timed.parameters, "sequence": 65536}
+    results = [
+        replace(timed, measurements=(*timed.measurements, capped)),
+        attention(full, status="oom", reason="full"),
+    ]
+    table = built(written(tmp_path, results), "attention")["attention"].table("both")
+    lines = cells(table)
+    assert lines[0][2:] == ["tiled (PyTorch)", "SDPA cuDNN", "ours (Triton)"]
+    assert [line[1:3] for line in lines[2:]] == [["16384", "0.900‡"], ["65536", "full"]]
 
 
 OOM = naive(65536, status="oom", reason="naive: full")
