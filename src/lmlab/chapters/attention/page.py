@@ -304,10 +304,14 @@ def timed_variants(rows: Rows, topic: str) -> Rows:
     """A topic without the variants that have no time in a precision; provenance lists the reasons.
     A point without any variant, one that did not fit, stays."""
     rows = select(rows, topic=topic)
-    key = ["precision", "variant"]
-    timed = set(distinct(select(rows, quantity="time", status="ok"), key))
-    is_timed = [each in timed for each in rows[key].itertuples(index=False, name=None)]
-    return rows.loc[rows["variant"].isna() | pd.Series(is_timed, index=rows.index, dtype=bool)]
+    return rows.loc[rows["variant"].isna() | is_timed(rows, rows, ["precision", "variant"])]
+
+
+def is_timed(rows: Rows, among: Rows, key: list[str]) -> "pd.Series[bool]":
+    """For each row, whether a time among others has the same key."""
+    timed = set(distinct(select(among, quantity="time", status="ok"), key))
+    found = [each in timed for each in rows[key].itertuples(index=False, name=None)]
+    return pd.Series(found, index=rows.index, dtype=bool)
 
 
 def slower(title: str, topic: str) -> Table:
@@ -567,7 +571,7 @@ FIGURES = {
         data=naive_panels,
     ),
     "tiles": Figure(
-        title="Plain kernels by tile size, largest head dim and longest sequence: milliseconds",
+        title="Plain kernels by tile size, largest head dim, longest sequence: ms (blank: rejected)",
         mark="heatmap",
         facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
@@ -662,17 +666,15 @@ def checked(chapter: Chapter) -> list[dict[str, Any]]:
     """By precision: how many variants were checked, how many of them got no time, and the largest
     errors of those that did."""
     rows, key = chapter.own.rows, ["source", "variant"]
-    timed = set(distinct(select(rows, status="ok", quantity="time"), key))
     errors = select(rows, status="ok", quantity="error")
-    is_timed = [each in timed for each in errors[key].itertuples(index=False, name=None)]
-    errors = errors.assign(is_timed=is_timed)
+    errors = errors.assign(timed=is_timed(errors, rows, key))
     return [
         {
             "precision": precision,
             "count": len(distinct(mine, key)),
-            "untimed": len(distinct(select(mine, is_timed=False), key)),
-            "worst": extremes(select(mine, is_timed=True)),
-            "ours": extremes(select(mine, is_timed=True, variant=[OURS, CHOSEN])),
+            "untimed": len(distinct(select(mine, timed=False), key)),
+            "worst": extremes(select(mine, timed=True)),
+            "ours": extremes(select(mine, timed=True, variant=[OURS, CHOSEN])),
         }
         for precision, mine in errors.groupby("precision", sort=False)
     ]
