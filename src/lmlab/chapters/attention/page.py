@@ -571,7 +571,7 @@ FIGURES = {
         data=naive_panels,
     ),
     "tiles": Figure(
-        title="Plain kernels by tile size, largest head dim, longest sequence: ms (blank: rejected)",
+        title="Plain kernels by tile, largest head dim and longest sequence: ms (blank: rejected)",
         mark="heatmap",
         facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
