@@ -111,18 +111,21 @@ def test_attention_has_every_shape() -> None:
 
 
 def test_a_variant_can_be_limited_to_some_shapes() -> None:
-    limits = {"flex": {"head_dims": [64], "sequences": [1024]}, "compiled": {"sequences": [128]}}
+    limits: dict[str, dict[str, list[Any]]] = {
+        "flex": {"head_dims": [64], "sequences": [1024]},
+        "compiled": {"sequences": [128], "precisions": ["bf16"]},
+    }
     found = of("benchmark", only_at=limits)
     at = {
         name: [
-            (point.parameters["head_dim"], point.parameters["sequence"])
+            tuple(point.parameters[key] for key in ("precision", "head_dim", "sequence"))
             for point in found
             if name in point.settings["variants"]
         ]
         for name in ("flex", "compiled", "flash")
     }
-    assert at["flex"] == [(64, 1024)] * 2, "in both precisions"
-    assert {sequence for _, sequence in at["compiled"]} == {128}
+    assert at["flex"] == [("bf16", 64, 1024), ("fp32", 64, 1024)]
+    assert {(precision, sequence) for precision, _, sequence in at["compiled"]} == {("bf16", 128)}
     assert len(at["flash"]) == len(found)
     # Where no variant is left there is nothing to measure.
     assert len(of("benchmark", variants=["flex"], only_at=limits)) == 2

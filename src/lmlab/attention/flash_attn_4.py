@@ -2,8 +2,10 @@
 
 It takes (batch, sequence, heads, head_dim), 16-bit types and head dimensions up to 128, and runs on
 Hopper and Blackwell. `flash_attn_4_deterministic` adds up dQ in a fixed order, as our kernels do.
+Its compiled kernels are kept on disk, as Triton's are: each takes many seconds.
 """
 
+import os
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,6 +38,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, **options: bool) -> Tensor:
 
 @cache
 def _function() -> Any:
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     return import_module("flash_attn.cute").flash_attn_func
 
 

@@ -38,7 +38,7 @@ def _naive(study: Study, block: Block, asked: Block) -> Topic:
     settings |= _only(study.common, "time_cap_s")
     for shape in shapes + [each for each in asked["beyond"] if each not in shapes]:
         shape = _only(shape, "head_dim", "sequence")
-        if variants := _variants_at(asked, **shape):
+        if variants := _variants_at(asked, precision=asked["precision"], **shape):
             yield shape, {**settings, "variants": variants}
 
 
@@ -46,8 +46,9 @@ def _benchmark(study: Study, block: Block, asked: Block) -> Topic:
     settings = {**_only(asked, "batch", *SAMPLING), "causal": True}
     shapes = crossed(head_dim=asked["head_dims"], sequence=asked["sequences"])
     for precision, shape in product(asked["precisions"], shapes):
-        if variants := _variants_at(asked, **shape):
-            yield {"precision": precision, **shape}, {**settings, "variants": variants}
+        point = {"precision": precision, **shape}
+        if variants := _variants_at(asked, **point):
+            yield point, {**settings, "variants": variants}
 
 
 def _shapes(study: Study, block: Block, asked: Block) -> Topic:
@@ -119,10 +120,10 @@ def _training(study: Study, point: Parameters, asked: Block) -> dict[str, Any]:
     return {**study.size_settings(point["size"]), **own, "mode": "train_step"}
 
 
-def _variants_at(asked: Block, **shape: int) -> list[str]:
+def _variants_at(asked: Block, **point: int | str) -> list[str]:
     def runs(name: str) -> bool:
         allowed = asked.get("only_at", {}).get(name, {})
-        return all(value in allowed.get(f"{key}s", [value]) for key, value in shape.items())
+        return all(value in allowed.get(f"{key}s", [value]) for key, value in point.items())
 
     return [name for name in asked["variants"] if runs(name)]
 
