@@ -12,7 +12,7 @@ import pytest
 
 from lmlab.measure.warm_start import helper, run
 from lmlab.measure.warm_start.processes import relay_signals
-from lmlab.measure.warm_start.socket_path import connect, listen, private_directory, socket_path
+from lmlab.measure.warm_start.socket_path import connect, private_directory, socket_path
 from tests.measure.warm_start.conftest import Lab, finish
 from tests.processes import is_gone, wait_until
 
@@ -94,7 +94,9 @@ def test_what_a_dead_helper_left_behind_is_replaced(lab: Lab, left_behind: str) 
 
 
 def test_a_helper_ends_when_it_is_idle_and_has_no_client(tmp_path: Path) -> None:
-    listener = listen(tmp_path / "sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "sock"))
+    listener.listen()
     client = connect(tmp_path / "sock")
     assert client is not None
     if (pid := os.fork()) == 0:

@@ -31,6 +31,7 @@ both_modes = pytest.mark.parametrize("mode", ["warm", "plain"])
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
         ("os.abort()", -signal.SIGABRT, ""),
         ("os._exit(9)", 9, ""),
+        ("os.close(1); print('lost')", 1, "OSError: [Errno 9] Bad file descriptor"),
     ],
 )
 def test_exit_status(shared_lab: Lab, mode: str, ending: str, status: int, last_line: str) -> None:
@@ -133,7 +134,8 @@ def main(argv):
         if argv[0] != "default":
             signal.signal(number, handler if argv[0] == "handled" else signal.SIG_IGN)
     pathlib.Path(argv[1]).touch()
-    time.sleep(3600)
+    while True:  # a signal just before a long sleep would be handled after it
+        time.sleep(0.01)
 """
 
 

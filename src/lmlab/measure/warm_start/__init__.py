@@ -25,19 +25,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lmlab.measure.warm_start.processes import kill_family, relay_signals
-from lmlab.measure.warm_start.socket_path import connect, listen, socket_path
+from lmlab.measure.warm_start.socket_path import connect, socket_path
 
 PATIENCE_S = 120.0  # importing torch from a cold network disk can take a minute
-IDLE_S = 300.0  # how long a helper waits for another job before it ends
 # By path: the helper must run the client's code, whatever directory it is started in.
 _PROGRAM = (
     *(sys.executable, "-P", "-c"),
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from lmlab.measure.warm_start.helper import main; "
-    "del sys.path[0]; main(*sys.argv[2:])",
+    "del sys.path[0]; main(int(sys.argv[2]))",
     str(Path(__file__).parents[3]),
 )
 
@@ -86,27 +85,26 @@ def _run_warm(job: Job) -> int:
 
 def _start_helper(path: Path) -> socket.socket | None:
     """A connection to a new helper; the program forks, so that it is not a child of this one."""
-    with listen(path) as listener, path.with_suffix(".log").open("w") as log:
-        subprocess.run(
-            [*_PROGRAM, str(listener.fileno()), str(path), str(IDLE_S)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-            check=False,
-        )
+    path.unlink(missing_ok=True)  # left behind by a helper that was killed
+    with socket.socket(socket.AF_UNIX) as listener, path.with_suffix(".log").open("w") as log:
+        listener.bind(str(path))
+        listener.listen()
+        _start(listener, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
         return connect(path)
 
 
 def _run_fresh(job: Job) -> int:
     ours, theirs = socket.socketpair()
-    with theirs:
-        program, inherited = [*_PROGRAM, str(theirs.fileno())], [theirs.fileno()]
-        process = subprocess.Popen(program, pass_fds=inherited, start_new_session=True)
-    status = _run_at(ours, job)
-    process.wait()
+    with _start(theirs):
+        theirs.close()
+        status = _run_at(ours, job)
     return os.EX_TEMPFAIL if status is None else status
+
+
+def _start(inherited: socket.socket, **streams: Any) -> subprocess.Popen[bytes]:
+    """A process that serves this socket: a new helper, or the supervisor of one job."""
+    command, kept = [*_PROGRAM, str(inherited.fileno())], [inherited.fileno()]
+    return subprocess.Popen(command, pass_fds=kept, start_new_session=True, **streams)
 
 
 def _run_at(connection: socket.socket, job: Job) -> int | None:

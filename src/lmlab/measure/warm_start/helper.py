@@ -7,10 +7,9 @@ to ask whether a GPU exists: after cuInit every CUDA call in a forked child fail
 Some versions of it ask CUDA for devices during import; they get an answer without the driver. A
 fork that is thrown away tries that first: cuInit opens the driver's files, which can be seen.
 
-A supervisor adopts whatever its job orphans, so that all processes of the job are its descendants.
 When the job ends, or the client closes its connection (the kernel does that for a killed client),
-it kills them all and sends the exit status. If the supervisor is killed, the kernel kills the job,
-and the helper adopts and kills the rest. If the helper is killed, supervisors and jobs go on.
+the supervisor kills all processes of the job. If the supervisor is killed, the kernel kills the job
+and the helper kills the rest. If the helper is killed, supervisors and jobs go on.
 
 A job calls `main(argv)` of a module as a fresh interpreter would, with what a new process would
 inherit from the client and with the source files of lmlab as they are now. It ends as the
@@ -24,7 +23,6 @@ import importlib
 import importlib.util
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -33,42 +31,41 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmlab.measure.warm_start import PATIENCE_S, Job, processes
-from lmlab.measure.warm_start.processes import adopt_orphans, kill_family
+from lmlab.measure.warm_start import Job, processes
 
 LIBRARIES = ("torch", "triton", "torch._dynamo", "fastjsonschema", "jsonschema", "psutil")
 COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
 DRIVER = Path("/dev/nvidiactl")
-_FLUSH_FAILED = 120  # the interpreter's own exit status when the last flush fails
+IDLE_S = 300.0  # how long a helper waits for another job before it ends
 
 
-def main(descriptor: str, path: str = "", idle_s: str = "") -> None:
+def main(descriptor: int) -> None:
     """Serve the clients of an inherited socket; without a path, the one client at its other end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses would be lost
-    with socket.socket(fileno=int(descriptor)) as inherited:
-        if not path:
+    with socket.socket(fileno=descriptor) as inherited:
+        if not (path := inherited.getsockname()):
             supervise(inherited)
             return
         if os.fork():  # the helper is nobody's child
             os._exit(0)
         os.chdir(Path(path).parent)
-        adopt_orphans()
+        processes.adopt_orphans()
         inherited.listen()  # again, so that clients see this process as their peer
         preload()
         sys.stdout.flush()  # or each fork would write it again
-        serve(inherited, float(idle_s))
+        serve(inherited, IDLE_S)
         Path(path).unlink(missing_ok=True)
 
 
 def preload() -> None:
     """Import what jobs need; children share the memory."""
-    for name in LIBRARIES:
-        # triton is not built for every platform.
-        if name != "triton" or importlib.util.find_spec(name) is not None:
-            importlib.import_module(name)
+    # Those that exist: triton is not built for every platform.
+    for name in filter(importlib.util.find_spec, LIBRARIES):
+        importlib.import_module(name)
     if DRIVER.exists() and os.waitpid(_fork(_try_compiler), 0)[1] == 0:
         _import_compiler()
     if _gpu_is_open():
@@ -88,11 +85,9 @@ def _import_compiler() -> None:
     """Import the compiler, which finds a GPU without asking the driver."""
     cuda = importlib.import_module("torch").cuda
     original, cuda.is_available = cuda.is_available, lambda: True
-    try:
-        for name in COMPILER:
-            importlib.import_module(name)
-    finally:
-        cuda.is_available = original
+    for name in COMPILER:
+        importlib.import_module(name)
+    cuda.is_available = original
 
 
 def _gpu_is_open() -> bool:
@@ -113,7 +108,7 @@ def serve(listener: socket.socket, idle_s: float) -> None:
             continue
         with client, contextlib.suppress(OSError):  # no process to be had: the client notices
             # Or clients of a helper that was killed would wait for an answer.
-            _fork(supervise, client, closed=[listener])
+            _fork(partial(supervise, client), listener)
 
 
 def _clean_up() -> None:
@@ -123,7 +118,7 @@ def _clean_up() -> None:
             pass
     for pid, session in _children().items():
         if session != os.getsid(0):
-            kill_family(pid)
+            processes.kill_family(pid)
 
 
 def _children() -> dict[int, int]:
@@ -131,7 +126,7 @@ def _children() -> dict[int, int]:
     return {pid: session for pid, (parent, session) in alive.items() if parent == me}
 
 
-def _fork(do: Callable[..., None], *arguments: object, closed: Sequence[socket.socket] = ()) -> int:
+def _fork(do: Callable[[], None], *closed: socket.socket) -> int:
     """The pid of a child that does this without sockets of ours; it fails if this returns."""
     if pid := os.fork():
         return pid
@@ -139,7 +134,7 @@ def _fork(do: Callable[..., None], *arguments: object, closed: Sequence[socket.s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in closed:
             each.close()
-        do(*arguments)
+        do()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -148,22 +143,19 @@ def _fork(do: Callable[..., None], *arguments: object, closed: Sequence[socket.s
 
 def supervise(client: socket.socket) -> None:
     """Run the job that the client asks for, unless the client is gone."""
-    with contextlib.suppress(ConnectionError, TimeoutError):
-        client.settimeout(PATIENCE_S)
+    with contextlib.suppress(ConnectionError):
         client.sendall(b"\n")
         _, streams, _, _ = socket.recv_fds(client, 1, 3)
         with client.makefile() as lines:
             request = lines.readline()
-        client.settimeout(None)
-        # A client that has closed its connection by now has run the job elsewhere.
-        if request and not select.select([client], [], [], 0)[0]:
+        if request:
             _run(Job(*json.loads(request)), streams, client)
 
 
 def _run(job: Job, streams: Sequence[int], client: socket.socket) -> None:
-    adopt_orphans()
+    processes.adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = _fork(_become, job, streams, os.getpid(), closed=[client])
+    pid = _fork(partial(_become, job, streams, os.getpid()), client)
     for stream in streams:  # whoever reads them waits until every copy is closed
         os.close(stream)
     try:
@@ -171,7 +163,7 @@ def _run(job: Job, streams: Sequence[int], client: socket.socket) -> None:
         threading.Thread(target=_kill_without_client, args=(client,), daemon=True).start()
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     finally:
-        kill_family(os.getpid())
+        processes.kill_family(os.getpid())
     # Reaped last: until then the client may signal the job, and its pid must not be reused.
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     client.sendall(f"{status}\n".encode())
@@ -180,7 +172,7 @@ def _run(job: Job, streams: Sequence[int], client: socket.socket) -> None:
 def _kill_without_client(client: socket.socket) -> None:
     with contextlib.suppress(ConnectionError):
         client.recv(1)  # a client sends nothing more, so this returns when it is gone
-    kill_family(os.getpid())
+    processes.kill_family(os.getpid())
 
 
 def _become(job: Job, streams: Sequence[int], supervisor: int) -> NoReturn:
@@ -210,12 +202,11 @@ def _status(job: Job) -> int:
     """Exit status of the job as the interpreter would report it; negative for a signal."""
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        sys.argv = [job.module, *job.arguments]
         module = importlib.import_module(job.module)
         # Under its own name: what it pickles can be found again, and a process that multiprocessing
         # spawns imports the job and not the code around it.
         sys.modules["__main__"] = module
-        sys.argv[0] = str(module.__file__)
+        sys.argv = [str(module.__file__), *job.arguments]
         sys.exit(module.main(job.arguments))
     except KeyboardInterrupt:  # without a traceback; the client reports it
         return -signal.SIGINT
@@ -233,11 +224,8 @@ def _exit(status: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     getattr(threading, "_shutdown")()  # noqa: B009 - what the interpreter does first
     atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):  # a full disk, or a stream that the job has closed
-        status = status or _FLUSH_FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)

@@ -3,8 +3,7 @@
 A job is the leader of a session, and what it starts carries the job's pid as session id. A process
 that opens a new session is still found as a descendant, because an orphan is adopted by the nearest
 subreaper among its ancestors, which is the job's supervisor. Only SIGKILL is used: a process may
-hang in a driver call and ignore the rest. When the process that would clean up is itself killed,
-the kernel takes over: PR_SET_PDEATHSIG sends a signal to a child as soon as its parent dies.
+hang in a driver call and ignore the rest.
 """
 
 import contextlib
@@ -13,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 GRACE_S = 2.0
 """How long a job may take to end after a signal; one that waits in a driver never would."""
@@ -29,17 +29,17 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
     """Pass signals that would end this process on to a job, which must then end soon.
 
     The block is given a function that names the job; signals before that are held for it. Ignored
-    signals stay ignored. Only the main thread can receive any.
+    signals stay ignored. For the main thread only, like all of Python's signal handlers.
     """
     held: list[int] = []
     leaders: list[int] = []
-    timers: list[threading.Timer] = []
 
     def forward() -> None:
         while held and leaders:
             _signal_group(leaders[0], held.pop(0))
-            timers.append(threading.Timer(GRACE_S, kill_family, leaders))
-            timers[-1].start()
+            timer = threading.Timer(GRACE_S, kill_family, leaders)
+            undo.callback(timer.cancel)
+            timer.start()
 
     def relay(number: int, _frame: object) -> None:
         relayed.append(number)
@@ -50,18 +50,12 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
         leaders.append(leader)
         forward()
 
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [n for n in _FORWARDED if is_main and signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, relay) for number in numbers}
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(lambda: list(map(signal.raise_signal, held)))  # there was no job
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                undo.callback(signal.signal, number, signal.signal(number, relay))
         yield aim
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        for timer in timers:
-            timer.cancel()
-        for unsent in held:  # there was no job
-            signal.raise_signal(unsent)
 
 
 def _signal_group(leader: int, number: int) -> None:
@@ -86,9 +80,8 @@ def adopt_orphans() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+    if ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(f"prctl({option}, {value}) failed")
 
 
 def live_processes() -> dict[int, tuple[int, int]]:
@@ -96,9 +89,8 @@ def live_processes() -> dict[int, tuple[int, int]]:
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            with open(f"/proc/{pid}/stat", "rb") as stat:
-                # The command name is in parentheses and may itself contain some.
-                fields = stat.read().rpartition(b")")[2].split()
+            # The command name is in parentheses and may itself contain some.
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             if fields[0] not in (b"Z", b"X"):
                 found[int(pid)] = (int(fields[1]), int(fields[3]))
     return found

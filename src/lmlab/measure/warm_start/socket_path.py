@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import resource
 import signal
 import socket
 import stat
@@ -40,12 +39,8 @@ def socket_path() -> Path:
 
 def private_directory() -> Path:
     """The directory for sockets, created if necessary and accessible to this user only."""
-    if chosen := os.environ.get("LMLAB_RUNTIME_DIR"):
-        directory = Path(chosen).absolute()
-    elif session := os.environ.get("XDG_RUNTIME_DIR"):
-        directory = Path(session) / "lmlab"
-    else:
-        directory = Path(tempfile.gettempdir()) / f"lmlab-{os.getuid()}"
+    default = f"{tempfile.gettempdir()}/lmlab-{os.getuid()}"
+    directory = Path(os.environ.get("LMLAB_RUNTIME_DIR") or default).absolute()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
@@ -74,15 +69,6 @@ def peer(connection: socket.socket) -> int:
     return int(struct.unpack("3i", credentials)[0])
 
 
-def listen(path: Path) -> socket.socket:
-    """Listen at this path, replacing what a killed helper has left there."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen()
-    return listener
-
-
 def _environment() -> dict[str, str]:
     variables = {k: v for k, v in os.environ.items() if k.startswith(_READ_AT_IMPORT + _JOB)}
     folders = variables.get("PYTHONPATH", "").split(os.pathsep)
@@ -101,7 +87,6 @@ def _code() -> list[object]:
 
 def _inherited() -> list[object]:
     """Inherited properties of this process that it cannot pass to another process."""
-    limits = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     return [
         Path("/proc/sys/kernel/random/boot_id").read_text(),
         Path("/proc/self/cgroup").read_text(),
@@ -109,7 +94,7 @@ def _inherited() -> list[object]:
         sorted(os.sched_getaffinity(0)),
         os.getpriority(os.PRIO_PROCESS, 0),
         sorted({os.getegid(), *os.getgroups()}),
-        [resource.getrlimit(getattr(resource, name)) for name in limits],
+        Path("/proc/self/limits").read_text(),
         # Ignored under nohup or in a shell's background.
         [int(n) for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
     ]
