@@ -54,7 +54,8 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
         undo.callback(lambda: list(map(signal.raise_signal, held)))  # there was no job
         for number in _FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                undo.callback(signal.signal, number, signal.signal(number, relay))
+                before = signal.signal(number, relay) or signal.SIG_DFL
+                undo.callback(signal.signal, number, before)
         yield aim
 
 
