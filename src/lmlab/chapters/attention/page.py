@@ -142,6 +142,7 @@ COMPARISONS = {
     "compiled_model": versus(COMPILED, EAGER, "model_compile", ["precision", "size", "phase"]),
     "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
     "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
+    "shapes_cudnn": versus(OURS, CUDNN, "shapes", MODEL_SHAPE, phase="both"),
     "model": versus(OURS, NAIVE, "model", ["size", "context"], phase=STEP),
     "model_cudnn": versus(OURS, CUDNN, "model", ["size", "context"], phase=STEP),
 }

@@ -237,19 +237,23 @@ TABLES = {
             for clock in CLOCKS
         },
     ),
-    "modes": Table(
-        title="Forward pass alone, and forward and backward without an optimizer, {precision}",
+    "inference": Table(
+        title="Forward pass without gradients, {precision}",
         rows=BATCHES,
-        where=WARM,
+        where={**WARM, "mode": "forward", "phase": "total"},
+        columns={"wall (ms)": time(), "device (ms)": time(clock="device")},
+    ),
+    "passes": Table(
+        title="Forward and backward without an optimizer, {precision}",
+        rows=BATCHES,
+        where={**WARM, "mode": "forward_backward"},
         columns={
-            "inference forward (ms)": time(mode="forward", phase="total"),
-            "inference forward, device (ms)": time(mode="forward", phase="total", clock="device"),
-            "forward (ms)": time(mode="forward_backward", phase="forward"),
-            "backward (ms)": time(mode="forward_backward", phase="backward"),
-            "both (ms)": time(mode="forward_backward", phase="total"),
-            "both, device (ms)": time(mode="forward_backward", phase="total", clock="device"),
-            "both, mean (ms)": time(mode="forward_backward", phase="total", field="mean"),
-            "both, sd (ms)": time(mode="forward_backward", phase="total", field="sd"),
+            "forward (ms)": time(phase="forward"),
+            "backward (ms)": time(phase="backward"),
+            "both (ms)": time(phase="total"),
+            "both, device (ms)": time(phase="total", clock="device"),
+            "both, mean (ms)": time(phase="total", field="mean"),
+            "both, sd (ms)": time(phase="total", field="sd"),
         },
     ),
     "rates": Table(
