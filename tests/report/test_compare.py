@@ -69,6 +69,11 @@ def test_pairing_cancels_drift() -> None:
     assert unpaired(ours, theirs).verdict == UNDECIDED
 
 
+def test_a_variant_that_was_sampled_longer_is_judged_by_all_its_samples() -> None:
+    slow_start = [1.05] * 10 + [1.0] * 90
+    assert paired(slow_start, [1.0] * 10).verdict == SAME
+
+
 def test_one_sample_decides_nothing_without_replicates() -> None:
     assert unpaired([1.0], [2.0]).verdict == UNDECIDED
     assert unpaired([1.0], [2.0], between=0.01, df=10).verdict == FASTER

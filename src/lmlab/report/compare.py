@@ -8,9 +8,9 @@ decides the verdict:
 - undecided: anything else.
 
 Inside one job, variants take turns, so round i of one is paired with round i of the other and
-drift cancels. Between jobs there is no pairing, so the variation between processes is added to the
-spread within each job; it is measured where a study ran the same work in several processes
-(`Noise`).
+drift cancels; where one was sampled more often than the other, medians are compared. Between jobs
+there is no pairing, so the variation between processes is added to the spread within each job; it
+is measured where a study ran the same work in several processes (`Noise`).
 """
 
 import math
@@ -68,9 +68,11 @@ def interval(ratio: float, error: float, df: float) -> Interval:
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval."""
-    n = min(len(variant), len(baseline))
-    logs = np.log(np.asarray(baseline[:n], float)) - np.log(np.asarray(variant[:n], float))
+    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval. If one
+    variant has more samples than the other, they are not pairs, and medians are compared."""
+    if (n := len(variant)) != len(baseline):
+        return unpaired(variant, baseline)
+    logs = np.log(np.asarray(baseline, float)) - np.log(np.asarray(variant, float))
     error = float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     return interval(math.exp(float(logs.mean())), error, n - 1)
 

@@ -14,7 +14,7 @@ from lmlab.report.text import escape, join, markdown_table, number
 from lmlab.study.results import Result
 
 MAX_LINES = 12
-PAUSE_S = 5
+PAUSE_S = 3
 FIRST_CALLS = ("first_call_time", "first_step_time")
 NAMES = {"ok": "measured", "oom": "out of memory"}
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
