@@ -138,7 +138,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
 @pytest.mark.parametrize(
     ("starts", "cost"),
     [
-        (["00:00:00", "00:01:04"], "2.07 minutes: 48 % measuring, 24 % compiling and 27 % set-up"),
+        (["00:00:00", "00:01:02"], "2.03 minutes: 49 % measuring, 25 % compiling and 26 % set-up"),
         (["00:00:00", "00:59:00"], "2.00 minutes: 50 % measuring, 25 % compiling and 25 % set-up"),
         (["00:00:00", "00:00:01"], "2.00 minutes: 50 % measuring, 25 % compiling and 25 % set-up"),
         (["00:00:00", "00:99:00"], "2.00 minutes: 50 % measuring, 25 % compiling and 25 % set-up"),
