@@ -64,7 +64,7 @@ def unreproducible(results: Results) -> Markup:
     found = list(results.results.values())
     parts = _doubts(found)
     marks = " (§ in tables)" if any(result.commit["dirty"] for result in found) else ""
-    return Markup(f"**Of {len(found)} results, {join(parts)}{marks}.**" if parts else "")
+    return Markup(f"**{len(found)} results, of which {join(parts)}{marks}.**" if parts else "")
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
@@ -72,16 +72,16 @@ def _doubts(results: Sequence[Result]) -> list[str]:
     commits = [result.commit for result in results]
     dirty = sum(commit["dirty"] is True for commit in commits)
     unverified = sum(c["dirty"] is None or bool(c.get("unverified")) for c in commits)
-    found = {"are from uncommitted code": dirty, "from an unverified commit": unverified}
+    found = {"from uncommitted code": dirty, "from an unverified commit": unverified}
     return [f"{count} {what}" for what, count in found.items() if count]
 
 
 def _code(results: Sequence[Result]) -> str:
     commits = dict.fromkeys(str(result.commit["id"] or "unknown")[:7] for result in results)
-    parts = [f"commit {next(iter(commits))}" if len(commits) == 1 else f"{len(commits)} commits"]
-    parts += _doubts(results)
+    code = f"commit {next(iter(commits))}" if len(commits) == 1 else f"{len(commits)} commits"
     converted = sum(result.converted_from is not None for result in results)
-    return ", ".join([*parts, *([f"{converted} converted from schema 1"] if converted else [])])
+    parts = [*_doubts(results), *([f"{converted} converted from schema 1"] if converted else [])]
+    return f"{code}; of the results {join(parts)}" if parts else code
 
 
 def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:

@@ -127,7 +127,8 @@ def tiles() -> Result:
 def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     capped = without_value("time", "unsupported", "would exceed the time cap", variant="tiled")
     shape = {"topic": "shapes", "precision": "bf16", "batch": 4, "size": "small", "context": 512}
-    variants = [*times("sdpa_cudnn", both=2), *times("flash", both=1), capped]
+    wrong = without_value("time", "failed", "relative error 1.5", variant="flash_attn_4")
+    variants = [*times("sdpa_cudnn", both=2), *times("flash", both=1), capped, wrong]
     results = [softmax(), tiles(), compiled(50), model(40), attention(shape, *FLOPS, *variants)]
     results.append(attention({**shape, "context": 128}, *FLOPS, *times("tiled", both=9)))
     board = kernels("leaderboard", 2)
@@ -138,6 +139,7 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     assert chapter.value(quantity="fused_to_matmuls") == 0.25
     assert chapter.value(quantity="written_to_matmuls") == 2.5
     assert [pair.ratio for pair in chapter.facts["shapes"]["both"].pairs] == [pytest.approx(2)]
+    assert chapter.facts["shapes_failed"] == {"FlashAttention-4": ["small"]}
     cells = ("| small | 512 | 2.00 | 0.500 | 5.00 |", "| over-cap |", "| 64x32 | 2.00 | 1.00 |")
     cells += ("| 2.00x | 1.50x |",)
     assert [cell for cell in cells if cell not in pages["attention"]] == []

@@ -344,6 +344,8 @@ TABLES = {
         columns={
             "eager (ms)": time(variant=EAGER, phase=STEP),
             "compiled (ms)": time(variant=COMPILED, phase=STEP),
+            "eager, device (ms)": time(variant=EAGER, phase=STEP, clock="device"),
+            "compiled, device (ms)": time(variant=COMPILED, phase=STEP, clock="device"),
             "speed-up": speedup(phase=STEP),
         },
     ),
@@ -422,7 +424,7 @@ TABLES = {
         columns={"{sequence}": speedup()},
     ),
     "slower": slower(
-        "Where another variant is faster than ours, the largest difference first", "benchmark"
+        "Where another variant is faster, the 20 largest differences at most", "benchmark"
     ),
     "shapes": Table(
         title="Our kernels over the fastest other variant at the models' shapes, {phase}",
@@ -431,7 +433,7 @@ TABLES = {
         columns={"{context}": speedup()},
     ),
     "shapes_slower": slower(
-        "Models' shapes where another variant is faster than ours, the largest difference first",
+        "Models' shapes where another variant is faster, the 20 largest differences at most",
         "shapes",
     ),
     "shapes_times": by_variant(
@@ -611,12 +613,22 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         # Nothing can be decided about what was sampled only once.
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
+        "shapes_failed": failed_at(rows, "shapes"),
         "board": [board_facts(chapter, pair) for pair in board.pairs],
         "why_not_ours": next(iter(ours["reason"].dropna()), None) if untimed else None,
         "excess": excess_facts(chapter),
         "checked": checked(chapter),
         "repeat": agreement(chapter.results, chapter.name),
     }
+
+
+def failed_at(rows: Rows, topic: str) -> dict[str, list[str]]:
+    """By variant: the sizes at which it failed, so that it has no time."""
+    failed = select(rows, topic=topic, status="failed", attention=lambda name: name is not None)
+    found: dict[str, list[str]] = {}
+    for name, size in distinct(failed, ["attention", "size"]):
+        found.setdefault(name, []).append(size)
+    return found
 
 
 def excess_facts(chapter: Chapter) -> dict[str, Any] | None:

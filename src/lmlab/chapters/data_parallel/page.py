@@ -285,7 +285,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "hideable": None if flat is None else max(0.0, min(flat, backward)),
         "saved": None if flat is None or added.empty else flat - min(added),
         "best": None if added.empty else pd.to_numeric(added).idxmin(),
-        "overlapping": against(select(rows, variant=[FLAT, *ours]), FLAT),
         "bucket_pairs": math.comb(len(buckets), 2),
         "bucket_pairs_decided": sum(
             pair.decided

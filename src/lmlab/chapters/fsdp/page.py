@@ -21,7 +21,7 @@ NAMES = {
     TORCH: "PyTorch fully_shard",
 }
 SHORT = {DDP: "DDP", SHARDED: "sharded\nopt.", OURS: "FSDP", TORCH: "fully_\nshard"}
-NO_WAIT_MS = 0.2
+NO_WAIT_MS = 1.0
 """Upper bound on the wait when weights are already gathered."""
 
 
@@ -108,7 +108,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "allocated": {name: rank_page.allocated_of(rows, name) for name in NAMES},
         "peak": {name: rank_page.peak_of(rows, name) for name in NAMES},
         "expected_error": rank_page.expected_error(rows, OURS, share),
-        "sharded_share": sharded,
         "gathers": len(waited),
         "in_time": int((waited["value"] <= NO_WAIT_MS).sum()),
         "longest_wait": None if waited.empty else waited.sort_values("value").iloc[-1].to_dict(),
