@@ -185,7 +185,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "groups": groups,
         "dtype": _first_dtype(rows),
         "not_started": not_started(rows),
-        "noisy": int(small["noisy"].eq(True).sum()),
+        "noisy": int((small["noisy"].eq(True) | small["stability"].ne("steady")).sum()),
         "small": len(small),
         "alone": (alone["value"].min(), alone["value"].max()) if len(alone) else None,
         "cpu": [group for group in groups if group["placement"] == "cpu"],
