@@ -9,8 +9,8 @@ A machine drifts: clocks change, other load comes and goes. Variants measured on
 carry that drift in their ratio; interleaved variants share it. Every round times each variant once,
 and comparisons use the ratio within a round. The order changes from round to round, because each
 variant leaves its mark on caches and allocator: every round starts one variant later, and every
-second round runs backwards, so that none of three always follows the same one. Warm-up rounds run
-in the same loop and are discarded.
+second round runs backwards. With an even number of variants only every second one ever starts, and
+two keep their order. Warm-up rounds run in the same loop and are discarded.
 """
 
 import statistics

@@ -614,6 +614,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
         "shapes_failed": failed_at(rows, "shapes"),
+        "raced": set(select(rows, topic="benchmark", quantity="time", status="ok")["attention"]),
         "board": [board_facts(chapter, pair) for pair in board.pairs],
         "why_not_ours": next(iter(ours["reason"].dropna()), None) if untimed else None,
         "excess": excess_facts(chapter),
@@ -623,7 +624,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def failed_at(rows: Rows, topic: str) -> dict[str, list[str]]:
-    """By variant: the sizes at which it failed, so that it has no time."""
+    """By variant: the sizes at which it failed, at every context or at some."""
     failed = select(rows, topic=topic, status="failed", attention=lambda name: name is not None)
     found: dict[str, list[str]] = {}
     for name, size in distinct(failed, ["attention", "size"]):

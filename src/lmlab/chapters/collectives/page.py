@@ -22,6 +22,7 @@ from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, computed, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
+from lmlab.report.text import UNSTEADY
 
 TITLE = "Collectives"
 
@@ -185,7 +186,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "groups": groups,
         "dtype": _first_dtype(rows),
         "not_started": not_started(rows),
-        "noisy": int((small["noisy"].eq(True) | small["stability"].ne("steady")).sum()),
+        "noisy": int((small["noisy"].eq(True) | small["stability"].isin(UNSTEADY)).sum()),
         "small": len(small),
         "alone": (alone["value"].min(), alone["value"].max()) if len(alone) else None,
         "cpu": [group for group in groups if group["placement"] == "cpu"],

@@ -108,6 +108,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "allocated": {name: rank_page.allocated_of(rows, name) for name in NAMES},
         "peak": {name: rank_page.peak_of(rows, name) for name in NAMES},
         "expected_error": rank_page.expected_error(rows, OURS, share),
+        "no_wait_ms": NO_WAIT_MS,
         "gathers": len(waited),
         "in_time": int((waited["value"] <= NO_WAIT_MS).sum()),
         "longest_wait": None if waited.empty else waited.sort_values("value").iloc[-1].to_dict(),

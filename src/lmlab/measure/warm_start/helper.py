@@ -41,6 +41,7 @@ LIBRARIES = ("torch", "triton", "torch._dynamo", "fastjsonschema", "jsonschema",
 COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
 DRIVER = Path("/dev/nvidiactl")
 IDLE_S = 300.0  # how long a helper waits for another job before it ends
+_FLUSH_FAILED = 120  # the interpreter's own exit status when the last flush fails
 
 
 def main(descriptor: int) -> None:
@@ -224,8 +225,11 @@ def _exit(status: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     getattr(threading, "_shutdown")()  # noqa: B009 - what the interpreter does first
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # a full disk, or a stream that the job has closed
+        status = status or _FLUSH_FAILED
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)
