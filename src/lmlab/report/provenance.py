@@ -80,8 +80,7 @@ def _code(results: Sequence[Result]) -> str:
     commits = dict.fromkeys(str(result.commit["id"] or "unknown")[:7] for result in results)
     code = f"commit {next(iter(commits))}" if len(commits) == 1 else f"{len(commits)} commits"
     converted = sum(result.converted_from is not None for result in results)
-    parts = _doubts(results)
-    parts += [f"{converted} were converted from schema 1"] if converted else []
+    parts = _doubts(results) + [f"{converted} were converted from schema 1"] * bool(converted)
     return f"{code}; of the results, {join(parts)}" if parts else code
 
 
