@@ -72,15 +72,15 @@ def _doubts(results: Sequence[Result]) -> list[str]:
     commits = [result.commit for result in results]
     dirty = sum(commit["dirty"] is True for commit in commits)
     unverified = sum(c["dirty"] is None or bool(c.get("unverified")) for c in commits)
-    found = {"are from uncommitted code": dirty, "are from an unverified commit": unverified}
-    return [f"{count} {what}" for what, count in found.items() if count]
+    found = {"from uncommitted code": dirty, "from an unverified commit": unverified}
+    return [f"{n} {'is' if n == 1 else 'are'} {what}" for what, n in found.items() if n]
 
 
 def _code(results: Sequence[Result]) -> str:
     commits = dict.fromkeys(str(result.commit["id"] or "unknown")[:7] for result in results)
     code = f"commit {next(iter(commits))}" if len(commits) == 1 else f"{len(commits)} commits"
     converted = sum(result.converted_from is not None for result in results)
-    parts = _doubts(results) + [f"{converted} were converted from schema 1"] * bool(converted)
+    parts = _doubts(results) + [f"{converted} converted from schema 1"] * bool(converted)
     return f"{code}; of the results, {join(parts)}" if parts else code
 
 
