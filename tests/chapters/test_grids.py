@@ -105,7 +105,7 @@ def test_attention_has_every_shape() -> None:
     counts = Counter(point.parameters["topic"] for point in points("attention"))
     attention = {"naive": 4 * 5 + 1, "benchmark": 10 * 4 * 2, "tiles": 2 * 2, "leaderboard": 2}
     attention["model_compile"] = 2 + 1
-    models = {"model": 4, "shapes": 6, "softmax": 4}
+    models = {"model": 4, "shapes": 6, "softmax": 3}
     sizes = len(FULL["attention"]["sizes"])
     assert counts == {**attention, **{topic: sizes * n for topic, n in models.items()}}
 

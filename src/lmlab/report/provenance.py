@@ -15,7 +15,7 @@ from lmlab.study.results import Result
 
 MAX_LINES = 12
 PAUSE_S = 3
-FIRST_CALLS = ("first_call_time", "first_step_time")
+FIRST_CALLS = ("first_call_time", "first_step_time", "compile_time")
 NAMES = {"ok": "measured", "oom": "out of memory"}
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
 
@@ -49,7 +49,7 @@ def _cost(results: Sequence[Result]) -> str:
         return cost
     parts = pd.DataFrame(spent)
     # Triton and torch.compile both count the kernels that one compiles for the other; after a reset
-    # torch.compile has forgotten its time, but first calls are records; over a second they compile.
+    # torch.compile has forgotten its time, but reported first calls over a second are compilations.
     rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
     calls = [[m["value"] for m in r.measurements if m["quantity"] in FIRST_CALLS] for r in results]
     first = pd.Series([sum(ms for ms in each if ms and ms > 1e3) / 1e3 for each in calls])
