@@ -172,9 +172,10 @@ def front_strategies(rows: Rows) -> Rows:
 
 
 def checkpointed_points(rows: Rows) -> list[str]:
-    """Points with timed strategies; first those where the step fits without checkpointing too."""
+    """Points with timed strategies; first those where the step fits without checkpointing too, the
+    longest step, which waits least for the host, in front."""
     times = select(rows, quantity="time", status="ok", **CHECKPOINTING)
-    plain = select(times, variant="none")
+    plain = select(times, variant="none").sort_values("value", ascending=False)
     return list(dict.fromkeys([*plain["source"], *times["source"]]))
 
 
