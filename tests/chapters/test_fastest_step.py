@@ -218,7 +218,7 @@ def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, ot
     best = answer(front, "What is the fastest step?")
     assert "2.0x" in best
     assert "(batch 4, 20 %" in best  # 1 TFLOP in 5 ms, of 1,000 TFLOP/s
-    assert "| attention | 200,000 | 20 % |" in front
+    assert "| attention | 200,000 | 2.0x | 20 % |" in front
     assert ("0.80x" in front) == (other < 5)
     assert "| attention | 4 | 5.00 | 200,000 | 2.0x | 20 % | 40 % |" in pages["fastest_step"]
 

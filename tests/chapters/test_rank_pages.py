@@ -24,7 +24,7 @@ from tests.report.study import group, time_record, two_groups
 
 CHAPTERS = ("data_parallel", "sharded_optimizer", "fsdp")
 MIB = 2**20
-SHAPE = {"context": 8, "batch": 2}
+SHAPE = {"context": 8, "batch": 2, "precision": "fp32"}
 SETTINGS = {"step_limit_s": 2.0, "rounds": 4, "torch_bucket_mb": 25.0, "bucket_mb": 25.0}
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "other")
 

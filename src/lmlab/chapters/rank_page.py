@@ -127,7 +127,7 @@ def group_facts(chapter: Chapter) -> dict[str, Any]:
     times = select(rows, quantity="time", phase="total", status="ok")
     return {
         **facts,
-        **{name: first[name] for name in ("world_size", "context", "step_limit_s")},
+        **{name: first[name] for name in ("world_size", "context", "precision", "step_limit_s")},
         "own_gpu": first["placement"] == "own_gpu",
         "sizes": _sizes(rows),
         "rounds": None if times.empty else times.iloc[0]["n"],

@@ -7,6 +7,7 @@ Cells without a value say why (OOM, unsupported, not measured); reasons, marks f
 power-capped values, and the number of samples become the line below the table.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,6 @@ MARKS = {
     "§": "measured with uncommitted code",
 }
 FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡", UNCOMMITTED: "§"}
-MAX_REASONS = 4
 
 
 @dataclass(frozen=True)
@@ -258,12 +258,10 @@ class _Index:
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
-    """Why cells are empty, each reason once."""
-    lines = dict.fromkeys(
-        f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.row['reason'])}"
-        for cell in cells
-        if cell.row is not None and cell.row["status"] in EXPLAINED and not cell.one_word
-    )
-    more = len(lines) - MAX_REASONS
-    notes = [f"{more} more reasons in the results"] if more > 0 else []
-    return [*list(lines)[:MAX_REASONS], *notes]
+    """Why cells are empty; of reasons that differ only in numbers the first."""
+    kinds: dict[str, dict[str, None]] = defaultdict(dict)
+    for cell in cells:
+        if cell.row is not None and cell.row["status"] in EXPLAINED and not cell.one_word:
+            reason = f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.row['reason'])}"
+            kinds[re.sub(r"\d[\d.]*(e[+-]\d+)?", "", reason)][reason] = None
+    return [first + ", and similar" * bool(others) for first, *others in kinds.values()]

@@ -139,7 +139,7 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     assert chapter.value(quantity="fused_to_matmuls") == 0.25
     assert chapter.value(quantity="written_to_matmuls") == 2.5
     assert [pair.ratio for pair in chapter.facts["shapes"]["both"].pairs] == [pytest.approx(2)]
-    assert chapter.facts["shapes_failed"] == {"FlashAttention-4": ["small"]}
+    assert chapter.facts["shapes_failed"]["FlashAttention-4"]["sizes"] == ["small"]
     cells = ("| small | 512 | 2.00 | 0.500 | 5.00 |", "| over-cap |", "| 64x32 | 2.00 | 1.00 |")
     cells += ("| 2.00x | 1.50x |",)
     assert [cell for cell in cells if cell not in pages["attention"]] == []

@@ -27,7 +27,7 @@ from lmlab.report.table import Column, Table, memory, quantity, speedup, time
 TITLE = "Attention"
 
 OURS, NAIVE, COMPILED, EAGER, CHOSEN = "flash", "naive", "compiled", "eager", "chosen"
-CUDNN = "sdpa_cudnn"
+CUDNN, FA4 = "sdpa_cudnn", "flash_attn_4"
 NAMES = {
     "unfused": "naive, softmax written out",
     "compiled": "compiled naive",
@@ -38,12 +38,12 @@ NAMES = {
     "flex": "FlexAttention",
     "tiled": "tiled (PyTorch)",
     "flash_compiled_backward": "ours, compiled backward",
-    "flash_attn_4": "FlashAttention-4",
+    FA4: "FlashAttention-4",
     "flash_attn_4_deterministic": "FlashAttention-4, deterministic",
     "flash": "ours (Triton)",
 }
 # Drawn in figures, each in its own color.
-DRAWN = (NAIVE, COMPILED, "sdpa_flash", CUDNN, "flex", OURS, "flash_attn_4")
+DRAWN = (NAIVE, COMPILED, "sdpa_flash", CUDNN, "flex", OURS, FA4)
 PASSES = ("forward", "backward", "both")
 STEP = "train_step"
 SHAPE = ["precision", "head_dim", "sequence"]
@@ -142,6 +142,8 @@ COMPARISONS = {
     "compiled_model": versus(COMPILED, EAGER, "model_compile", ["precision", "size", "phase"]),
     "compiled_naive": versus(COMPILED, NAIVE, "naive", [*SHAPE, "phase"]),
     "compiled_kernels": versus(COMPILED, NAIVE, "benchmark", [*SHAPE, "phase"]),
+    "race_fa4": versus(OURS, FA4, "benchmark", SHAPE, phase="both"),
+    "shapes_fa4": versus(OURS, FA4, "shapes", MODEL_SHAPE, phase="both"),
     "shapes_cudnn": versus(OURS, CUDNN, "shapes", MODEL_SHAPE, phase="both"),
     "model": versus(OURS, NAIVE, "model", ["size", "context"], phase=STEP),
     "model_cudnn": versus(OURS, CUDNN, "model", ["size", "context"], phase=STEP),
@@ -228,7 +230,8 @@ def shown_naive(rows: Rows) -> Rows:
     if shape is None:
         return rows.head(0)
     title = f"{shape['precision']}, batch {shape['batch']}, head dim {shape['head_dim']}"
-    return select(rows, topic="naive", head_dim=shape["head_dim"]).assign(shape=title)
+    found = select(rows, topic="naive", head_dim=shape["head_dim"])
+    return found.assign(shape=title, reason=None)  # why it does not fit is in the text
 
 
 def accounts(rows: Rows) -> Rows:
@@ -310,8 +313,13 @@ def timed_variants(rows: Rows, topic: str) -> Rows:
 
 def is_timed(rows: Rows, among: Rows, key: list[str]) -> "pd.Series[bool]":
     """For each row, whether a time among others has the same key."""
-    timed = set(distinct(select(among, quantity="time", status="ok"), key))
-    found = [each in timed for each in rows[key].itertuples(index=False, name=None)]
+    return is_among(rows, select(among, quantity="time", status="ok"), key)
+
+
+def is_among(rows: Rows, others: Rows, key: list[str]) -> "pd.Series[bool]":
+    """For each row, whether one of the others has the same key."""
+    keys = set(distinct(others, key))
+    found = [each in keys for each in rows[key].itertuples(index=False, name=None)]
     return pd.Series(found, index=rows.index, dtype=bool)
 
 
@@ -350,7 +358,8 @@ TABLES = {
         },
     ),
     "front_leaderboard": Table(
-        title="The fastest variants at the leaderboard's shape, forward and backward",
+        title="The fastest variants at the leaderboard's shape (d = 64) and with twice its head "
+        "dim, forward and backward",
         rows=["attention"],
         data=leaderboard,
         limit=5,
@@ -623,13 +632,13 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     }
 
 
-def failed_at(rows: Rows, topic: str) -> dict[str, list[str]]:
-    """By variant: the sizes at which it failed, at every context or at some."""
+def failed_at(rows: Rows, topic: str) -> dict[str, dict[str, Any]]:
+    """By variant: the sizes at which it failed, at every context or at some, and one reason."""
     failed = select(rows, topic=topic, status="failed", attention=lambda name: name is not None)
-    found: dict[str, list[str]] = {}
-    for name, size in distinct(failed, ["attention", "size"]):
-        found.setdefault(name, []).append(size)
-    return found
+    return {
+        name: {"sizes": list(dict.fromkeys(mine["size"])), "reason": mine.iloc[0]["reason"]}
+        for name, mine in failed.groupby("attention", sort=False)
+    }
 
 
 def excess_facts(chapter: Chapter) -> dict[str, Any] | None:
@@ -677,16 +686,18 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
 
 
 def checked(chapter: Chapter) -> list[dict[str, Any]]:
-    """By precision: how many variants were checked, how many of them got no time, and the largest
-    errors of those that did."""
+    """By precision: how many variants were checked, how many of them failed or got no time for
+    another reason, and the largest errors of those that did."""
     rows, key = chapter.own.rows, ["source", "variant"]
     errors = select(rows, status="ok", quantity="error")
-    errors = errors.assign(timed=is_timed(errors, rows, key))
+    failed = is_among(errors, select(rows, status="failed"), key)
+    errors = errors.assign(timed=is_timed(errors, rows, key), failed=failed)
     return [
         {
             "precision": precision,
             "count": len(distinct(mine, key)),
-            "untimed": len(distinct(select(mine, timed=False), key)),
+            "failed": len(distinct(select(mine, timed=False, failed=True), key)),
+            "untimed": len(distinct(select(mine, timed=False, failed=False), key)),
             "worst": extremes(select(mine, timed=True)),
             "ours": extremes(select(mine, timed=True, variant=[OURS, CHOSEN])),
         }

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from lmlab.chapters.attention.page import NAMES
 from lmlab.chapters.machine.page import with_rates, with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
@@ -45,7 +46,10 @@ COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "lay
 def derive(rows: Rows, results: Results) -> Rows:
     """Rates and utilization, and which records are the ladder's own."""
     rows = rows.reindex(columns=[*rows.columns, *(c for c in COLUMNS if c not in rows)])
-    rows = rows.assign(own=(rows["variant"] == rows["rung"]) | (rows["side"] == "rung"))
+    rows = rows.assign(
+        own=(rows["variant"] == rows["rung"]) | (rows["side"] == "rung"),
+        attention=rows["attention"].map(lambda name: NAMES.get(name, name)),
+    )
     rates = {"throughput": "tokens", "rate": "flops"}
     rows = with_rates(rows, rates, ["source", "rung", "attention"], side=["rung", "other"])
     rows = with_share(rows, "mfu", results, "stated_matmul_rate")
@@ -57,11 +61,13 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 TABLES = {
     "front": Table(
-        title="Rungs of the ladder; MFU against the stated peak of the rung's precision",
+        title="Rungs of the ladder; gain: in rounds that alternate with the rung before; MFU: of "
+        "the stated peak of the rung's precision",
         rows=["rung"],
         where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},
         columns={
             "{size}, tokens/s": quantity("throughput", "integer", **OWN),
+            "{size}, gain": speedup(comparison="rungs"),
             "{size}, MFU": quantity("mfu", "percent", **OWN),
         },
     ),
@@ -168,7 +174,10 @@ def _best(rows: Rows) -> dict[str, Any]:
     rates = select(mine, quantity="throughput")
     best: Any = rates.iloc[pd.to_numeric(rates["value"]).argmax()].to_dict()
     here = select(mine, rung=best["rung"])
-    mfu = next(iter(select(here, quantity="mfu")["value"]), None)
+    shares = {
+        name: next(iter(select(here, quantity=name)["value"]), None)
+        for name in ("mfu", "measured_mfu")
+    }
     first = rates.iloc[0]
     gain = best["value"] / first["value"]
-    return {**best, "mfu": mfu, "first": first["rung"], "gain": gain}
+    return {**best, **shares, "first": first["rung"], "gain": gain}

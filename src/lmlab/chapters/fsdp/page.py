@@ -50,7 +50,7 @@ TABLES = {
     **rank_page.MEMORY_TABLES,
     "front": rank_page.variant_table(
         "Memory per rank after a step and at its peak, in GiB; step time, and speed relative "
-        "to data parallelism",
+        "to data parallelism (buckets)",
         {
             "parameters": quantity("memory", "GiB", category="parameters"),
             "gradients": quantity("memory", "GiB", category="gradients"),
@@ -62,7 +62,8 @@ TABLES = {
         data=rank_page.after_step,
     ),
     "steps": rank_page.variant_table(
-        "A training step, {ranks}; messages, in flight and overlapped: one profiled step of rank 0",
+        "A training step, {ranks}; messages, in flight and overlapped (the share of the time in "
+        "flight during which the device computes): one profiled step of rank 0, slower than others",
         {
             "step (ms)": time(phase="total"),
             "fastest round": time(phase="total", field="min"),

@@ -50,7 +50,7 @@ LAYERS = {
 SHAPE = ("size", "context", "precision", "attention", "d_model", "num_layers")
 COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind", "operation", "origin")
 BEST_PREDICTED = "best predicted"
-FRONT_SEGMENTS = 4
+FRONT_SEGMENTS = 2
 COMPARED_SIZES = 3
 LARGEST_OPERATIONS = 5
 # Beyond this share of the gradients a peak is in the last segment of the backward pass.
@@ -468,6 +468,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "block": _one(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
         "errors": len(in_steps),
         "worst_error": _highest(errors, key=abs),
+        "worst_step": _highest(in_steps, key=abs),
         "same_phase": _same_phase(select(rows, source=list(in_steps["source"]))),
         "checkpointing": [
             strategy_facts(select(chapter.own.rows, source=source))

@@ -420,7 +420,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
     matmul = {mode: by_point("matmul_share", mode) for mode in MODES}
     top = {mode: by_point("kernel_share", mode, "kernel", rank=1) for mode in MODES}
-    span, mask = (select(rows, quantity=name) for name in ("span_to_wall", "mask_to_softmax"))
+    mask = select(rows, quantity="mask_to_softmax")
     optimizer = select(rows, quantity="family_share", family="optimizer")
     all_steps = select(everything, quantity="matmul_share", mode="train_step")
     return {
@@ -440,7 +440,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "same_top": _count(top["forward_backward"], "eq", top["forward"]),
         "precisions": [name for (name,) in distinct(everything, ["precision"])],
         "cores": _cores(everything),
-        "clock_agrees": int((abs(span["value"] - 1) <= AGREES_WITHIN).sum()),
+        "clock_agrees": {
+            str(precision): list(abs(spans - 1) <= AGREES_WITHIN)
+            for precision, spans in select(everything, quantity="span_to_wall").groupby(
+                "precision", sort=False
+            )["value"]
+        },
         "softmax_time": extremes(select(rows, quantity="softmax_to_matmuls")),
         "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
         "mask": extremes(mask),
