@@ -267,7 +267,8 @@ def race(results: Results) -> Rows:
 
 def shape_race(results: Results) -> Rows:
     """The variants at the models' shapes, at the first batch of the study."""
-    return at_first(relative_speed(results, "shapes"), "batch")
+    rows = at_first(relative_speed(results, "shapes"), "batch")
+    return rows.assign(panel=rows["size"] + ", " + rows["precision"])
 
 
 def naive_panels(results: Results) -> Rows:
@@ -595,7 +596,7 @@ FIGURES = {
     ),
     "shapes": Figure(
         title="Speed relative to the fastest variant at the models' shapes, forward and backward",
-        facet="size",
+        facet="panel",
         x=Axis(field="context", title="context", log=2),
         data=shape_race,
         **RELATIVE,

@@ -207,7 +207,7 @@ def mode_rows(results: Results) -> Rows:
     runs = select(runs, size=list(runs["size"])[-1:], mode=["forward_graph", "train_step"])
     contexts = [context for (context,) in distinct(runs, ["context"])]
     middle = select(runs, context=contexts[len(contexts) // 2 :][:1])
-    return _curves(results, middle, "{size}, context {context}: {run}")
+    return _curves(results, middle, "{size}, context {context}, {precision}: {run}")
 
 
 def _curves(results: Results, runs: Rows, title: str) -> Rows:
@@ -350,7 +350,7 @@ TABLES = {
         columns={name: quantity("part", "GiB", part=name) for name in PARTS.values()},
     ),
     "allocations": Table(
-        title="Largest allocations of a forward pass that keeps its graph, {precision}; equal ones "
+        title="Largest allocations of a forward pass that keeps its graph, {point}; equal ones "
         "share a row",
         rows=["what", "category", "origin", "count"],
         where={**TIMELINE, "mode": "forward_graph", "phase": "forward"},
@@ -367,7 +367,8 @@ TABLES = {
         **ACROSS,
     ),
     "layers": Table(
-        title="Memory of the device after a training step of the largest size (GiB)",
+        title="Memory of the device after a training step of the largest size at context "
+        "{context} (GiB)",
         rows=["layer"],
         where={**STEP, "stage": "after"},
         data=lambda rows: largest(rows).assign(layer=lambda found: found["layer"].map(LAYERS)),
@@ -403,6 +404,7 @@ def _timeline(title: str, data: Any) -> Figure:
         mark="area",
         facet="point",
         color="category",
+        names={name: name for name in CURVES.values() if name != "peak"},
         x=Axis(
             field="position",
             title="phases begin at the ticks; each is drawn equally wide",

@@ -364,6 +364,12 @@ TABLES = {
 }
 
 
+def part_shares(results: Results) -> Rows:
+    """Parts of attention in the first precision."""
+    rows = at_first(select(results.rows, quantity="part_share"), "precision")
+    return rows.assign(panel=rows["size"] + ", " + rows["precision"])
+
+
 def _timeline(title: str, x: Axis, data: Callable[[Results], Rows], **more: Any) -> Figure:
     lanes = Axis(field="lane", title="", categorical=True)
     more |= {"mark": "timeline", "facet": "run", "x2": "end_ns"}
@@ -384,12 +390,12 @@ FIGURES = {
     "attention": Figure(
         title="Attention in a forward pass: share of its device time by context length",
         mark="stack",
-        facet="size",
+        facet="panel",
         color="part",
         names=PARTS,
         x=Axis(field="context", title="context", categorical=True),
         y=Axis("share of attention (%)", scale=100),
-        data=lambda results: at_first(select(results.rows, quantity="part_share"), "precision"),
+        data=part_shares,
     ),
     "layer": _timeline(
         "One layer of a forward pass: when its kernels run",
