@@ -196,9 +196,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 def _group(rows: Rows, times: Rows) -> dict[str, Any]:
     """One process group: its fit of an all-reduce, and its largest message."""
     largest = times.sort_values("mib", key=pd.to_numeric).iloc[-1]
-    fit = select(_between(rows), ranks=largest["ranks"], operation=FIRST)
+    mine = select(_between(rows), ranks=largest["ranks"])
+    fit = select(mine, operation=FIRST)
+    gather = {"quantity": "time", "operation": "all_gather", "mib": largest["mib"]}
     return {
         **{name: largest[name] for name in ("ranks", "placement", "world_size", "size")},
         "ms": largest["value"],
+        "gather_ms": first_value(mine, **gather),
         **{n: first_value(fit, quantity=n) for n in ("latency", "bandwidth", "fit_error")},
     }
