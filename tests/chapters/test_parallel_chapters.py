@@ -2,7 +2,7 @@
 
 import json
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -216,13 +216,9 @@ def test_every_gather_is_watched_and_sent_as_one_message(measured: dict[str, Out
     assert value_of(fully, "messages_seen", variant="fsdp") == messages
 
 
-def refuse(module: Any) -> Any:
-    raise RuntimeError("no such\n  mesh")
-
-
 @on_ranks(WORLD)
 def test_pytorchs_variant_may_not_run_here_but_ours_must() -> None:
-    work = work_of("fsdp")
+    work, refuse = work_of("fsdp"), Mock(side_effect=RuntimeError("no such\n  mesh"))
     with patch.multiple(fsdp, torch_fully_shard=refuse, FSDP=refuse):
         build = fsdp.builders_of(1)
         reason = fsdp.two_steps_alone("torch_fully_shard", build["torch_fully_shard"], work)

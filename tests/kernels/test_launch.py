@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -70,14 +71,11 @@ def test_options_that_must_not_change_a_bit() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def never_fits(*_: object) -> None:
-    raise OutOfResources(300_000, 232_448, "shared memory")
-
-
 def attempts(monkeypatch: pytest.MonkeyPatch, fits: Any) -> list[Tiles]:
     """Tiles with which calls are planned, of which only those that fit can run."""
     tried: list[Tiles] = []
     plan = launch.build_forward
+    never_fits = Mock(side_effect=OutOfResources(300_000, 232_448, "shared memory"))
 
     def planned(*arguments: Any) -> Any:
         tried.append(arguments[-1])

@@ -4,6 +4,7 @@ import itertools
 import multiprocessing.dummy
 from dataclasses import replace
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,10 +83,8 @@ def test_only_correct_tiles(direction: Direction, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(launch, direction, wrong)
     assert not tune.is_usable(problem, FAST)
 
-    def refuse(*inputs: Any, **options: Any) -> None:
-        raise launch.TilesTooLarge("tiles 128 x 128")
-
-    monkeypatch.setattr(launch, direction, refuse)
+    too_large = launch.TilesTooLarge("tiles 128 x 128")
+    monkeypatch.setattr(launch, direction, Mock(side_effect=too_large))
     assert not tune.is_usable(problem, FAST)
 
 
