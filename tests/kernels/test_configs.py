@@ -14,6 +14,7 @@ from lmlab.kernels import problem as problem_module
 from lmlab.kernels.configs import Tiles, choose, format_row, shared_bytes
 from lmlab.kernels.plan import backward_plan, forward_plan
 from lmlab.kernels.problem import DeviceInfo, Problem, UnsupportedDevice
+from lmlab.measure.precision import tf32_allowed
 from tests.kernels.conftest import DEVICES, GPU, SIXTEEN_HEADS, SetDevice
 
 KIB = 1024
@@ -192,15 +193,10 @@ def test_fp32_products_are_exact(fp32_dot: Any, tf32: bool, precision: str, term
 
 def test_tf32_is_requested_through_pytorch() -> None:
     q = torch.empty(1, 1, 4, 16)
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        assert Problem.of(q, q, True, "forward").tf32
-        assert not Problem.of(q.half(), q.half(), True, "forward").tf32
-        torch.set_float32_matmul_precision("highest")
-        assert not Problem.of(q, q, True, "forward").tf32
-    finally:
-        torch.set_float32_matmul_precision(before)
+    for allowed in (True, False):
+        with tf32_allowed(allowed):
+            assert Problem.of(q, q, True, "forward").tf32 is allowed
+            assert not Problem.of(q.half(), q.half(), True, "forward").tf32
 
 
 def test_a_gpu_before_ampere_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
