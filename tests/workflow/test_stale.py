@@ -1,7 +1,6 @@
 """Only what is stale runs again, on the real Snakefile with its records of a real run; what makes
 chapters with ranks stale is in the torchrun command of their shell."""
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -60,16 +59,6 @@ def shell_of(project: Project) -> list[str]:
     done = project.run(f"snakemake -n -p {NANO} -- {RESULT}")
     [shell] = [line for line in done.stderr.splitlines() if "ranks.py" in line]
     return shlex.split(shell.partition("Shell command: ")[2])
-
-
-def test_the_shell_holds_the_whole_torchrun_command(fresh: Project) -> None:
-    shell = shell_of(fresh)
-    command = shell[shell.index("torchrun") : shell.index(">")]
-    assert command[1:5] == ["--nnodes", "1", "--nproc-per-node", "2"]
-    program = command[command.index("-m") :]
-    assert program[:3] == ["-m", "lmlab.jobs.ranks", "--point"]
-    assert json.loads(program[3])["parameters"] == {"placement": "cpu", "world_size": 2}
-    assert program[4:] == ["--out", RESULT]
 
 
 def test_nodes_and_rendezvous_come_from_the_config(measured: Project) -> None:
