@@ -150,9 +150,8 @@ def test_unsupported_inputs_are_one_line_errors(changes: dict[str, Any], message
     options = {"head_dim": 16, "dtype": torch.float32} | changes
     size, dtype = (1, 2, 9, options.pop("head_dim")), options.pop("dtype")
     inputs = {name: ones(*size, dtype=dtype) for name in "qkv"} | options
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
         flash_attention(**inputs, is_causal=True)
-    assert "\n" not in str(caught.value)
 
 
 SHAPE = Shape(keys=20, head_dim=16, heads=2, batch=2)

@@ -98,9 +98,9 @@ def test_tiles_that_do_not_fit_are_not_tried_again(monkeypatch: pytest.MonkeyPat
 def test_requested_tiles_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts(monkeypatch, lambda tiles: False)
     q, k, v, _ = WHOLE.inputs()
-    with pytest.raises(launch.TilesTooLarge, match=r"32 x 32, 4 warps, 2 stages.*300000") as caught:
+    message = r"\A[^\n]*32 x 32, 4 warps, 2 stages[^\n]*300000[^\n]*\Z"
+    with pytest.raises(launch.TilesTooLarge, match=message):
         launch.forward(q, k, v, is_causal=True, scale=0.25, tiles=Tiles(**BASE))
-    assert "\n" not in str(caught.value)
     with pytest.raises(OutOfResources):
         launch.forward(q, k, v, is_causal=True, scale=0.25)
 
