@@ -217,14 +217,19 @@ def test_a_shape_between_two_others_is_not_slower_than_both(shapes: list[Shape])
             assert between <= 1.05 * max(low, high), phase
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to tune")
+@pytest.mark.parametrize("program", [bench, tune])
+def test_without_a_gpu_there_is_nothing_to_time(
+    program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        program.main([])
+    assert "a CUDA GPU is needed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        pytest.param(
-            [],
-            "a CUDA GPU is needed",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to tune"),
-        ),
         *(
             ([f"{option}={value}"], f"{option}: must be a positive integer, got {value!r}")
             for option, value in (("--head-dim", "0"), ("--jobs", "many"))
@@ -235,7 +240,6 @@ def test_a_shape_between_two_others_is_not_slower_than_both(shapes: list[Shape])
 def test_what_cannot_be_tuned_is_a_one_line_error(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit, match="2"):
         tune.main(arguments)
-    assert caught.value.code == 2
     assert expected in capsys.readouterr().err.splitlines()[-1]
