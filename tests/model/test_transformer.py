@@ -1,6 +1,7 @@
 """The model agrees with a reference, loads existing checkpoints, and is found by its path."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,14 +93,11 @@ def test_under_autocast_matmuls_are_bf16_and_the_residual_stream_is_fp32() -> No
     model = tiny()
     seen: dict[str, torch.dtype] = {}
 
-    def recorder(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            seen[name] = output[0].dtype if isinstance(output, tuple) else output.dtype
-
-        return hook
+    def record(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        seen[name] = output[0].dtype if isinstance(output, tuple) else output.dtype
 
     for name, module in model.named_modules():
-        module.register_forward_hook(recorder(name))
+        module.register_forward_hook(partial(record, name))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = cross_entropy(model(random_tokens()), random_tokens())
     loss.backward()
