@@ -1,6 +1,7 @@
 """Every problem gets tiles that fit the device, and enough programs that share the L2."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -200,11 +201,9 @@ def test_tf32_is_requested_through_pytorch() -> None:
 
 
 def test_a_gpu_before_ampere_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class T4:
-        name, major, minor = "Tesla T4", 7, 5
-
+    t4 = SimpleNamespace(name="Tesla T4", major=7, minor=5)
     monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: T4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: t4)
     with pytest.raises(UnsupportedDevice, match=r"Tesla T4 has compute capability 7\.5, 8\.0"):
         problem_module.device_info.__wrapped__(GPU)
 

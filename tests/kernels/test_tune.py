@@ -89,12 +89,9 @@ def test_only_correct_tiles(direction: Direction, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_hanging_candidate_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_usable(problem: Problem, tiles: Tiles) -> bool:
-        if tiles == SMALL:
-            raise multiprocessing.TimeoutError  # what waiting for it ends with
-        return True
-
-    monkeypatch.setattr(tune, "is_usable", is_usable)
+    # What waiting for the first ends with.
+    ends = [multiprocessing.TimeoutError, True]
+    monkeypatch.setattr(tune, "is_usable", Mock(side_effect=ends))
     monkeypatch.setattr(tune, "get_context", lambda method: multiprocessing.dummy)
     assert tune.usable(ON_CPU, [SMALL, FAST], 1) == [FAST]
 
