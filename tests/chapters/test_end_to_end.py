@@ -190,9 +190,8 @@ def test_a_failed_capture_costs_a_check(monkeypatch: pytest.MonkeyPatch, cpu: to
     error = RuntimeError("operation not permitted\nwhen stream is capturing")
     monkeypatch.setattr(end_to_end, "graph_replay_records", Mock(side_effect=error))
     point = end_to_end_point()
-    outcome = end_to_end.measure(
-        replace(point, settings={**point.settings, "graph_replay": True}), cpu
-    )
+    captured = replace(point, settings={**point.settings, "graph_replay": True})
+    outcome = end_to_end.measure(captured, cpu)
     (record,) = found(outcome, "graph_replay_time")
     assert record["status"] == "failed"
     assert record["reason"] == "operation not permitted when stream is capturing"

@@ -188,16 +188,10 @@ def test_an_optimizer_that_lets_ranks_diverge_fails() -> None:
 
 def test_fsdp_keeps_a_share_of_everything(measured: dict[str, Outcome]) -> None:
     fully = measured["fsdp"]
-
-    def after(variant: str, category: str) -> int:
-        return int(
-            value_of(fully, "memory", variant=variant, stage="after_step", category=category)
-        )
-
     for category in ("parameters", "gradients", "optimizer_state"):
-        assert after("fsdp", category) < 0.7 * after("ddp", category)
-    state = "optimizer_state"
-    assert after("ddp_sharded_optimizer", state) < 0.6 * after("ddp", state)
+        after = by(fully, "variant", "memory", stage="after_step", category=category)
+        assert after["fsdp"] < 0.7 * after["ddp"]
+    assert after["ddp_sharded_optimizer"] < 0.6 * after["ddp"]
     assert value_of(fully, "sharded_bytes") < value_of(fully, "parameter_bytes")
 
 

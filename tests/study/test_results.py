@@ -39,10 +39,8 @@ def test_permissions_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> 
 
 
 FAULTS: dict[str, tuple[str, BaseException]] = {
-    **{
-        name: ("fsync", OSError(number, os.strerror(number)))
-        for name, number in (("a full disk", errno.ENOSPC), ("a read-only folder", errno.EROFS))
-    },
+    "a full disk": ("fsync", OSError(errno.ENOSPC, "No space left on device")),
+    "a read-only folder": ("fsync", OSError(errno.EROFS, "Read-only file system")),
     "an interrupt": ("replace", KeyboardInterrupt()),
 }
 
