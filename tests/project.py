@@ -16,6 +16,7 @@ STEP = (
     "warmup~1/start~warm.json"
 )
 """One of the golden results."""
+FOLDERS = {"templates": TEMPLATES, "references": REFERENCES}
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -31,12 +32,5 @@ def report(
     config: dict[str, Any], machine: str, device: str, results: Path, out: Path
 ) -> list[str]:
     """What a report of these results complains about."""
-    return write_report(
-        config,
-        machine=machine,
-        device=device,
-        results=results,
-        templates=TEMPLATES,
-        references=REFERENCES,
-        out=out,
-    )
+    options = {"machine": machine, "device": device, "results": results, "out": out}
+    return write_report(config, **options, **FOLDERS)

@@ -1,14 +1,11 @@
-"""What attention is, in float64, inputs to try it on, and the largest tensor that it makes."""
+"""What attention is, in float64, and inputs to try it on."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """Error allowed to outputs and gradients of order one, relative to the largest."""
@@ -87,20 +84,3 @@ def assert_correct(
     for name, our, right in zip(("o", "dq", "dk", "dv"), ours, expected, strict=True):
         error = (our.double() - right).abs().max().item()
         assert error <= tolerance * max(1.0, right.abs().max().item()), f"{name} is off by {error}"
-
-
-class LargestTensor(TorchDispatchMode):
-    """Within the block, `elements` is the size of the largest tensor that came out of anything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
-        return result

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lmlab.attention import flash_attention, registry
 from lmlab.attention.support import why_unsupported
+from lmlab.measure.precision import tf32_allowed
 from tests.attention.reference import Shape, assert_correct, attend, output_and_gradients
 from tests.attention.test_flash import bshd, shapes, strided_features
 
@@ -79,12 +80,8 @@ def test_fp32_is_exact_unless_tf32_is_requested(head_dim: int) -> None:
     formula = partial(output_and_gradients, lambda q, k, v: attend(q, k, v, True)[0])
     exact, plain = formula(*(x.double() for x in inputs)), formula(*inputs)
     ours = output_and_gradients(CAUSAL, *inputs)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with tf32_allowed(True):
         tf32 = output_and_gradients(CAUSAL, *inputs)
-    finally:
-        torch.set_float32_matmul_precision(before)
     for name, our, rounded, usual, right in zip("oqkv", ours, tf32, plain, exact, strict=True):
         error, allowed = (our - right).abs().max(), (usual - right).abs().max()
         assert error < (4 if name == "o" else 64) * allowed  # TF32 is a thousand times worse

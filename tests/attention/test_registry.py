@@ -53,9 +53,8 @@ def test_public_names(package: Any, names: dict[str, str]) -> None:
     ],
 )
 def test_a_wrong_name_is_a_one_line_error(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
         registry.load(name)
-    assert "\n" not in str(caught.value)
 
 
 def test_no_two_variants_share_a_code_object() -> None:
@@ -184,11 +183,3 @@ def test_ours_is_compared_with_the_best_other_and_with_each_in_the_mean() -> Non
         ["forward", "9.0", "18.0", "10.0", "0.90", "20.0", "20.0", "20.0"],
     ]
     assert summary[-1] == "forward, geometric mean of ours: 0.5 of flex, 0.9 of sdpa_cudnn"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_there_is_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        bench.main([])
-    assert caught.value.code == 2
-    assert "a CUDA GPU is needed" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from lmlab.chapters.collectives import measure as collectives
 from lmlab.chapters.collectives import page
@@ -18,7 +17,6 @@ from lmlab.measure import rounds
 from lmlab.measure.records import Record, without_value
 from lmlab.measure.rounds import time_on_all_ranks
 from lmlab.measure.stop_rule import SamplingBudget
-from lmlab.report.frame import Results
 from lmlab.study.points import Point
 from tests.chapters.pages import built, rendered
 from tests.report.study import time_record, two_groups
@@ -40,10 +38,8 @@ def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -
     point = collectives_point(sizes_mib=[1024, 1, 16, 64], dtypes=["fp32"], operations=FOUR[:2])
     order = [(case.operation, case.bytes // MIB) for case in collectives.ordered_cases(point, 2)]
     ahead = [("all_reduce", 1), ("all_reduce", 16), ("all_gather", 1), ("all_reduce", 64)]
-    assert order == [
-        *ahead,
-        *[("all_gather", 16), ("all_reduce", 1024), ("all_gather", 64), ("all_gather", 1024)],
-    ]
+    after = [("all_gather", 16), ("all_reduce", 1024), ("all_gather", 64), ("all_gather", 1024)]
+    assert order == [*ahead, *after]
 
 
 @settings(deadline=None)
@@ -68,19 +64,14 @@ def test_every_operation_dtype_and_size_is_a_record(one_rank: None) -> None:
 
 
 def test_a_wrong_result_fails_the_point(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def zeros(whole: Tensor, part: Tensor) -> Any:
-        return lambda: torch.zeros_like(whole)
-
-    monkeypatch.setitem(collectives.OPERATIONS, "broadcast", zeros)
+    monkeypatch.setitem(collectives.OPERATIONS, "broadcast", lambda whole, _: lambda: 0 * whole)
     with pytest.raises(RuntimeError, match="broadcast of fp32"):
         measure(collectives_point(), CPU)
 
 
 @pytest.mark.usefixtures("one_rank")
 def test_a_refused_operation_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(whole: Tensor, part: Tensor) -> Any:
-        raise RuntimeError("gloo has no\nreduce_scatter")
-
+    refused = Mock(side_effect=RuntimeError("gloo has no\nreduce_scatter"))
     monkeypatch.setitem(collectives.OPERATIONS, "reduce_scatter", refused)
     records = measure(collectives_point(dtypes=["fp32"]), CPU).measurements
     reasons = {record["labels"]["operation"]: record["reason"] for record in records}
@@ -162,15 +153,11 @@ def exchange(latency: float, per_ms: float, dtype: str = "fp32") -> list[Record]
     return [{**record, "labels": {**record["labels"], "dtype": dtype}} for record in records]
 
 
-def results_of(folder: Path, *, gpus: bool) -> Results:
-    on_cpu = [*exchange(0.5, 1e6), *exchange(0.5, 5e5, "bf16")]
-    on_gpus = exchange(0.02, 1e8) if gpus else None
-    return two_groups(folder, "collectives", on_cpu, on_gpus, cpu_ranks=4)
-
-
 @pytest.mark.parametrize("gpus", [False, True])
 def test_groups_are_named_as_they_reported_and_pages_render(tmp_path: Path, gpus: bool) -> None:
-    results = results_of(tmp_path, gpus=gpus)
+    on_cpu = [*exchange(0.5, 1e6), *exchange(0.5, 5e5, "bf16")]
+    on_gpus = exchange(0.02, 1e8) if gpus else None
+    results = two_groups(tmp_path, "collectives", on_cpu, on_gpus, cpu_ranks=4)
     chapter = built(results, "collectives")["collectives"]
     facts = chapter.facts
     names = ["4 CPU ranks over gloo"]
@@ -180,9 +167,8 @@ def test_groups_are_named_as_they_reported_and_pages_render(tmp_path: Path, gpus
     assert slow["latency"] == pytest.approx(0.5, rel=1e-2)
     assert slow["bandwidth"] == pytest.approx(1.5, rel=1e-2)  # 1 GB/s, and 3/2 on the bus
     assert slow["size"] == "1 GiB"
-    assert chapter.value(quantity="algbw", mib=1024, dtype="fp32", ranks=names[0]) == pytest.approx(
-        1.0, rel=1e-2
-    )
+    rate = chapter.value(quantity="algbw", mib=1024, dtype="fp32", ranks=names[0])
+    assert rate == pytest.approx(1.0, rel=1e-2)
     assert len(chapter.compare["bf16"].slower) == 4
     front, pages = rendered(tmp_path, results, "collectives")
     assert "| 256 MiB |" in front

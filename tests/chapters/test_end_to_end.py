@@ -13,6 +13,7 @@ from lmlab.jobs import workload
 from lmlab.jobs.outcome import Unsupported
 from lmlab.jobs.workload import Step, workload_of
 from lmlab.measure.device_time import PROFILED_STEPS
+from lmlab.measure.precision import tf32_allowed
 from lmlab.model import cost
 from lmlab.model.shape import ModelShape
 from tests.chapters.pages import found, value_of
@@ -115,11 +116,8 @@ def test_records_describe_the_step(cpu: torch.device) -> None:
 def test_what_runs_under_which_switches(
     changes: dict[str, str], seen: dict[str, tuple[str, bool]], cpu: torch.device
 ) -> None:
-    torch.set_float32_matmul_precision("high")  # whatever was allowed before
-    try:
+    with tf32_allowed(True):  # whatever was allowed before
         outcome = end_to_end.measure(end_to_end_point(model=WATCHING, **changes), cpu)
-    finally:
-        torch.set_float32_matmul_precision("highest")
     assert Watching.seen == seen
     assert value_of(outcome, "tf32") is False
 
@@ -192,9 +190,8 @@ def test_a_failed_capture_costs_a_check(monkeypatch: pytest.MonkeyPatch, cpu: to
     error = RuntimeError("operation not permitted\nwhen stream is capturing")
     monkeypatch.setattr(end_to_end, "graph_replay_records", Mock(side_effect=error))
     point = end_to_end_point()
-    outcome = end_to_end.measure(
-        replace(point, settings={**point.settings, "graph_replay": True}), cpu
-    )
+    captured = replace(point, settings={**point.settings, "graph_replay": True})
+    outcome = end_to_end.measure(captured, cpu)
     (record,) = found(outcome, "graph_replay_time")
     assert record["status"] == "failed"
     assert record["reason"] == "operation not permitted when stream is capturing"

@@ -101,9 +101,8 @@ def test_precisions_may_be_equal(tmp_path: Path, bf16: float, between: float, ve
 def test_every_answer_renders(
     tmp_path: Path, bf16: float, device: float | None, between: float
 ) -> None:
-    front, _ = rendered(
-        tmp_path, study(tmp_path / "r", bf16, device, between), "machine", "end_to_end"
-    )
+    results = study(tmp_path / "r", bf16, device, between)
+    front, _ = rendered(tmp_path, results, "machine", "end_to_end")
     pays = answer(front, "Does bf16 pay?")
     assert pays.startswith("Yes" if bf16 == 40.0 else "No")
     bottleneck = answer(front, "Is the host or the GPU the bottleneck?")

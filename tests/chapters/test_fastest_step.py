@@ -172,11 +172,11 @@ def test_the_deepest_model_is_tried(cpu: torch.device, monkeypatch: pytest.Monke
         pytest.param(["fp32", "bf16", "attention", "compile", "graph"], marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_every_rung_on_a_gpu(rungs: list[str], device: str) -> None:
+@pytest.mark.gpu
+def test_every_rung_on_a_gpu(rungs: list[str]) -> None:
     sizes = {"d_model": 128, "d_ff": 256, "vocab_size": 1000}
     point = ladder_point(rungs=rungs, attentions=["flash", "sdpa_cudnn"], energy_s=0.1, **sizes)
-    outcome = measure(point, torch.device(device))
+    outcome = measure(point, torch.device("cuda"))
     timed = {r["labels"]["rung"] for r in found(outcome, "time", side="rung")}
     assert timed == set(rungs)
     for rung in rungs:

@@ -30,6 +30,8 @@ POINT = {"size": "large", "context": 256, "precision": "fp32", "attention": "nai
 
 
 def of_topic(topic: str, records: Iterable[Record], data: Any = None, **parameters: Any) -> Result:
+    """A result of a topic; a timeline of one sequence is one of the long contexts."""
+    topic = "long_context" if parameters.get("batch") == 1 else topic
     point = {"topic": topic, **POINT, **parameters}
     settings = {"d_model": WIDTHS[point["size"]], "num_layers": 4}
     return result(point, records, chapter="memory", settings=settings, data=data or {})
@@ -51,8 +53,7 @@ def step(live: Mapping[str, float], phase: str = "backward", **parameters: Any) 
     ends = {"forward": (0, 10), "backward": (10, 12)}
     phases = [{"name": n, "first_event": a, "last_event": b} for n, (a, b) in ends.items()]
     curves = {"event": [0, 5, 11, 12], "bytes": {"parameters": [1, 2, 3, 4]}, "phases": phases}
-    topic = "long_context" if parameters.get("batch") == 1 else "timeline"
-    return of_topic(topic, records, {"train_step": curves}, **parameters)
+    return of_topic("timeline", records, {"train_step": curves}, **parameters)
 
 
 def too_large(**parameters: Any) -> Result:
@@ -63,8 +64,7 @@ def too_large(**parameters: Any) -> Result:
         value("peak_phase", "forward", "", mode="train_step"),
         *predicted_records(moment, mode="train_step"),
     ]
-    topic = "long_context" if parameters.get("batch") == 1 else "timeline"
-    return of_topic(topic, records, **parameters)
+    return of_topic("timeline", records, **parameters)
 
 
 def checkpointing(**times: float | None) -> Result:
@@ -130,9 +130,8 @@ def test_attention_weights_are_apart_from_other_activations() -> None:
     ("bf16", "smaller", "greater"), [(1.0, 0, 0), (1.019, 0, 0), (1.03, 0, 1), (0.97, 1, 0)]
 )
 def test_a_peak_has_changed_beyond_two_percent(bf16: float, smaller: int, greater: int) -> None:
-    facts = chapter_of(
-        step({"parameters": 1.0}), step({"parameters": bf16}, precision="bf16")
-    ).facts
+    steps = step({"parameters": 1.0}), step({"parameters": bf16}, precision="bf16")
+    facts = chapter_of(*steps).facts
     assert (facts["ratios"], facts["smaller"], facts["greater"]) == (1, smaller, greater)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -188,16 +188,10 @@ def test_an_optimizer_that_lets_ranks_diverge_fails() -> None:
 
 def test_fsdp_keeps_a_share_of_everything(measured: dict[str, Outcome]) -> None:
     fully = measured["fsdp"]
-
-    def after(variant: str, category: str) -> int:
-        return int(
-            value_of(fully, "memory", variant=variant, stage="after_step", category=category)
-        )
-
     for category in ("parameters", "gradients", "optimizer_state"):
-        assert after("fsdp", category) < 0.7 * after("ddp", category)
-    state = "optimizer_state"
-    assert after("ddp_sharded_optimizer", state) < 0.6 * after("ddp", state)
+        after = by(fully, "variant", "memory", stage="after_step", category=category)
+        assert after["fsdp"] < 0.7 * after["ddp"]
+    assert after["ddp_sharded_optimizer"] < 0.6 * after["ddp"]
     assert value_of(fully, "sharded_bytes") < value_of(fully, "parameter_bytes")
 
 
@@ -216,13 +210,9 @@ def test_every_gather_is_watched_and_sent_as_one_message(measured: dict[str, Out
     assert value_of(fully, "messages_seen", variant="fsdp") == messages
 
 
-def refuse(module: Any) -> Any:
-    raise RuntimeError("no such\n  mesh")
-
-
 @on_ranks(WORLD)
 def test_pytorchs_variant_may_not_run_here_but_ours_must() -> None:
-    work = work_of("fsdp")
+    work, refuse = work_of("fsdp"), Mock(side_effect=RuntimeError("no such\n  mesh"))
     with patch.multiple(fsdp, torch_fully_shard=refuse, FSDP=refuse):
         build = fsdp.builders_of(1)
         reason = fsdp.two_steps_alone("torch_fully_shard", build["torch_fully_shard"], work)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,19 +69,14 @@ def test_each_mode_runs_its_phases_and_they_add_up(outcome: Outcome) -> None:
 
 
 def test_the_forward_pass_is_timed_before_it_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    def note(name: str, function: Any) -> None:
-        monkeypatch.setattr(
-            profile, name, lambda *a, **k: (order.append(name), function(*a, **k))[1]
-        )
-
-    note("time_steps", profile.time_steps)
-    note("profile", profile.profile)
+    called = Mock()
+    for name in ("time_steps", "profile"):
+        called.attach_mock(Mock(wraps=getattr(profile, name)), name)
+        monkeypatch.setattr(profile, name, getattr(called, name))
     monkeypatch.setenv(NSYS_UNAVAILABLE, "nsys is not on the PATH")
     outcome = measure(profile_point(steps=4), CPU)
     (wall,) = found(outcome, "time")
-    assert order == ["time_steps", "profile"]
+    assert [name for name, *_ in called.mock_calls] == ["time_steps", "profile"]
     assert (wall["labels"], wall["clock"], wall["n"]) == ({"phase": "forward"}, "wall", 4)
     assert value_of(outcome, "profiler_note") == "nsys is not on the PATH"
 
@@ -112,10 +108,7 @@ def test_costs_are_given_where_they_are_known(changes: dict[str, Any], has_parts
 
 
 def test_a_mode_that_does_not_fit_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_memory(step: Step) -> None:
-        raise torch.OutOfMemoryError("no")
-
-    monkeypatch.setattr(Step, "backward", out_of_memory)
+    monkeypatch.setattr(Step, "backward", Mock(side_effect=torch.OutOfMemoryError("no")))
     outcome = measure(profile_point(), CPU)
     spans = found(outcome, "span_time", phase="total")
     status = {record["labels"]["mode"]: record["status"] for record in spans}

@@ -104,9 +104,8 @@ def test_a_steps_utilization_is_a_product_of_three_shares(tmp_path: Path, profil
             "utilization": FLOPS / (2 * busy_us / 1e6) / 1e15,
         }
     )
-    assert select(rows, quantity="backward_to_forward")["value"].iloc[0] == pytest.approx(
-        BACKWARD_US / FORWARD_US
-    )
+    backward = select(rows, quantity="backward_to_forward")["value"].iloc[0]
+    assert backward == pytest.approx(BACKWARD_US / FORWARD_US)
 
 
 Change = Callable[[Mapping[str, Any]], float | None]

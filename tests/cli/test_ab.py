@@ -78,42 +78,27 @@ def processes(tmp_path: Path) -> list[Any]:
 
 def is_clean(project: Path) -> bool:
     """Neither a worktree nor a temporary folder is left."""
-    listed = git(project, "worktree", "list", "--porcelain").split("\n\n")
-    return len([each for each in listed if each.strip()]) == 1 and not list(
-        project.parent.glob("lmlab-ab-*")
-    )
+    worktrees = git(project, "worktree", "list").splitlines()
+    return len(worktrees) == 1 and not list(project.parent.glob("lmlab-ab-*"))
 
 
 @pytest.mark.parametrize(
-    ("revisions", "ratio", "verdict", "status"),
-    [
-        (("base", "slow"), 0.8, "slower", 1),
-        (("slow", "base"), 1.25, "faster", 0),
-        (("base", "base"), 1.0, "same", 0),
-    ],
+    ("revisions", "ratio", "verdict"),
+    [("base slow", 0.8, "slower"), ("slow base", 1.25, "faster"), ("base base", 1.0, "same")],
 )
 def test_revisions_take_turns(
-    project: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    revisions: tuple[str, str],
-    ratio: float,
-    verdict: str,
-    status: int,
+    project: Path, capsys: pytest.CaptureFixture[str], revisions: str, ratio: float, verdict: str
 ) -> None:
-    options = ["--rounds", "6", "--json", "--fail-if-slower", "5%"]
-    assert main(["ab", *options, *revisions, "--", "end_to_end", "size=a"]) == status
+    command = f"ab --rounds 6 --json --fail-if-slower 5% {revisions} -- end_to_end size=a"
+    assert main(command.split()) == (1 if verdict == "slower" else 0)
     found = json.loads(capsys.readouterr().out.splitlines()[0])
     assert {pair["verdict"] for pair in found["pairs"]} == {verdict}
-    assert [pair["ratio"] for pair in found["pairs"]] == pytest.approx(
-        [ratio] * len(found["pairs"]), rel=0.01
-    )
-    sides = "".join(Path(folder).name for _, folder, _, _ in processes(tmp_path))
-    assert sides == "ABBA" * 3
-    assert len({pid for pid, *_ in processes(tmp_path)}) == 12
-    assert {tuple(words) for *_, words in processes(tmp_path)} == {
-        ("measure", "end_to_end", "size=a")
-    }
+    ratios = [pair["ratio"] for pair in found["pairs"]]
+    assert ratios == pytest.approx([ratio] * len(ratios), rel=0.01)
+    started = processes(project.parent)
+    assert "".join(Path(folder).name for _, folder, _, _ in started) == "ABBA" * 3
+    assert len({pid for pid, *_ in started}) == 12
+    assert {tuple(words) for *_, words in started} == {("measure", "end_to_end", "size=a")}
     assert is_clean(project)
 
 

@@ -11,7 +11,7 @@ import pytest
 from lmlab.cli import main
 from tests.processes import git
 from tests.project import GOLDEN, H200
-from tests.report.study import scale
+from tests.report.study import rewrite, scale
 
 Compare = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -36,16 +36,18 @@ def copied(folder: Path, to: Path, chapters: str = "machine.json end_to_end") ->
     return to
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a result as if it had been measured another day."""
-    result = json.loads(path.read_text())
-    result["started_at"] = "2026-12-24T00:00:00Z"
-    change(result)
-    path.write_text(json.dumps(result))
-
-
 def slower(factor: float) -> Callable[[dict[str, Any]], None]:
     return lambda result: scale(result["measurements"], factor)
+
+
+def multiplied(quantity: str, factor: float, **labels: int) -> Callable[[dict[str, Any]], None]:
+    def change(result: dict[str, Any]) -> None:
+        for record in result["measurements"]:
+            if record["quantity"] == quantity:
+                record["value"] *= factor
+                record["labels"] |= labels
+
+    return change
 
 
 def step(folder: Path, precision: str = "fp32", context: int = 1024) -> Path:
@@ -92,14 +94,8 @@ def test_two_runs_pass_the_gate_until_a_step_gets_slower(compare: Compare, tmp_p
 
 def test_a_rate_counts_as_faster_when_it_is_higher(compare: Compare, tmp_path: Path) -> None:
     changed = copied(H200, tmp_path / "a", "machine.json")
-
-    def change(result: dict[str, Any]) -> None:
-        for record in result["measurements"]:
-            if record["quantity"] == "matmul_rate":
-                record["value"] *= 2
-                record["labels"]["side"] = 8192  # another shape was the fastest
-
-    rewrite(changed / "machine.json", change)
+    # Another shape was the fastest.
+    rewrite(changed / "machine.json", multiplied("matmul_rate", 2, side=8192))
     _, found = compare(H200, changed, "--chapter", "machine", "--where", "dtype=bf16")
     assert [(pair["ratio"], pair["verdict"]) for pair in found["pairs"]] == [(2.0, "undecided")]
 
@@ -111,13 +107,7 @@ def test_memory_is_compared_without_noise(
     compare: Compare, tmp_path: Path, factor: float, verdict: str
 ) -> None:
     changed = copied(H200, tmp_path / "a", "end_to_end")
-
-    def change(result: dict[str, Any]) -> None:
-        for record in result["measurements"]:
-            if record["quantity"] == "peak_memory":
-                record["value"] *= factor
-
-    rewrite(step(changed), change)
+    rewrite(step(changed), multiplied("peak_memory", factor))
     status, found = compare(H200, changed, "--fail-if-slower", "0%")
     anew = [pair for pair in found["pairs"] if not pair["identical"]]
     (mine,) = [pair for pair in anew if pair["quantity"] == "peak_memory"]
@@ -132,11 +122,8 @@ def test_what_one_set_lacks_is_named_with_the_reason(compare: Compare, tmp_path:
     changed = copied(H200, tmp_path / "a", "end_to_end")
     step(changed).unlink()
     step(changed, "bf16").write_text('{"schema_version": 2,')
-
-    def fail(result: dict[str, Any]) -> None:
-        result.update(status="oom", reason="out of memory", measurements=[])
-
-    rewrite(step(changed, "fp32", 512), fail)
+    failed = {"status": "oom", "reason": "out of memory", "measurements": []}
+    rewrite(step(changed, "fp32", 512), lambda result: result.update(failed))
     _, found = compare(H200, changed, "--chapter", "end_to_end")
     assert {row["other_status"] for row in found["only"]["a"]} == {"missing", "oom"}
     assert len({row["file"] for row in found["only"]["a"]}) == 3
@@ -183,19 +170,14 @@ def history(tmp_path: Path) -> Path:
     its working tree a slower step."""
     root = tmp_path / "project"
     machine = copied(H200, root / "results" / "nvidia-h200")
-    step(machine).rename(root / "kept.json")
-    old = {"schema_version": 1}
-    files = [*machine.rglob("*.json")]
+    step(machine).unlink()
+    for path in machine.rglob("*.json"):
+        path.write_text('{"schema_version": 1}')
     (machine / "dangling.json").symlink_to("nowhere")
-    contents = [path.read_text() for path in files]
-    for path in files:
-        path.write_text(json.dumps(old))
     for message in ("old", "new"):
         for command in (["init", "-q"], ["add", "results"], ["commit", "-qm", message]):
             git(root, *command)
-        for path, content in zip(files, contents, strict=True):
-            path.write_text(content)
-        (root / "kept.json").replace(step(machine)) if message == "old" else None
+        shutil.copytree(H200 / "end_to_end", machine / "end_to_end", dirs_exist_ok=True)
     rewrite(step(machine), slower(1.5))
     return root
 
@@ -210,10 +192,8 @@ def test_a_set_at_a_revision(
         f"{history}/results/nvidia-h200:HEAD",
     ):
         status, found = compare(new, "nvidia-h200", "--fail-if-slower", "5%")
-        assert status == 1
-        assert {"mode=train_step" in p["point"] for p in found["pairs"] if not p["identical"]} == {
-            True
-        }
+        anew = [pair["point"] for pair in found["pairs"] if not pair["identical"]]
+        assert (status, {"mode=train_step" in point for point in anew}) == (1, {True})
     status, found = compare("nvidia-h200:HEAD~1", "nvidia-h200")
     assert found["pairs"] == []
     assert {"(schema 1)" in problem for problem in found["a"]["problems"]} == {True}

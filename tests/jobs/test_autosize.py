@@ -20,33 +20,27 @@ def chosen(
     monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float] | None
 ) -> Choice:
     monkeypatch.setattr(autosize, "bandwidth", lambda device: rate)
-    trial = None if steps_s is None else Mock()
-    if steps_s is not None:
-        by_workload = {SIZES[size]: step_s for size, step_s in steps_s.items()}
-        monkeypatch.setattr(autosize, "trial_s", lambda _, workload, __: by_workload[workload])
-    return choose(SIZES, CPU, limit_s=2.0, trial=trial)
+    by_workload = {SIZES[size]: step_s for size, step_s in (steps_s or {}).items()}
+    monkeypatch.setattr(autosize, "trial_s", lambda _, workload, __: by_workload[workload])
+    return choose(SIZES, CPU, limit_s=2.0, trial=None if steps_s is None else Mock())
 
 
 @pytest.mark.parametrize(
-    ("rate", "steps_s", "size", "over_limit"),
+    ("rate", "steps_s", "size"),
     [
-        (1e12, {"huge": 5.0, "wide": 1.5, "slim": 0.1}, "wide", False),
-        (1e6, {"slim": 0.1}, "slim", False),
-        (1.0, {"slim": 9.0}, "slim", True),
-        (1e7, None, "wide", False),
+        (1e12, {"huge": 5.0, "wide": 1.5, "slim": 0.1}, "wide"),
+        (1e6, {"slim": 0.1}, "slim"),
+        (1.0, {"slim": 9.0}, "slim"),
+        (1e7, None, "wide"),
     ],
     ids=["first quick one", "what the link can carry", "last even if slow", "without a trial"],
 )
 def test_the_first_size_that_is_quick_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-    rate: float,
-    steps_s: dict[str, float] | None,
-    size: str,
-    over_limit: bool,
+    monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float] | None, size: str
 ) -> None:
     records = chosen(monkeypatch, rate, steps_s).records("time")
     found = {r["quantity"]: r["value"] for r in records if r["status"] == "ok"}
-    assert (found["size"], found["over_limit"]) == (size, over_limit)
+    assert (found["size"], found["over_limit"]) == (size, steps_s == {"slim": 9.0})
     assert found["all_reduce_bandwidth"] == rate / 1e9
     assert found.get("trial_step") == (steps_s[size] * 1e3 if steps_s else None)
     left_out = [r["labels"]["candidate"] for r in records if r["status"] == "unsupported"]

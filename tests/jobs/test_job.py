@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -148,10 +149,7 @@ def test_a_result_written_before_the_crash_is_kept(run: Run) -> None:
 def test_what_a_user_or_a_disk_does_is_one_line(
     capsys: pytest.CaptureFixture[str], error: BaseException, status: int
 ) -> None:
-    def fails() -> int:
-        raise error
-
-    assert run_as_program(fails) == status
+    assert run_as_program(Mock(side_effect=error)) == status
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

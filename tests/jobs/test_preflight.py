@@ -21,11 +21,8 @@ LARGE = {"d_model": 512, "d_ff": 2048, "context": 512}
 @pytest.fixture
 def slow_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cores that multiply bf16 number by number."""
-
-    def seconds(dtype: torch.dtype) -> float:
-        return 0.1 if dtype == torch.bfloat16 else 0.1 / (2 * SLOW)
-
-    monkeypatch.setattr(preflight, "product_s", seconds)
+    seconds = {torch.bfloat16: 0.1, torch.float32: 0.1 / (2 * SLOW)}
+    monkeypatch.setattr(preflight, "product_s", seconds.__getitem__)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 

@@ -1,6 +1,7 @@
 """Every problem gets tiles that fit the device, and enough programs that share the L2."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from lmlab.kernels import problem as problem_module
 from lmlab.kernels.configs import Tiles, choose, format_row, shared_bytes
 from lmlab.kernels.plan import backward_plan, forward_plan
 from lmlab.kernels.problem import DeviceInfo, Problem, UnsupportedDevice
+from lmlab.measure.precision import tf32_allowed
 from tests.kernels.conftest import DEVICES, GPU, SIXTEEN_HEADS, SetDevice
 
 KIB = 1024
@@ -192,23 +194,16 @@ def test_fp32_products_are_exact(fp32_dot: Any, tf32: bool, precision: str, term
 
 def test_tf32_is_requested_through_pytorch() -> None:
     q = torch.empty(1, 1, 4, 16)
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        assert Problem.of(q, q, True, "forward").tf32
-        assert not Problem.of(q.half(), q.half(), True, "forward").tf32
-        torch.set_float32_matmul_precision("highest")
-        assert not Problem.of(q, q, True, "forward").tf32
-    finally:
-        torch.set_float32_matmul_precision(before)
+    for allowed in (True, False):
+        with tf32_allowed(allowed):
+            assert Problem.of(q, q, True, "forward").tf32 is allowed
+            assert not Problem.of(q.half(), q.half(), True, "forward").tf32
 
 
 def test_a_gpu_before_ampere_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class T4:
-        name, major, minor = "Tesla T4", 7, 5
-
+    t4 = SimpleNamespace(name="Tesla T4", major=7, minor=5)
     monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: T4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: t4)
     with pytest.raises(UnsupportedDevice, match=r"Tesla T4 has compute capability 7\.5, 8\.0"):
         problem_module.device_info.__wrapped__(GPU)
 

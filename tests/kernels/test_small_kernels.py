@@ -61,11 +61,6 @@ def test_matmul_in_every_order(device: str, shape: tuple[int, int, int], group: 
     torch.testing.assert_close(found.double(), a.double() @ b.double(), atol=1e-4, rtol=1e-4)
 
 
-def test_tiles_must_divide_the_matrix() -> None:
-    with pytest.raises(ValueError, match="multiples"):
-        matmul(torch.zeros(48, 32), torch.zeros(32, 32), block_m=32, block_n=32)
-
-
 @DEVICES
 @pytest.mark.parametrize("stride", [1, 3, 32])
 def test_strided_copy(device: str, stride: int) -> None:
@@ -118,7 +113,9 @@ def test_leading_dimensions_are_tokens_and_large_logits_do_not_overflow() -> Non
     torch.testing.assert_close(found, expected)
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_shapes_that_do_not_fit_and_tiles_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiples"):
+        matmul(torch.zeros(48, 32), torch.zeros(32, 32), block_m=32, block_n=32)
     hidden, weight, targets = problem(4, 8, 16)
     with pytest.raises(ValueError, match="do not fit"):
         fused_linear_cross_entropy(hidden, weight, targets[:-1])

@@ -3,6 +3,7 @@
 import ctypes
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -127,25 +128,13 @@ def test_a_changed_call_is_planned_again(gpu: FakeGpu, monkeypatch: pytest.Monke
     assert len(launch._calls) <= 2, "ever new shapes do not fill memory"
 
 
-class Recorder:
-    """Launches on the current device that only note the addresses."""
-
-    device = None
-
-    def __init__(self, launched: list[list[int]]) -> None:
-        self._launched = launched
-
-    def __call__(self, addresses: list[int]) -> None:
-        self._launched.append(addresses)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tiles", [TILES, FUSED], ids=["portable", "fused"])
 def test_a_repeated_call_has_memory_for_every_tensor(
     tiles: Tiles, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched: list[list[int]] = []
-    monkeypatch.setattr(call, "DirectLaunches", lambda *_: Recorder(launched))
+    launched = Mock(device=None)  # on the current device
+    monkeypatch.setattr(call, "DirectLaunches", lambda *_: launched)
     monkeypatch.setattr(call, "can_repeat", lambda compiled, device: True)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     allocated: list[Tensor] = []
@@ -159,7 +148,8 @@ def test_a_repeated_call_has_memory_for_every_tensor(
     given = (grad_o, q, k, v, o, torch.zeros(1, 2, 80))
     for _ in range(2):
         grads = launch.backward(*given, is_causal=True, scale=0.125, tiles=tiles)
-    (addresses,), (planned,) = launched, launch._calls.values()
+    launched.assert_called_once()
+    (addresses,), (planned,) = launched.call_args.args, launch._calls.values()
     assert addresses[:6] == [x.data_ptr() for x in (*given[1:4], grad_o, *given[4:])]
     assert addresses[6:9] == [x.data_ptr() for x in grads]
     assert len(addresses) == len(planned.operands)

@@ -4,6 +4,7 @@ import itertools
 import multiprocessing.dummy
 from dataclasses import replace
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,20 +83,15 @@ def test_only_correct_tiles(direction: Direction, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(launch, direction, wrong)
     assert not tune.is_usable(problem, FAST)
 
-    def refuse(*inputs: Any, **options: Any) -> None:
-        raise launch.TilesTooLarge("tiles 128 x 128")
-
-    monkeypatch.setattr(launch, direction, refuse)
+    too_large = launch.TilesTooLarge("tiles 128 x 128")
+    monkeypatch.setattr(launch, direction, Mock(side_effect=too_large))
     assert not tune.is_usable(problem, FAST)
 
 
 def test_a_hanging_candidate_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_usable(problem: Problem, tiles: Tiles) -> bool:
-        if tiles == SMALL:
-            raise multiprocessing.TimeoutError  # what waiting for it ends with
-        return True
-
-    monkeypatch.setattr(tune, "is_usable", is_usable)
+    # What waiting for the first ends with.
+    ends = [multiprocessing.TimeoutError, True]
+    monkeypatch.setattr(tune, "is_usable", Mock(side_effect=ends))
     monkeypatch.setattr(tune, "get_context", lambda method: multiprocessing.dummy)
     assert tune.usable(ON_CPU, [SMALL, FAST], 1) == [FAST]
 
@@ -218,14 +214,19 @@ def test_a_shape_between_two_others_is_not_slower_than_both(shapes: list[Shape])
             assert between <= 1.05 * max(low, high), phase
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to tune")
+@pytest.mark.parametrize("program", [bench, tune])
+def test_without_a_gpu_there_is_nothing_to_time(
+    program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        program.main([])
+    assert "a CUDA GPU is needed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        pytest.param(
-            [],
-            "a CUDA GPU is needed",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to tune"),
-        ),
         *(
             ([f"{option}={value}"], f"{option}: must be a positive integer, got {value!r}")
             for option, value in (("--head-dim", "0"), ("--jobs", "many"))
@@ -236,7 +237,6 @@ def test_a_shape_between_two_others_is_not_slower_than_both(shapes: list[Shape])
 def test_what_cannot_be_tuned_is_a_one_line_error(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit, match="2"):
         tune.main(arguments)
-    assert caught.value.code == 2
     assert expected in capsys.readouterr().err.splitlines()[-1]

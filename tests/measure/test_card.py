@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -261,10 +262,8 @@ def test_failures_have_a_reason(times_ms: Times, monkeypatch: pytest.MonkeyPatch
     times_ms(1.0)
     assert matmul_ceiling("fp32", (64, 2**25), CPU, PLAN)["shape"] == [64, 64, 64]
 
-    def missing(*_: object) -> float:
-        raise RuntimeError('"addmm_impl_cpu_" not implemented for this type\nat line 7')
-
-    monkeypatch.setattr(ceilings, "_median_ms", missing)
+    missing = RuntimeError('"addmm_impl_cpu_" not implemented for this type\nat line 7')
+    monkeypatch.setattr(ceilings, "_median_ms", Mock(side_effect=missing))
     row = matmul_ceiling("bf16", (64,), CPU, PLAN)
     assert row["reason"] == '"addmm_impl_cpu_" not implemented for this type'
 

@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from itertools import cycle, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -184,14 +185,11 @@ def test_the_order_of_the_variants_changes_from_round_to_round() -> None:
 def test_interleave(rounds: int, cap_s: float, measured: int, stopped: str) -> None:
     log: list[str] = []
 
-    def logged(name: str) -> TimedStep:
-        def step(clock: PhaseClock) -> None:
-            with clock.phase("step"):
-                log.append(name)
+    def step(name: str, clock: PhaseClock) -> None:
+        with clock.phase("step"):
+            log.append(name)
 
-        return step
-
-    variants = {name: logged(name) for name in "ab"}
+    variants: dict[str, TimedStep] = {name: partial(step, name) for name in "ab"}
     found = interleave(variants, device=CPU, warmup=2, rounds=rounds, time_cap_s=cap_s)
     assert Counter(log) == {"a": 2 + measured, "b": 2 + measured}
     assert found.slowest("a").summary.n == measured

@@ -14,15 +14,6 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        x = torch.randn(4, 6, generator=generator)
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
-
-
 @pytest.mark.parametrize("first", [{}, {"lr": 0.1, "weight_decay": 0.0}], ids=str)
 @pytest.mark.parametrize(
     "settings",
@@ -38,7 +29,12 @@ def test_follows_torch_in_every_group(settings: dict[str, Any], first: dict[str,
     models = network(), network()
     for model, kind in zip(models, (AdamW, torch.optim.AdamW), strict=True):
         groups = [{"params": model[0].parameters(), **first}, {"params": model[2].parameters()}]
-        train(model, kind(groups, **settings), steps=30)
+        optimizer, generator = kind(groups, **settings), torch.Generator().manual_seed(1)
+        for _ in range(30):
+            x = torch.randn(4, 6, generator=generator)
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
     ours, theirs = (list(model.parameters()) for model in models)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 

@@ -1,6 +1,5 @@
 """Predicted parameters, FLOPs and traffic are those that torch counts."""
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -97,13 +96,7 @@ class Traffic(TorchFunctionMode):
         super().__init__()
         self.bytes = {"scores": 0, "scale_and_mask": 0, "softmax": 0, "output": 0}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         matmul = "output" if self.bytes["scores"] else "scores"

@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lmlab.model.activations import saved_activations
 from lmlab.model.adamw import AdamW
@@ -19,6 +17,7 @@ from lmlab.model.peak import predicted_peak
 from lmlab.model.shape import ModelShape
 from lmlab.model.transformer import TransformerLM
 from tests.model.model_shapes import SMALL, build, shape_of, shapes
+from tests.new_tensors import NewTensors
 
 SHAPES = {
     "wide_feed_forward": shape_of(2, 32, 64, 256, 2, 4, 100),
@@ -67,11 +66,10 @@ def test_saved_bytes_are_those_that_autograd_saves(precision: Any, shape: ModelS
     assert saved == bytes_saved_by_autograd(shape, precision)
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes:
     """Counts the bytes of live tensors, and the most there were; not a backend's scratch memory."""
 
     def __init__(self, *existing: Tensor) -> None:
-        super().__init__()
         self.now = self.peak = 0
         self.known: set[int] = set()
         for tensor in existing:
@@ -88,15 +86,6 @@ class LiveBytes(TorchDispatchMode):
     def forget(self, key: int, size: int) -> None:
         self.known.discard(key)
         self.now -= size
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.count(leaf)
-        return result
 
 
 def measured_peak(shape: ModelShape, precision: str, mode: str) -> int:
@@ -117,7 +106,8 @@ def measured_peak(shape: ModelShape, precision: str, mode: str) -> int:
     optimizer.zero_grad(set_to_none=True)
     state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
     inputs = [tokens] if mode == "forward" else [tokens, targets]
-    with LiveBytes(*model.parameters(), *model.buffers(), *state, *inputs) as live:
+    live = LiveBytes(*model.parameters(), *model.buffers(), *state, *inputs)
+    with NewTensors(live.count):
         step()
     return live.peak
 

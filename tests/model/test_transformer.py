@@ -1,7 +1,9 @@
 """The model agrees with a reference, loads existing checkpoints, and is found by its path."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -77,29 +79,21 @@ def test_logits_and_gradients_agree_with_a_reference_in_double_precision(theta: 
 
 
 def test_the_attention_function_is_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[bool] = []
-
-    def recorded(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-        calls.append(is_causal)
-        return v
-
+    recorded = Mock(side_effect=lambda q, k, v, *, is_causal: v)
     monkeypatch.setattr(naive, "recorded", recorded, raising=False)
     tiny(attention="lmlab.attention.naive:recorded")(random_tokens())
-    assert calls == [True] * TINY["num_layers"]
+    assert [call.kwargs for call in recorded.mock_calls] == [{"is_causal": True}] * 2
 
 
 def test_under_autocast_matmuls_are_bf16_and_the_residual_stream_is_fp32() -> None:
     model = tiny()
     seen: dict[str, torch.dtype] = {}
 
-    def recorder(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            seen[name] = output[0].dtype if isinstance(output, tuple) else output.dtype
-
-        return hook
+    def record(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        seen[name] = output[0].dtype if isinstance(output, tuple) else output.dtype
 
     for name, module in model.named_modules():
-        module.register_forward_hook(recorder(name))
+        module.register_forward_hook(partial(record, name))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = cross_entropy(model(random_tokens()), random_tokens())
     loss.backward()

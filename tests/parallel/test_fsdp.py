@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -236,16 +237,13 @@ def test_the_dtype_is_for_messages_and_products_what_persists_is_fp32(dtype: tor
     wrapped = FSDP(build("layers"), dtype)
     inside: dict[str, Any] = {}
 
-    def recorder(name: str) -> Any:
-        def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            own = [p.dtype for p in layer.parameters(recurse=False)]
-            inside[name] = (args[0].dtype, own, output.dtype)
-
-        return hook
+    def record(name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        own = [p.dtype for p in layer.parameters(recurse=False)]
+        inside[name] = (args[0].dtype, own, output.dtype)
 
     for name in ("inner", "norm", "head"):
         # Runs before FSDP's own hooks, while the layer holds its full weight.
-        getattr(wrapped.module, name).register_forward_hook(recorder(name), prepend=True)
+        getattr(wrapped.module, name).register_forward_hook(partial(record, name), prepend=True)
     with recorded_messages() as log:
         backward(wrapped, own_part(batch_of(0)))
     assert inside["inner"] == inside["head"] == (dtype, [dtype, dtype], dtype)

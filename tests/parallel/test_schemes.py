@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -105,10 +106,6 @@ def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(scheme: str) 
     assert_gradients_near(wrapped, alone)
 
 
-def fail(gradient: Tensor) -> None:
-    raise ArithmeticError("in the middle of backward")
-
-
 @pytest.mark.parametrize(
     ("model", "layer"), [("layers", "inner"), ("blocks", "blocks.1"), ("blocks", "blocks.1.up")]
 )
@@ -116,6 +113,7 @@ def fail(gradient: Tensor) -> None:
 @on_ranks(2)
 def test_a_failed_backward_leaves_nothing_behind(scheme: str, model: str, layer: str) -> None:
     wrapped, alone = wrapped_and_alone(scheme, model)
+    fail = Mock(side_effect=ArithmeticError("in the middle of backward"))
     handle = wrapped.module.get_submodule(layer).register_forward_hook(
         lambda _module, _args, output: output.register_hook(fail) and None
     )

@@ -127,20 +127,6 @@ def test_a_closure_and_keyword_arguments_reach_the_wrapped_optimizer() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05
 
 
-@on_ranks(2, 3)
-def test_state_is_stored_once_and_evenly() -> None:
-    module = build("transformer")
-    optimizer = ShardedOptimizer(module.parameters(), torch.optim.AdamW)
-    backward(module, batch_of(0))
-    optimizer.step()
-    tensors = [t for state in optimizer.state.values() for t in state.values() if t.numel() > 1]
-    by_rank = [2 * owned for owned in optimizer.ownership.bytes_by_rank]
-    assert sum(tensor.nbytes for tensor in tensors) == by_rank[dist.get_rank()]
-    whole = 2 * sum(p.nbytes for p in module.parameters())
-    assert sum(by_rank) == whole
-    assert max(by_rank) < 1.1 * whole / dist.get_world_size()
-
-
 def some_steps(module: nn.Module, optimizer: Optimizer) -> None:
     for step in range(3):
         optimizer.zero_grad()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from lmlab.measure import records
 from snakemake_logger_plugin_lmlab import LogHandler, stamp
 from snakemake_logger_plugin_lmlab.progress import Progress, duration
+from tests.processes import wait_until
 from tests.study.test_results import make
 
 Emit = Callable[..., list[str]]
@@ -145,8 +145,7 @@ def test_snakemake_itself_prints_no_more(command: str, line: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         text=True,
     )
-    while not Path("started").exists() and snakemake.poll() is None:
-        time.sleep(0.02)
+    wait_until(lambda: Path("started").exists() or snakemake.poll() is not None)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(snakemake.pid, signal.SIGINT)  # as a terminal does
     _, stderr = snakemake.communicate()

@@ -1,6 +1,7 @@
 """A small study written to disk: results with chosen times, for tests of the engine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def machine_card(dtype: str, measured: float, stated: float, bandwidth: float) -
         value("copy_bandwidth", bandwidth, "GB/s"),
     ]
     return result({}, records, chapter="machine")
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a result in its file, as if it had been measured another day."""
+    values = json.loads(path.read_text())
+    values["started_at"] = "2026-12-24T00:00:00Z"
+    change(values)
+    path.write_text(json.dumps(values))
 
 
 def scale(measurements: Iterable[Record], factor: float) -> None:

@@ -174,7 +174,6 @@ def test_values_agree_within_three_percent(tmp_path: Path, faster: float, within
 def test_only_what_both_sets_have_is_compared(tmp_path: Path) -> None:
     first = one_set(tmp_path / "first")
     assert agreement(first, "steps") == []
-    alone = written(
-        tmp_path / "second", [result({"size": "small"}, [time_record([1.0], phase="a")])]
-    )
-    assert agreement(replace(first, repeat=alone), "steps") == []
+    alone = result({"size": "small"}, [time_record([1.0], phase="a")])
+    second = written(tmp_path / "second", [alone])
+    assert agreement(replace(first, repeat=second), "steps") == []

@@ -18,7 +18,7 @@ from lmlab.result_sets.differences import PACES
 from lmlab.result_sets.machines import Machine, Question, Section, ceilings
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.selection import NoResults, compared
-from tests.project import GOLDEN, config
+from tests.project import FOLDERS, GOLDEN, config
 from tests.report.study import scale
 from tests.report.test_table import cells
 
@@ -46,14 +46,8 @@ def results(tmp_path: Path) -> Path:
 
 def write(results: Path, machines: Sequence[str]) -> tuple[str, list[str]]:
     out = results.parent / "report" / "compare.md"
-    faults = write_comparison(
-        config(study="nano"),
-        machines=machines,
-        results=results,
-        templates=TEMPLATES,
-        references=REFERENCES,
-        out=out,
-    )
+    nano = config(study="nano")
+    faults = write_comparison(nano, machines=machines, results=results, out=out, **FOLDERS)
     return out.read_text(), faults
 
 

@@ -36,7 +36,8 @@ VALUES = (
 
 def spoilt(text: str, draw: Random) -> str:
     if draw.random() < 0.1:
-        return _spoilt_text(text, draw)
+        at, is_cut = draw.randrange(len(text)), draw.random() < 0.3
+        return text[:at] + ("" if is_cut else draw.choice('"{}[],:0e-\x00é') + text[at + 1 :])
     values = json.loads(text)
     holder, key = _place(values, draw)
     action = draw.choice(["replace"] * 6 + ["delete", "rename", "repeat"])
@@ -59,13 +60,6 @@ def _place(values: Any, draw: Random) -> tuple[Any, Any]:
         if not isinstance(inner, dict | list) or not inner or draw.random() < 0.15:
             return holder, key
         holder = inner
-
-
-def _spoilt_text(text: str, draw: Random) -> str:
-    at = draw.randrange(len(text))
-    if draw.random() < 0.3:
-        return text[:at]
-    return text[:at] + draw.choice('"{}[],:0e-\x00é') + text[at + 1 :]
 
 
 def small_config() -> dict[str, Any]:

@@ -63,12 +63,8 @@ WRONG = {
 def test_wrong_configuration_is_named_in_one_line(name: str, config: Config) -> None:
     spoil, complaint, allowed = WRONG[name]
     spoil(config)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"\A[^\n]*{complaint}[^\n]*{allowed}[^\n]*\Z"):
         load(config, "cpu")
-    message = str(caught.value)
-    assert complaint in message
-    assert allowed in message
-    assert "\n" not in message
 
 
 TAKEN = {
@@ -85,12 +81,8 @@ def test_a_report_is_not_written_among_other_files(
     report: str, fault: str, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf'^config: report = "{report}" {fault}; allowed: '):
         load({**config, "report": report}, "cpu")
-    assert str(caught.value) == (
-        f'config: report = "{report}" {fault}; '
-        "allowed: a separate folder, such as report or docs/mine"
-    )
 
 
 def test_only_folders_of_a_run_are_taken_outside_of_the_checkout(
@@ -179,19 +171,15 @@ UNREADABLE = {
 def test_an_unclear_file_is_one_line(content: bytes, complaint: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=complaint) as caught:
+    with pytest.raises(ConfigError, match=rf"\A[^\n]*mine.yaml[^\n]*{complaint}[^\n]*\Z"):
         read(file)
-    assert "mine.yaml" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
-def test_a_json_file_may_have_tabs(tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text('{\n\t"study":\t"nano"\n}\n')
-    assert read(file) == {"study": "nano"}
-
-
-def test_a_merged_mapping_may_be_changed_in_part(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("base: &base {x: 1, y: 1}\nlast: {<<: *base, y: 2}\n")
-    assert read(file)["last"] == {"x": 1, "y": 2}
+def test_json_may_have_tabs_and_a_merged_mapping_be_changed_in_part(tmp_path: Path) -> None:
+    texts = {
+        "mine.json": '{"last":\n\t{"x":\t1, "y": 2}}\n',
+        "mine.yaml": "base: &base {x: 1, y: 1}\nlast: {<<: *base, y: 2}\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        assert read(tmp_path / name)["last"] == {"x": 1, "y": 2}

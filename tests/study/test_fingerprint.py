@@ -1,5 +1,6 @@
 """The fingerprint changes with what the code does, and with nothing else."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -104,7 +105,5 @@ def _python(version: str) -> str | None:
     """A working interpreter of a version other than the one that runs now."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return None
-    roots = [Path(sys.base_prefix).parent, Path("/usr/bin"), Path("/usr/local/bin")]
-    found = [*roots[0].glob(f"{version}*/bin/python{version}")]
-    found += [root / f"python{version}" for root in roots[1:]]
-    return next((str(path) for path in found if path.exists()), None)
+    siblings = Path(sys.base_prefix).parent.glob(f"{version}*/bin/python{version}")
+    return next(map(str, siblings), None) or shutil.which(f"python{version}")

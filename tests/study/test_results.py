@@ -39,10 +39,8 @@ def test_permissions_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> 
 
 
 FAULTS: dict[str, tuple[str, BaseException]] = {
-    **{
-        name: ("fsync", OSError(number, os.strerror(number)))
-        for name, number in (("a full disk", errno.ENOSPC), ("a read-only folder", errno.EROFS))
-    },
+    "a full disk": ("fsync", OSError(errno.ENOSPC, "No space left on device")),
+    "a read-only folder": ("fsync", OSError(errno.EROFS, "Read-only file system")),
     "an interrupt": ("replace", KeyboardInterrupt()),
 }
 
@@ -85,10 +83,8 @@ def test_wrong_results_stay_out(tmp_path: Path, changes: dict[str, Any], complai
 def test_a_file_that_is_no_result_is_named_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ResultError) as caught:
+    with pytest.raises(ResultError, match=rf"\A[^\n]*{path}[^\n]*\Z"):
         read(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_headline_is_the_times_or_the_reason() -> None:

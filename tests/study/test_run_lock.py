@@ -25,9 +25,8 @@ def test_a_living_run_is_named_and_a_killed_one_leaves_nothing(tmp_path: Path) -
     )
     run.start()
     os.read(reader, 1)
-    with pytest.raises(RunLocked, match=f"process {run.pid} on ") as caught:
+    with pytest.raises(RunLocked, match=rf"\A[^\n]*process {run.pid} on [^\n]*\Z"):
         hold(tmp_path)
-    assert "\n" not in str(caught.value)
     run.kill()
     run.join()
     os.close(hold(tmp_path))
@@ -44,6 +43,5 @@ def test_marks_of_another_host_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunLocked) as caught:
+    with pytest.raises(RunLocked, match=r"\A[^\n]+\Z"):
         hold(tmp_path / "file" / "records")
-    assert "\n" not in str(caught.value)

@@ -33,6 +33,8 @@ NETWORK_LOG = "network.log"
 MACHINE = find_machine().id
 COMMAND = "snakemake --cores 1 --resources gpu=1 report/writeup.md"
 NANO = "--config study=nano"
+# Of cold starts; without warmups there are none.
+COLD = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32", "warmups": {}}
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,15 @@ class Project:
         (self.folder / file).write_text(text.replace(old, new, 1))
 
     def configure(self, *only: str, **blocks: dict[str, Any]) -> None:
-        """Change blocks of the nano study; with chapters named, switch all others off."""
+        """Change or add blocks of the nano study; with chapters named, switch all others off."""
         path = self.folder / "config.yaml"
         config = yaml.safe_load(path.read_text())
         nano = config["studies"]["nano"]
+        for name, block in blocks.items():
+            nano.setdefault(name, {}).update(block)
         for name, block in nano.items():
             if only and "enabled" in block:
                 block["enabled"] = name in only
-            block.update(blocks.get(name, {}))
         path.write_text(yaml.safe_dump(config, sort_keys=False))
 
     def copy_to(self, folder: Path) -> Project:

@@ -11,7 +11,6 @@ from tests.workflow.conftest import MACHINE, NANO, Project, checkout
 
 pytestmark = pytest.mark.slow
 
-CODE = "\nCHANGED = 1\n"
 LAYERNORM = f"results/{MACHINE}/precision/topic~layernorm.json"
 
 
@@ -52,7 +51,7 @@ def test_a_clone_of_own_results_reports_what_is_stale(first_run: Project, tmp_pa
     clone = checkout(tmp_path / "clone")
     clone.configure("precision")
     shutil.copytree(first_run.folder / "results", clone.folder / "results")
-    clone.append("src/lmlab/chapters/precision/measure.py", CODE)
+    clone.append("src/lmlab/chapters/precision/measure.py", "\nCHANGED = 1\n")
     done = clone.run(f"snakemake {NANO}")
     assert clone.results().keys() == first_run.results().keys()
     assert "4 stale (code changed)" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import COMMAND, MACHINE, NANO, NETWORK_LOG, Project
+from tests.workflow.conftest import COLD, COMMAND, MACHINE, NANO, NETWORK_LOG, Project
 
 pytestmark = pytest.mark.slow
 
@@ -147,8 +147,7 @@ class Net(TransformerLM):
 
 
 def test_a_users_own_model_and_attention_are_measured_and_count_as_code(measured: Project) -> None:
-    shape = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32"}
-    grid = {"precisions": ["fp32"], "cold_start": {**shape, "warmups": {}}}
+    grid = {"precisions": ["fp32"], "cold_start": COLD}
     measured.configure("end_to_end", common={"attention": "own.attend:mine"}, end_to_end=grid)
     (measured.folder / "own").mkdir()
     for name, text in (("__init__", ""), ("net", MODEL), ("attend", ATTENTION)):

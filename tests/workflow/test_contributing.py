@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -38,24 +37,14 @@ def test_it_runs(fresh: Project) -> None:
     for path, text in files.items():
         (fresh.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (fresh.folder / path).write_text(text)
-    add_to_study(fresh.folder, yaml.safe_load(block), json.loads(schema))
+    chapter = yaml.safe_load(block)
+    fresh.configure(*chapter, **chapter)
+    path = fresh.folder / "workflow/schemas/config.schema.json"
+    config_schema = json.loads(path.read_text())
+    config_schema["$defs"]["study"]["properties"]["copies"] = json.loads(schema)
+    path.write_text(json.dumps(config_schema))
     fresh.run(f"{COMMAND} {NANO}")
     report = fresh.folder / "report"
     assert "### How fast is a copy?\n\n**Up to" in (report / "writeup.md").read_text()
     assert "figures/copies/copies.png" in (report / "chapters/copies.md").read_text()
     assert (report / "figures/copies/copies.png").exists()
-
-
-def add_to_study(tree: Path, block: dict[str, object], schema: dict[str, object]) -> None:
-    """The example's block in every study; of the others only the machine card is left on."""
-    config = yaml.safe_load((tree / "config.yaml").read_text())
-    for study in config["studies"].values():
-        for chapter in study.values():
-            if "enabled" in chapter:
-                chapter["enabled"] = False
-        study.update(block)
-    (tree / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    path = tree / "workflow/schemas/config.schema.json"
-    config_schema = json.loads(path.read_text())
-    config_schema["$defs"]["study"]["properties"]["copies"] = schema
-    path.write_text(json.dumps(config_schema))

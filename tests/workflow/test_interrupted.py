@@ -1,11 +1,11 @@
 """Runs that were killed, ran out of time, or met a point that fails."""
 
 import json
-import time
 
 import pytest
 
-from tests.workflow.conftest import MACHINE, NANO, Project
+from tests.processes import wait_until
+from tests.workflow.conftest import COLD, MACHINE, NANO, Project
 
 pytestmark = pytest.mark.slow
 
@@ -14,8 +14,7 @@ def test_a_second_run_in_the_same_folder_names_the_first_and_stops(fresh: Projec
     fresh.configure("precision")
     first = fresh.start(f"snakemake {NANO}")
     lock = fresh.folder / ".snakemake/lmlab.lock"
-    while not (lock.exists() and lock.read_text()) and first.poll() is None:
-        time.sleep(0.05)
+    wait_until(lambda: first.poll() is not None or (lock.exists() and lock.read_text() != ""))
     second = fresh.run(f"snakemake {NANO}", check=False)
     first.kill()
     first.communicate()
@@ -28,8 +27,7 @@ def test_a_second_run_in_the_same_folder_names_the_first_and_stops(fresh: Projec
 def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> None:
     fresh.configure("precision")
     process = fresh.start(f"snakemake {NANO}")
-    while len(fresh.results()) < 3 and process.poll() is None:
-        time.sleep(0.05)
+    wait_until(lambda: len(fresh.results()) >= 3 or process.poll() is not None)
     process.kill()
     process.communicate()
     # Snakemake may not have recorded the newest.
@@ -44,9 +42,7 @@ def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> Non
 
 
 def test_points_after_the_time_budget_are_left_for_the_next_run(fresh: Project) -> None:
-    shape = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32"}
-    cold = {**shape, "warmups": {}}
-    grid = {"contexts": [16, 24], "precisions": ["fp32"], "modes": ["forward"], "cold_start": cold}
+    grid = {"contexts": [16, 24], "precisions": ["fp32"], "modes": ["forward"], "cold_start": COLD}
     fresh.configure(
         "end_to_end", "collectives", end_to_end=grid, collectives={"placements": {"cpu": [1, 2]}}
     )

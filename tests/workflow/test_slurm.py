@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -15,7 +14,8 @@ import pytest
 
 from lmlab.study.files import ROOT
 from lmlab.study.results import read
-from tests.workflow.conftest import MACHINE, Project, checkout
+from tests.processes import wait_until
+from tests.workflow.conftest import COLD, MACHINE, Project, checkout
 from tests.workflow.slurm_cluster import MISSING, Cluster, running_cluster
 
 # Snakemake, but it asks for the status of jobs every second.
@@ -52,8 +52,7 @@ def cluster() -> Iterator[Cluster]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A checkout whose nano study is cut down to three points."""
     project = checkout(tmp_path_factory.mktemp("cluster") / "project")
-    shape = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32"}
-    cold = {**shape, "warmups": {"forward": [0]}}
+    cold = {**COLD, "warmups": {"forward": [0]}}
     grid = {"precisions": ["fp32"], "modes": ["forward"], "cold_start": cold}
     project.configure("end_to_end", end_to_end=grid)
     return project
@@ -174,8 +173,7 @@ def test_a_cancelled_allocation_has_results(cluster: Cluster, others: dict[str, 
     user, environment = others["cancelled"], cluster.environment
     command = HERE.replace("points=2", "points=10")
     run = user.start(command, **environment)
-    while not user.results() and run.poll() is None:
-        time.sleep(0.1)
+    wait_until(lambda: bool(user.results()) or run.poll() is not None)
     cluster.ask("scancel", *(job.id for job in cluster.jobs(user.folder)))
     printed = run.communicate(timeout=1200)[1]
     before = user.results()

@@ -2,10 +2,10 @@
 
 import json
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from lmlab.chapters.attention.measure import benchmark, leaderboard, measure, rounds, tiles
 from lmlab.chapters.attention.measure.problem import Problem, Shape, check, shape_of
@@ -153,10 +153,8 @@ def test_eager_and_compiled_agree(cpu: torch.device, monkeypatch: pytest.MonkeyP
 
 
 def test_failed_compiling_costs_itself(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(tokens: Tensor) -> Tensor:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: breaks)
+    breaks = Mock(side_effect=MemoryError("no room"))
+    monkeypatch.setattr(torch, "compile", Mock(return_value=breaks))
     outcome = measure(points.model_point("model_compile", num_layers=1), cpu)
     assert (status(outcome, "compiled"), timed(outcome)) == ("oom", [("eager", p) for p in PHASES])
 
@@ -191,11 +189,9 @@ def test_m_counts_queries_and_n_counts_keys_in_both_directions(direction: Direct
 
 
 def test_large_tiles_are_unsupported(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(**_: object) -> None:
-        raise tiles.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
-
     run = kernel("forward", cpu)
-    monkeypatch.setattr(run, "_call", too_large)
+    too_large = tiles.launch.TilesTooLarge("tiles 32 x 16: out of resource: shared memory")
+    monkeypatch.setattr(run, "_call", Mock(side_effect=too_large))
     with pytest.raises(Unsupported, match="out of resource: shared memory"):
         list(run.resources(tiles.tiles_of(32, 16, "forward", stages=2)))
 

@@ -1,7 +1,6 @@
 """A trace reduced to times on the device, to a digest and to a timeline: all of it adds up."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.fixture(scope="module")
 def step(trace: Trace) -> Trace:
     return digest.section(trace, "mode train_step")
-
-
-@pytest.fixture
-def builder(tmp_path: Path) -> ExportBuilder:
-    return ExportBuilder(tmp_path / "export.sqlite")
 
 
 def test_a_section_holds_one_run(trace: Trace) -> None:

@@ -1,7 +1,6 @@
 """Exports of Nsight Systems as frames: every shape of export that is known to occur."""
 
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,6 @@ from hypothesis import strategies as st
 from lmlab.measure.trace import frames, nsys
 from lmlab.measure.trace.frames import KERNEL_COLUMNS, RANGE_COLUMNS, names, paths_at
 from tests.measure.trace.export_builder import ExportBuilder
-
-
-@pytest.fixture
-def builder(tmp_path: Path) -> ExportBuilder:
-    return ExportBuilder(tmp_path / "export.sqlite")
 
 
 def rows(frame: pd.DataFrame, *columns: str) -> list[list[Any]]:

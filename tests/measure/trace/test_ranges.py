@@ -16,7 +16,6 @@ from lmlab.attention import naive
 from lmlab.measure.trace import ranges
 from lmlab.measure.trace import recording as recording_module
 from lmlab.measure.trace.digest import within
-from lmlab.measure.trace.frames import Trace
 from lmlab.measure.trace.ranges import annotated, in_range, named, recording, with_part_ranges
 from lmlab.measure.trace.recording import profile
 from lmlab.model.adamw import AdamW
@@ -166,10 +165,9 @@ def test_compiled_code_is_left_alone(model: TransformerLM, opened: list[str]) ->
     assert (opened, len(compilations)) == ([], 1)
 
 
-PHASES = ["forward", "backward", "optimizer"]
-
-
-def profiled_step(device: torch.device) -> Trace:
+@pytest.mark.gpu
+def test_backward_kernels_launched_by_the_autograd_thread_are_attributed() -> None:
+    device = torch.device("cuda", 0)
     model = TransformerLM(50, 16, 32, 2, 2, 64, device=device)
     tokens = torch.randint(0, 50, (2, 16), device=device)
     optimizer = AdamW(model.parameters())
@@ -183,16 +181,11 @@ def profiled_step(device: torch.device) -> Trace:
             optimizer.step()
 
     step()
-    return profile(step, device=device)
-
-
-@pytest.mark.gpu
-def test_backward_kernels_launched_by_the_autograd_thread_are_attributed() -> None:
-    trace = profiled_step(torch.device("cuda", 0))
-    forward, backward, optimizer = (len(within(trace.kernels, p)) for p in PHASES)
-    assert backward > 1.3 * forward
-    assert not trace.kernels["launch_ns"].isna().any()
-    assert forward + backward + optimizer == len(trace.kernels)
+    kernels = profile(step, device=device).kernels
+    phases = {p: len(within(kernels, p)) for p in ("forward", "backward", "optimizer")}
+    assert phases["backward"] > 1.3 * phases["forward"]
+    assert not kernels["launch_ns"].isna().any()
+    assert sum(phases.values()) == len(kernels)
 
 
 @pytest.mark.gpu
@@ -214,11 +207,11 @@ def test_the_kernels_of_a_replayed_graph_belong_to_its_launch() -> None:
 
 
 def test_an_nsys_capture_ends_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
+    profiler = Mock()
     monkeypatch.setattr(recording_module, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: order.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: order.append("stop"))
-    recording_module.capture(lambda: order.append("run"), device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "profiler", profiler)
+    recording_module.capture(profiler.run, device=torch.device("cuda"))
     with pytest.raises(ZeroDivisionError):
         recording_module.capture(lambda: 1 / 0, device=torch.device("cuda"))
-    assert order == ["start", "run", "stop", "start", "stop"]
+    calls = [call.start(), call.run(), call.stop(), call.start(), call.stop()]
+    assert profiler.mock_calls == calls

@@ -18,10 +18,7 @@ LAYERS = 2
 SGEMM = "ampere_sgemm_128x64_tn"
 SGEMM_BACKWARD = "ampere_sgemm_64x32_sliced1x4_nt"
 BMM = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x4_nt_align1>(T1::Params)"
-SCALE = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float, float, "
-    "float, at::native::binary_internal::MulFunctor<float>>>(int, T2, T3)"
-)
+SCALE = "void at::native::vectorized_elementwise_kernel<4, AUnaryFunctor<MulFunctor>>(int, T2, T3)"
 FILL = "void at::native::elementwise_kernel<128, 4, masked_fill_kernel(at::TensorIterator)>(int)"
 SOFTMAX = "void <unnamed>::softmax_warp_forward<float, float, float, 9, 0, 0>(T2 *, const T1 *)"
 

@@ -1,0 +1,23 @@
+"""Watching the tensors that a block of code makes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class NewTensors(TorchDispatchMode):
+    """Within the block, a function is called with every tensor that comes out of anything."""
+
+    def __init__(self, seen: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.seen(leaf)
+        return result
