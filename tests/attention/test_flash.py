@@ -29,7 +29,7 @@ def shapes(draw: st.DrawFn, longest: int = 70) -> Shape:
     return Shape(keys, head_dim, queries, batch, heads * group, group)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(shapes(), st.booleans(), st.integers(0, 9))
 def test_any_shape(shape: Shape, is_causal: bool, seed: int) -> None:
     inputs = shape.inputs(seed=seed)

@@ -45,7 +45,7 @@ def test_every_type_and_head_dim(dtype: torch.dtype, head_dim: int, is_causal: b
     assert_correct(partial(flash_attention, is_causal=is_causal), inputs, is_causal)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shapes(longest=700), st.booleans(), st.sampled_from(list(DTYPES.values())))
 def test_any_shape(shape: Shape, is_causal: bool, dtype: torch.dtype) -> None:
     function = partial(flash_attention, is_causal=is_causal)

@@ -89,7 +89,7 @@ def test_the_block_mask_of_flex_is_cached_and_sparse() -> None:
     assert float(causal_block_mask(1024, 1024, device).sparsity()) == pytest.approx(43.75)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data(), st.integers(1, 300), st.sampled_from([1, 3, 16, 40]), st.booleans())
 def test_tiled_is_exact(data: st.DataObject, keys: int, head_dim: int, is_causal: bool) -> None:
     queries = data.draw(st.integers(1, keys))

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlab.chapters.collectives import measure as collectives
@@ -42,7 +42,6 @@ def test_the_first_operation_runs_ahead_but_not_of_small_sizes_of_the_others() -
     assert order == [*ahead, *after]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**30), st.integers(1, 8), st.sampled_from([2, 4]))
 def test_every_rank_gets_an_equal_whole_part(size: int, world_size: int, item: int) -> None:
     cut = collectives.divisible(size, world_size, item)
@@ -124,7 +123,6 @@ def test_repetitions_end_when_settled_or_capped_but_never_below_the_minimum(
 # The page
 
 
-@settings(deadline=None)
 @given(st.floats(0.01, 10), st.floats(1e3, 1e7))
 def test_the_fit_recovers_latency_and_bandwidth(latency: float, per_ms: float) -> None:
     sizes = [2.0**power for power in range(20, 31, 2)]

@@ -200,7 +200,7 @@ def test_overlap_hides_no_more_than_all(tmp_path: Path, flat: list[float], hidea
     rendered(tmp_path, results, "data_parallel")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(per_byte=st.floats(1e-9, 1e-6), call=st.floats(1e-3, 1.0))
 def test_the_bucket_model_recovers_its_parameters(per_byte: float, call: float) -> None:
     n, total = np.array([1.0, 200.0, 200.0, 50.0, 10.0, 2.0]), 1e9

@@ -1,5 +1,6 @@
 """Every end of a point is recorded in its result; what is nobody's result leaves no file."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -106,3 +107,19 @@ def test_another_machine_is_refused(measure: Measure, capsys: pytest.CaptureFixt
     assert (code, out.exists(), "'nvidia-z9000'" in line, here in line) == (2, False, True, True)
     code, out = measure(lambda point, device: Outcome(), f"{here}@repeat")
     assert (code, read(out).machine["id"]) == (0, here)
+
+
+def test_the_working_folder_is_importable_while_measuring(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "found_in_the_working_folder.py").write_text("ANSWER = 42\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+    def chapter(point: Point, device: torch.device) -> Outcome:
+        import found_in_the_working_folder as found  # type: ignore[import-not-found]
+
+        return Outcome(data={"answer": found.ANSWER})
+
+    _, out = measure(chapter)
+    assert read(out).data == {"answer": 42}

@@ -94,7 +94,7 @@ def with_gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(tokens=st.integers(1, 150), words=st.integers(2, 200), depth=st.integers(1, 80))
 def test_any_shape_and_number_of_chunks(tokens: int, words: int, depth: int) -> None:
     hidden, weight, targets = problem(tokens, words, depth)
@@ -156,7 +156,7 @@ def parameters_of(shapes: list[tuple[int, ...]], device: str) -> list[nn.Paramet
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=4), steps=st.integers(1, 3))
 def test_any_number_of_parameters_of_any_size(sizes: list[int], steps: int) -> None:
     shapes: list[tuple[int, ...]] = [(size,) for size in sizes]

@@ -35,7 +35,7 @@ def test_parameters(hyperparameters: tuple[int, int, int, int], total: int) -> N
     assert parameter_count(shape).non_embedding == total - 10_000 * shape.d_model
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_matmul_flops_are_those_that_torch_counts(shape: ModelShape) -> None:
     model = build(shape, device="cpu")

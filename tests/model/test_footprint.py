@@ -58,7 +58,7 @@ def bytes_saved_by_autograd(shape: ModelShape, precision: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_saved_bytes_are_those_that_autograd_saves(precision: Any, shape: ModelShape) -> None:
     predicted = memory(shape, precision, "forward_backward", device="cpu")

@@ -55,7 +55,7 @@ def reference(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     leading=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     vocabulary=st.integers(1, 20),

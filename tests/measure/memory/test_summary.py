@@ -109,7 +109,6 @@ def test_after_running_out_of_memory_the_failure_is_described() -> None:
     assert failed["replayed_peak_bytes"] > sum(failed["live_categories"].values())
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=500), st.integers(4, 60))
 def test_the_peak_the_minimum_and_the_ends_are_kept(totals: list[int], max_vertices: int) -> None:
     chosen = outline(totals, max_vertices)
@@ -136,7 +135,7 @@ def test_a_block_that_is_live_at_the_end_has_its_real_size() -> None:
     assert found == [[1000, 1024, 0, 2], [6_815_744, 7_340_032, 1, 3]]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=40),
     st.sets(st.integers(0, 5)),

@@ -106,7 +106,7 @@ def test_one_layer_is_stored_kernel_by_kernel(step: Trace) -> None:
 INTERVALS = st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(0, 1))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(INTERVALS, min_size=1, max_size=30))
 def test_busy_time_counts_overlaps_once(intervals: list[tuple[int, int, int]]) -> None:
     frame = pd.DataFrame(np.array(intervals), columns=["start_ns", "duration_ns", "device"])

@@ -18,9 +18,7 @@ from tests.measure.trace.export_builder import TABLES, ExportBuilder
 from tests.measure.trace.test_chrome_trace import TRAIN_STEP
 
 LINE = r"^trace: \S+ [^\n]+$"
-DRAWN = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+DRAWN = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 FOREVER = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlab.measure.trace import kernel_names
@@ -49,7 +49,6 @@ def test_a_truncated_name_keeps_the_number_at_its_end() -> None:
     assert shorten(f"{long}10") != shorten(f"{long}17")
 
 
-@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_short_name_exceeds_the_limit(name: str) -> None:
     assert len(shorten(name)) <= kernel_names.MAX_LENGTH

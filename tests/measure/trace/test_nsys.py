@@ -167,7 +167,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(1
 MOMENTS = st.lists(st.tuples(st.integers(-2, 60), st.integers(1, 3)), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(SPANS, MOMENTS)
 def test_ranges_at_a_time(
     spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]
