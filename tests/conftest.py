@@ -5,6 +5,7 @@ mark themselves. `make test-fast` leaves both out.
 """
 
 import gc
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,15 @@ GROUPS = (
     *(("report/test_mutations.py",), ("report/test_golden.py",), ("study/test_drawn_configs.py",)),
     *(("jobs/test_launch.py",), ("cli/test_ab.py",)),
 )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_are_not_ignored() -> None:
+    """Under nohup and in a shell's background some are, and so they would in what a test starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

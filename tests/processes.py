@@ -1,7 +1,6 @@
 """Other processes in tests: waiting for them, whether they are gone, git, scripts of rules."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -55,7 +54,6 @@ def start_script(
         [sys.executable, str(ROOT / "workflow" / "scripts" / name), *given, *command],
         cwd=cwd,
         env={**os.environ, **env},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -116,7 +116,6 @@ def test_an_interrupt_cleans_up(project: Path, tmp_path: Path, number: signal.Si
     run = subprocess.Popen(
         [*LMLAB, "ab", "base", "hang", "--", "end_to_end"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stderr=subprocess.PIPE,
         text=True,
     )

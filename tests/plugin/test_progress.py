@@ -142,7 +142,6 @@ def test_snakemake_itself_prints_no_more(command: str, line: str) -> None:
         [sys.executable, "-m", "snakemake", "--cores", "1", "--logger", "lmlab"],
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         text=True,
     )
     wait_until(lambda: Path("started").exists() or snakemake.poll() is not None)

@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -56,8 +55,6 @@ class Project:
                 "LMLAB_NETWORK_LOG": str(self.folder / NETWORK_LOG),
                 **environment,
             },
-            # A shell lets its background jobs ignore this signal, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -96,18 +95,6 @@ class Lab:
         stopped = self.helpers("--stop")
         wait_until(lambda: all(map(is_gone, stopped)))
         self._runtime.cleanup()
-
-
-@pytest.fixture(autouse=True)
-def _signals_are_not_ignored() -> Iterator[None]:
-    """Under nohup some are, and whatever a test starts would ignore them too."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
-    for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
-    yield
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture
