@@ -637,7 +637,7 @@ def failed_at(rows: Rows, topic: str) -> dict[str, dict[str, Any]]:
     """By variant: the sizes at which it failed, at every context or at some, and one reason."""
     failed = select(rows, topic=topic, status="failed", attention=lambda name: name is not None)
     return {
-        name: {"sizes": list(dict.fromkeys(mine["size"])), "reason": mine.iloc[0]["reason"]}
+        str(name): {"sizes": list(dict.fromkeys(mine["size"])), "reason": mine.iloc[0]["reason"]}
         for name, mine in failed.groupby("attention", sort=False)
     }
 
