@@ -140,7 +140,7 @@ def test_a_latency_is_never_negative() -> None:
 
 
 def exchange(latency: float, per_ms: float, dtype: str = "fp32") -> list[Record]:
-    """All-reduce times on an exact line; reduce-scatter was skipped."""
+    """All-reduce times on an exact line, an all-gather of twice that; no reduce-scatter."""
     records = [
         without_value("time", "unsupported", "no time", operation="reduce_scatter", bytes=MIB)
     ]
@@ -148,6 +148,7 @@ def exchange(latency: float, per_ms: float, dtype: str = "fp32") -> list[Record]
         times = [latency + size * MIB / per_ms] * 3
         rounded = size * MIB - 4  # down, for some number of ranks
         records.append(time_record(times, operation="all_reduce", bytes=rounded))
+    records.append(time_record([2 * ms for ms in times], operation="all_gather", bytes=rounded))
     return [{**record, "labels": {**record["labels"], "dtype": dtype}} for record in records]
 
 
@@ -162,12 +163,14 @@ def test_groups_are_named_as_they_reported_and_pages_render(tmp_path: Path, gpus
     assert [g["ranks"] for g in facts["groups"]] == ["2 GPUs over NCCL"] * gpus + names
     assert [g["world_size"] for g in facts["not_started"]] == [2] * (not gpus)
     slow = facts["groups"][-1]
+    assert slow["gather_ms"] == 2 * slow["ms"]
     assert slow["latency"] == pytest.approx(0.5, rel=1e-2)
     assert slow["bandwidth"] == pytest.approx(1.5, rel=1e-2)  # 1 GB/s, and 3/2 on the bus
     assert slow["size"] == "1 GiB"
-    rate = chapter.value(quantity="algbw", mib=1024, dtype="fp32", ranks=names[0])
+    reduced = {"operation": "all_reduce", "mib": 1024, "dtype": "fp32", "ranks": names[0]}
+    rate = chapter.value(quantity="algbw", **reduced)
     assert rate == pytest.approx(1.0, rel=1e-2)
-    assert len(chapter.compare["bf16"].slower) == 4
+    assert len(chapter.compare["bf16"].slower) == 5
     front, pages = rendered(tmp_path, results, "collectives")
     assert "| 256 MiB |" in front
     assert "unsupported: no time" in pages["collectives"]

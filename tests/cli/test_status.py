@@ -61,6 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         ": mine: off",
         "; 1 with failed variants",
     ),
+    "code": ({"code_fingerprint": "0" * 16}, ": stale: code changed", "; 1 stale (code changed)"),
 }
 
 

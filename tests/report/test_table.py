@@ -41,6 +41,14 @@ def test_rows_columns_and_reasons(tmp_path: Path) -> None:
     assert "median of 3" in text
 
 
+def test_reasons_that_differ_only_in_numbers_are_one(tmp_path: Path) -> None:
+    reasons = ("needs 16.0 GiB", "needs 2e+01 GiB", "no room")
+    failed = [result({"size": n}, status="oom", reason=why) for n, why in enumerate(reasons)]
+    table = Table(title="T", rows=["size"], columns={"ms": STEP})
+    caption = table.render(written(tmp_path, failed).rows).rpartition("\n")[2]
+    assert "OOM: needs 16.0 GiB, and similar. OOM: no room." in caption
+
+
 def test_across_and_facet(tmp_path: Path) -> None:
     rows = small_study(tmp_path).rows
     across = Table(title="T", rows=["size"], across="precision", columns={"{precision}": STEP})

@@ -105,6 +105,16 @@ def test_rates_and_memory(tmp_path: Path) -> None:
     assert [fact["count"] for fact in chapter.facts["checked"]] == [1]
 
 
+def test_a_variant_that_passed_the_check_but_did_not_fit_has_not_failed(tmp_path: Path) -> None:
+    shape = {"topic": "shapes", "precision": "bf16", "batch": 4, "size": "small", "context": 512}
+    errors = [value("error", 1e-3, "", variant=name) for name in ("flash", "naive", "flex")]
+    ends = [without_value("time", "oom", "no room", variant="naive")]
+    ends.append(without_value("time", "failed", "relative error 1.5", variant="flex"))
+    results = [attention(shape, *errors, *times("flash", both=1), *ends)]
+    (found,) = built(written(tmp_path, results), "attention")["attention"].facts["checked"]
+    assert (found["count"], found["failed"], found["untimed"]) == (3, 1, 1)
+
+
 def softmax() -> Result:
     """Operations of 1 ms, and a fused softmax of half of that."""
     parts = ["scores", "max", "subtract", "exp", "sum", "divide", "output"]
@@ -139,7 +149,8 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     assert chapter.value(quantity="fused_to_matmuls") == 0.25
     assert chapter.value(quantity="written_to_matmuls") == 2.5
     assert [pair.ratio for pair in chapter.facts["shapes"]["both"].pairs] == [pytest.approx(2)]
-    assert chapter.facts["shapes_failed"]["FlashAttention-4"]["sizes"] == ["small"]
+    failed = {"sizes": ["small"], "reason": "relative error 1.5"}
+    assert chapter.facts["shapes_failed"] == {"FlashAttention-4": failed}
     cells = ("| small | 512 | 2.00 | 0.500 | 5.00 |", "| over-cap |", "| 64x32 | 2.00 | 1.00 |")
     cells += ("| 2.00x | 1.50x |",)
     assert [cell for cell in cells if cell not in pages["attention"]] == []

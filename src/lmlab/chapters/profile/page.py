@@ -426,12 +426,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
     matmul = {mode: by_point("matmul_share", mode) for mode in MODES}
     top = {mode: by_point("kernel_share", mode, "kernel", rank=1) for mode in MODES}
+    spans = select(everything, quantity="span_to_wall").groupby("precision", sort=False)["value"]
     mask = select(rows, quantity="mask_to_softmax")
     optimizer = select(rows, quantity="family_share", family="optimizer")
     all_steps = select(everything, quantity="matmul_share", mode="train_step")
     return {
         "gpu": any(r.machine["device"] == "cuda" for r in chapter.results.of(chapter.name)),
-        "points": len(matmul["forward"]),
         "tools": sorted(set(select(rows, quantity="profiler_version")["value"])),
         "notes": sorted(set(select(rows, quantity="profiler_note")["value"])),
         "matmul": {mode: (shares.min(), shares.max()) for mode, shares in matmul.items()},
@@ -446,12 +446,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "same_top": _count(top["forward_backward"], "eq", top["forward"]),
         "precisions": [name for (name,) in distinct(everything, ["precision"])],
         "cores": _cores(everything),
-        "clock_agrees": {
-            str(precision): list(abs(spans - 1) <= AGREES_WITHIN)
-            for precision, spans in select(everything, quantity="span_to_wall").groupby(
-                "precision", sort=False
-            )["value"]
-        },
+        "clock_agrees": {str(name): list(abs(each - 1) <= AGREES_WITHIN) for name, each in spans},
         "softmax_time": extremes(select(rows, quantity="softmax_to_matmuls")),
         "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
         "mask": extremes(mask),
