@@ -81,7 +81,8 @@ def test_a_report_is_not_written_among_other_files(
     report: str, fault: str, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    with pytest.raises(ConfigError, match=rf'\Aconfig: report = "{report}" {fault}; allowed: [^\n]+\Z'):
+    line = rf'\Aconfig: report = "{report}" {fault}; allowed: [^\n]+\Z'
+    with pytest.raises(ConfigError, match=line):
         load({**config, "report": report}, "cpu")
 
 
