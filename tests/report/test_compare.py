@@ -177,3 +177,10 @@ def test_only_what_both_sets_have_is_compared(tmp_path: Path) -> None:
     alone = result({"size": "small"}, [time_record([1.0], phase="a")])
     second = written(tmp_path / "second", [alone])
     assert agreement(replace(first, repeat=second), "steps") == []
+
+
+def test_a_label_that_one_set_lacks_does_not_matter(tmp_path: Path) -> None:
+    more = result({"size": "tiny"}, [time_record([1.0], phase="total", part="softmax")])
+    other = [result({"size": s}, [time_record([1.0], phase="total")]) for s in ("tiny", "small")]
+    first, second = (written(tmp_path / n, r) for n, r in (("1", [more, other[1]]), ("2", other)))
+    assert [each["count"] for each in agreement(replace(first, repeat=second), "steps")] == [1]

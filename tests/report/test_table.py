@@ -49,6 +49,19 @@ def test_reasons_that_differ_only_in_numbers_are_one(tmp_path: Path) -> None:
     assert "OOM: needs 16.0 GiB, and similar. OOM: no room." in caption
 
 
+@pytest.mark.parametrize(
+    ("reason", "cell"), [(None, "OOM"), (float("nan"), "OOM"), ("overflow", "overflow")]
+)
+def test_a_cell_without_a_value_shows_a_short_reason_or_its_status(
+    reason: str | float | None, cell: str, tmp_path: Path
+) -> None:
+    rows = written(tmp_path, [result({"size": 1}, status="oom", reason="no room")]).rows
+    table = Table(title="T", rows=["size"], columns={"ms": STEP})
+    text = table.render(rows.assign(reason=reason))
+    assert cells(text)[2] == ["1", cell]
+    assert "OOM:" not in text
+
+
 def test_across_and_facet(tmp_path: Path) -> None:
     rows = small_study(tmp_path).rows
     across = Table(title="T", rows=["size"], across="precision", columns={"{precision}": STEP})

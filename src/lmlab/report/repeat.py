@@ -45,13 +45,13 @@ def pairs(one: Results, other: Results, chapter: str, names: list[str]) -> Rows:
     their relative `difference`, and its kind. A wall time is GPU-bound by the device time of the
     same thing."""
     times = {"chapter": chapter, "status": "ok", "quantity": "time", "clock": list(KIND_OF_CLOCK)}
+    # A label that one set lacks is NaN there, a number, and is joined with the text of the other.
+    types: dict[str, type] = {**dict.fromkeys(names, object), "clock": object, "value": float}
     left, right = (
-        select(each.rows, **times).reindex(columns=[*names, "clock", "value"])
-        for each in (one, other)
+        select(each.rows, **times).reindex(columns=[*types]).astype(types) for each in (one, other)
     )
     found = left.merge(right, on=[*names, "clock"])
     found = found.rename(columns={"value_x": "first", "value_y": "second"})
-    found = found.astype({"first": float, "second": float})
     ratio = found["first"] / found["second"]
     found["difference"] = ratio.where(ratio > 1, 1 / ratio) - 1
     # Where both are 0 (the device time of a phase without kernels), nothing could differ.

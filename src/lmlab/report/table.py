@@ -198,16 +198,18 @@ class Cell:
         if self.row is None:
             return DASH
         if self.row["status"] != "ok":
-            return escape(self.row["reason"]) if self.one_word else STATUS_CELLS[self.row["status"]]
+            one_word = len(self.reason.split()) == 1  # "overflow" says more than "failed"
+            return escape(self.reason) if one_word else STATUS_CELLS[self.row["status"]]
         if pd.isna(self.row.get(self.column.field)):
             return DASH
         text = quoted(self.row, self.column.format, self.column.field)
         return escape(text) + "".join(self.marks)
 
     @property
-    def one_word(self) -> bool:
-        """Whether the reason is short enough to be the cell: "overflow"."""
-        return self.row is not None and len(str(self.row["reason"]).split()) == 1
+    def reason(self) -> str:
+        """Why there is no value, where that is known."""
+        reason = self.row["reason"] if self.row is not None else None
+        return reason if isinstance(reason, str) else ""
 
     @property
     def measured(self) -> bool:
@@ -261,7 +263,7 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
     """Why cells are empty; of reasons that differ only in numbers the first."""
     kinds: dict[str, dict[str, None]] = defaultdict(dict)
     for cell in cells:
-        if cell.row is not None and cell.row["status"] in EXPLAINED and not cell.one_word:
-            reason = f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.row['reason'])}"
+        if cell.row and cell.row["status"] in EXPLAINED and len(cell.reason.split()) > 1:
+            reason = f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.reason)}"
             kinds[re.sub(r"\d[\d.]*(e[+-]\d+)?", "", reason)][reason] = None
     return [first + ", and similar" * bool(others) for first, *others in kinds.values()]
