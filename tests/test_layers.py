@@ -17,14 +17,14 @@ LIBRARY = {"kernels", "attention", "model", "parallel", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "attention": {"kernels"},
-    "model": {"attention", "kernels"},
+    "model": {"attention"},
     "parallel": {"model", "attention", "kernels"},
     "planning": set(),
     "measure": set(),
     "study": set(),
     "jobs": {*LIBRARY, "measure", "study"},
     "chapters": {*LIBRARY, "measure", "study", "jobs"},
-    "report": {"study", "planning"},
+    "report": {"study"},
     "result_sets": {"study", "report"},
     "cli": {*LIBRARY, "measure", "study", "jobs", "report", "result_sets", "chapters"},
 }

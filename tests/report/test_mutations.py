@@ -168,6 +168,22 @@ def test_all_results_that_stop_a_chapter_are_named(
     assert sorted(line.split(": left out")[0] for line in lines) == sorted(map(str, files))
 
 
+@pytest.mark.slow
+def test_no_result_is_blamed_for_a_fault_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise NameError("no such name")
+
+    monkeypatch.chdir(tmp_path)
+    config = only(small_config(), ["precision"])
+    copied(config)
+    monkeypatch.setattr("lmlab.report.table.markdown_table", broken)
+    lines, _ = rendered(config)
+    assert lines
+    assert all(line.startswith("not rendered: ") for line in lines), lines
+
+
 def copied(config: dict[str, Any]) -> dict[str, list[Point]]:
     """Copy the study's results into this folder; returns their points by chapter."""
     points: dict[str, list[Point]] = {}

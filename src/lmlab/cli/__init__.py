@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (compare, ab):
         command.add_argument("--json", action="store_true", help="everything, as one JSON object")
         command.add_argument(
-            "--fail-if-slower", type=_share, metavar="5%%", dest="gate", help="exit 1, and name it"
+            "--fail-if-slower", type=_share, metavar="5%", dest="gate", help="exit 1, and name it"
         )
     return parser
 

@@ -25,8 +25,8 @@ from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
 from lmlab.study.selection import REPEAT
 
-# Each leaves out one result per failing chapter; a chapter that needs more has a fault of its own.
-ATTEMPTS = 6
+# Per failing chapter; a chapter that fails without them as well has a fault of its own.
+MOST_LEFT_OUT = 3
 
 
 def write_report(
@@ -43,13 +43,19 @@ def write_report(
     one line per file that could not be used and per part that could not be rendered."""
     study = load_study(config, device)
     found = load_results(study, machine, results, references)
-    for _ in range(ATTEMPTS):
-        made = Attempt(study, found, templates, out)
+    made = Attempt(study, found, templates, out)
+    for _ in range(MOST_LEFT_OUT):
         if not made.write() or not (culprits := made.culprits()):
             break
+        some = made.results
         for path, fault in culprits.items():
-            found = found.without([path], f"left out, its page fails: {fault}")
-    return [*found.problems, *(f"not rendered: {fault}" for fault in made.faults)]
+            some = some.without([path], f"left out, its page fails: {fault}")
+        made = Attempt(study, some, templates, out)
+    else:
+        if made.write():
+            made = Attempt(study, found, templates, out)
+            made.write()
+    return [*made.results.problems, *(f"not rendered: {fault}" for fault in made.faults)]
 
 
 class Attempt:

@@ -122,14 +122,9 @@ class Figure:
         facets = groups_of(rows, self.facet)
         columns = self.wrap or len(facets)
         lines = -(-len(facets) // columns)
-        canvas, grid = plt.subplots(
-            lines,
-            columns,
-            figsize=(WIDTH_INCHES, lines * self.height),
-            sharex=self.share_x,
-            sharey=self.share_y,
-            squeeze=False,
-        )
+        size = (WIDTH_INCHES, lines * self.height)
+        shared: Any = {"sharex": self.share_x, "sharey": self.share_y, "squeeze": False}
+        canvas, grid = plt.subplots(lines, columns, figsize=size, **shared)
         panels: list[Axes] = list(grid.flat)[: len(facets)]
         for unused in list(grid.flat)[len(facets) :]:
             unused.set_visible(False)
@@ -155,10 +150,8 @@ class Figure:
         axes.set_xlabel(self.x.title)
         if first:
             axes.set_ylabel(self.y.title)
-        for axis, setter, drawn in (
-            (self.x, axes.set_xscale, axes.xaxis),
-            (self.y, axes.set_yscale, axes.yaxis),
-        ):
+        both = (self.x, axes.set_xscale, axes.xaxis), (self.y, axes.set_yscale, axes.yaxis)
+        for axis, setter, drawn in both:
             if axis.log:
                 setter("log", base=axis.log)
                 low, high = axes.get_ylim()

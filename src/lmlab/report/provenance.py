@@ -10,7 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from lmlab.report.frame import Results, select
-from lmlab.report.text import escape, join, markdown_table, number
+from lmlab.report.text import escape, join, kinds, markdown_table, number
 from lmlab.study.results import Result
 
 MAX_LINES = 12
@@ -108,8 +108,9 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
         }
         lines.append(markdown_table(["", ""], [list(row) for row in table.items()], 2))
     failed = select(rows, status=lambda state: state != "ok")
-    reasons = Counter(zip(failed["status"], map(escape, failed["reason"]), strict=True))
-    without = [f"- {n} x {state}: {why}" for (state, why), n in reasons.most_common(MAX_LINES)]
+    told = zip(failed["status"], map(escape, failed["reason"]), strict=True)
+    reasons = sorted(kinds(map(": ".join, told)), key=lambda kind: -kind[0])
+    without = [f"- {n} x {why}" for n, why in reasons[:MAX_LINES]]
     without += [f"- {len(reasons) - MAX_LINES} more"] if len(reasons) > MAX_LINES else []
     lines += ["Without a value:\n\n" + "\n".join(without)] if without else []
     return Markup("\n\n".join(lines))

@@ -7,7 +7,6 @@ Cells without a value say why (OOM, unsupported, not measured); reasons, marks f
 power-capped values, and the number of samples become the line below the table.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from lmlab.report.frame import UNCOMMITTED, Rows, candidates, distinct, records
-from lmlab.report.text import DASH, escape, markdown_table, plain, quoted, unsteady
+from lmlab.report.text import DASH, escape, kinds, markdown_table, plain, quoted, unsteady
 
 STATUS_CELLS = {
     "oom": "OOM",
@@ -260,10 +259,7 @@ class _Index:
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
-    """Why cells are empty; of reasons that differ only in numbers the first."""
-    kinds: dict[str, dict[str, None]] = defaultdict(dict)
-    for cell in cells:
-        if cell.row and cell.row["status"] in EXPLAINED and len(cell.reason.split()) > 1:
-            reason = f"{STATUS_CELLS[cell.row['status']]}: {escape(cell.reason)}"
-            kinds[re.sub(r"\d[\d.]*(e[+-]\d+)?", "", reason)][reason] = None
-    return [first + ", and similar" * bool(others) for first, *others in kinds.values()]
+    """Why cells are empty, where that takes more than a word."""
+    states = [(cell.row["status"], cell.reason) for cell in cells if cell.row]
+    told = [(s, reason) for s, reason in states if s in EXPLAINED and len(reason.split()) > 1]
+    return [why for _, why in kinds(f"{STATUS_CELLS[s]}: {escape(why)}" for s, why in told)]

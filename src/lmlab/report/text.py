@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -105,6 +106,14 @@ def join(items: Sequence[Any], last: str = "and") -> str:
     """A list in a sentence: a, b and c."""
     names = [str(item) for item in items]
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def kinds(reasons: Iterable[str]) -> list[tuple[int, str]]:
+    """Reasons that differ only in numbers as one: how many there are, and the first."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for reason in reasons:
+        found[re.sub(r"\d[\d.]*(e[+-]\d+)?", "", reason)].append(reason)
+    return [(len(each), each[0] + ", and similar" * (len({*each}) > 1)) for each in found.values()]
 
 
 def slug(heading: str) -> str:

@@ -318,7 +318,7 @@ TABLES = {
         title="Cold processes, {mode}: mean of ten steps after a number of warm-up steps",
         rows=["size"],
         where={"start": "cold", "phase": "total"},
-        columns={"{warmup} warm-ups (ms)": quantity("time", "ms", field="mean", clock="wall")},
+        columns={"warm-ups: {warmup} (ms)": quantity("time", "ms", field="mean", clock="wall")},
     ),
     "published": Table(
         title="Published on other GPUs (batch 4, eager, mean of steps after 5 warm-ups)",

@@ -61,8 +61,8 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 TABLES = {
     "front": Table(
-        title="Rungs of the ladder; gain: in rounds that alternate with the rung before; MFU: of "
-        "the stated peak of the rung's precision",
+        title="Rungs of the ladder; gain: alternating with the rung before, not tokens/s divided; "
+        "MFU: of the stated peak of the rung's precision",
         rows=["rung"],
         where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},
         columns={
@@ -102,7 +102,8 @@ TABLES = {
         },
     ),
     "tries": Table(
-        title="Batches tried, {size}, without a CUDA graph: tokens per second",
+        title="Batches tried, {size}, without a CUDA graph: tokens per second of the faster of two "
+        "steps",
         rows=["rung", "checkpoint", "batch_size"],
         where={"quantity": "tried_throughput"},
         columns={"tokens/s": quantity("tried_throughput", "integer")},
@@ -118,7 +119,7 @@ TABLES = {
         },
     ),
     "leaderboard": Table(
-        title="The leaderboard's step with few layers",
+        title="The leaderboard's step with {shallow} layers",
         rows=["rung"],
         where={"topic": "leaderboard"},
         columns={
@@ -129,7 +130,7 @@ TABLES = {
         },
     ),
     "layers": Table(
-        title="Layers tried at the leaderboard's shape",
+        title="Layers tried at the leaderboard's shape, last rung, the faster of two steps",
         rows=["layers"],
         where={"topic": "leaderboard", "variant": "deepest"},
         columns={"step (ms)": quantity("time", "ms"), "peak (GiB)": memory()},

@@ -7,7 +7,7 @@ import pandas as pd
 from lmlab.chapters import rank_page
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, select
+from lmlab.report.frame import Results, Rows, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import quantity, time
 
@@ -79,9 +79,9 @@ TABLES = {
 FIGURES = {
     "memory": rank_page.MEMORY_FIGURE,
     "waits": Figure(
-        title="FSDP: wait of each block for its weights, on the rank where it waits longest",
+        title="FSDP: wait for each gather of weights, on the rank where it takes longest",
         facet="phase",
-        x=Axis(field="position", title="block, in order of use"),
+        x=Axis(field="position", title="gather, in order of use"),
         y=Axis("ms"),
         data=waits,
     ),
@@ -111,7 +111,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "expected_error": rank_page.expected_error(rows, OURS, share),
         "no_wait_ms": NO_WAIT_MS,
         "gathers": len(waited),
-        "in_time": int((waited["value"] <= NO_WAIT_MS).sum()),
+        "in_time": records(waited[waited["value"] <= NO_WAIT_MS]),
         "longest_wait": None if waited.empty else waited.sort_values("value").iloc[-1].to_dict(),
         "waited": max(total, default=None),
         "step": rank_page.first_value(rows, quantity="time", variant=OURS, phase="total"),

@@ -287,7 +287,8 @@ TABLES = {
         columns={f"{p} (GiB)": quantity("part", "GiB", precision=p) for p in PRECISIONS},
     ),
     "front_strategies": Table(
-        title="Training step of {point}; every-K keeps the input of every K blocks",
+        title="Training step of {point}; every-K keeps the input of every K blocks, nested: halves "
+        "within halves",
         data=front_strategies,
         columns=STRATEGY_COLUMNS,
         **BY_POINT,
@@ -392,7 +393,7 @@ TABLES = {
     ),
     "published": Table(
         title="Published peaks on other GPUs (batch not stated) and the peak measured here",
-        rows=["gpu", "writeup", "size", "context", "precision", "run"],
+        rows=["gpu", "size", "context", "precision", "run"],
         columns={"published (GiB)": memory("published"), "here (GiB)": memory("measured_here")},
     ),
 }
