@@ -22,7 +22,7 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import Result, read
 from tests.jobs.points import changed
-from tests.processes import start_script, wait_until
+from tests.processes import DEADLINE_S, start_script, wait_until
 
 Measure = Callable[[Point], Result]
 RANKS = {"rdzv_backend": "c10d", "rdzv_endpoint": "head:29500"}
@@ -166,7 +166,7 @@ def test_one_of_two_nodes_writes_the_result(tree: Path, tmp_path: Path) -> None:
     for node in "ab":
         own = {"LMLAB_LOCK_DOMAIN": f"{tmp_path.name}{node}", "PYTHONPATH": str(tree)}
         nodes.append(start_script("ranks.py", point, out, "--", *command, cwd=tree, env=own))
-    errors = [node.communicate(timeout=120)[1] for node in nodes]
+    errors = [node.communicate(timeout=DEADLINE_S)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     result = read(out)
     assert result.data["sum"] == [1.0, 1.0]

@@ -47,10 +47,10 @@ def write_report(
     for _ in range(MOST_LEFT_OUT):
         if not made.write() or not (culprits := made.culprits()):
             break
-        some = made.results
+        remaining = made.results
         for path, fault in culprits.items():
-            some = some.without([path], f"left out, its page fails: {fault}")
-        made = Attempt(study, some, templates, out)
+            remaining = remaining.without([path], f"left out, its page fails: {fault}")
+        made = Attempt(study, remaining, templates, out)
     else:
         if made.write():
             made = Attempt(study, found, templates, out)

@@ -219,9 +219,7 @@ def values_of(rows: Rows, name: str | None) -> list[Any]:
 
 def groups_of(rows: Rows, name: str | None) -> list[tuple[Any, Rows]]:
     """The rows by value of a field; of no field, all under None."""
-    return [
-        (each, select(rows, **{name: each}) if name else rows) for each in values_of(rows, name)
-    ]
+    return [(v, select(rows, **{name: v}) if name else rows) for v in values_of(rows, name)]
 
 
 def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:

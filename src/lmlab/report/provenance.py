@@ -10,12 +10,13 @@ import pandas as pd
 from markupsafe import Markup
 
 from lmlab.report.frame import Results, select
-from lmlab.report.text import escape, join, kinds, markdown_table, number
+from lmlab.report.text import escape, grouped_reasons, join, markdown_table, number
 from lmlab.study.results import Result
 
 MAX_LINES = 12
 PAUSE_S = 3
 FIRST_CALLS = ("first_call_time", "first_step_time", "compile_time")
+CUTE = ("flash_attn_4", "flash_attn_4_deterministic")  # their compiling counts as measuring
 NAMES = {"ok": "measured", "oom": "out of memory"}
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
 
@@ -51,8 +52,9 @@ def _cost(results: Sequence[Result]) -> str:
     # Triton and torch.compile both count the kernels that one compiles for the other; after a reset
     # torch.compile has forgotten its time, but reported first calls over a second are compilations.
     rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
-    calls = [[m["value"] for m in r.measurements if m["quantity"] in FIRST_CALLS] for r in results]
-    first = pd.Series([sum(ms for ms in each if ms and ms > 1e3) / 1e3 for each in calls])
+    calls = [[m for m in r.measurements if m["quantity"] in FIRST_CALLS] for r in results]
+    seen = [[m["value"] for m in each if m["labels"].get("variant") not in CUTE] for each in calls]
+    first = pd.Series([sum(ms for ms in each if ms and ms > 1e3) / 1e3 for each in seen])
     parts["compiling"] = parts["compiling"].clip(lower=first).clip(upper=rest)
     shares = parts.sum() / total_s
     shares["set-up, checks and starting processes"] = 1 - shares.sum()
@@ -108,8 +110,8 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
         }
         lines.append(markdown_table(["", ""], [list(row) for row in table.items()], 2))
     failed = select(rows, status=lambda state: state != "ok")
-    told = zip(failed["status"], map(escape, failed["reason"]), strict=True)
-    reasons = sorted(kinds(map(": ".join, told)), key=lambda kind: -kind[0])
+    pairs = zip(failed["status"], map(escape, failed["reason"]), strict=True)
+    reasons = sorted(grouped_reasons(map(": ".join, pairs)), key=lambda group: -group[0])
     without = [f"- {n} x {why}" for n, why in reasons[:MAX_LINES]]
     without += [f"- {len(reasons) - MAX_LINES} more"] if len(reasons) > MAX_LINES else []
     lines += ["Without a value:\n\n" + "\n".join(without)] if without else []

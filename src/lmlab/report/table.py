@@ -18,7 +18,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from lmlab.report.frame import UNCOMMITTED, Rows, candidates, distinct, records
-from lmlab.report.text import DASH, escape, kinds, markdown_table, plain, quoted, unsteady
+from lmlab.report.text import DASH, escape, grouped_reasons, markdown_table, plain, quoted, unsteady
 
 STATUS_CELLS = {
     "oom": "OOM",
@@ -261,5 +261,6 @@ class _Index:
 def _reasons(cells: Sequence[Cell]) -> list[str]:
     """Why cells are empty, where that takes more than a word."""
     states = [(cell.row["status"], cell.reason) for cell in cells if cell.row]
-    told = [(s, reason) for s, reason in states if s in EXPLAINED and len(reason.split()) > 1]
-    return [why for _, why in kinds(f"{STATUS_CELLS[s]}: {escape(why)}" for s, why in told)]
+    states = [(s, reason) for s, reason in states if s in EXPLAINED and len(reason.split()) > 1]
+    reasons = (f"{STATUS_CELLS[status]}: {escape(reason)}" for status, reason in states)
+    return [reason for _, reason in grouped_reasons(reasons)]

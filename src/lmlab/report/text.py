@@ -108,7 +108,7 @@ def join(items: Sequence[Any], last: str = "and") -> str:
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def kinds(reasons: Iterable[str]) -> list[tuple[int, str]]:
+def grouped_reasons(reasons: Iterable[str]) -> list[tuple[int, str]]:
     """Reasons that differ only in numbers as one: how many there are, and the first."""
     found: dict[str, list[str]] = defaultdict(list)
     for reason in reasons:

@@ -22,8 +22,9 @@ from tests.processes import DEADLINE_S, is_gone, wait_until
 
 # A process of its own, because it is to be killed and to import no torch.
 CLIENT = """
-import sys
-from lmlab.measure.warm_start import run
+import os, sys
+from lmlab.measure.warm_start import processes, run
+processes.GRACE_S = float(os.environ.get("GRACE_S", processes.GRACE_S))
 status = run(sys.argv[1], sys.argv[2:])
 assert "torch" not in sys.modules
 print(f"status {status}", file=sys.stderr)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.measure.warm_start.conftest import CLIENT, Lab, finish
-from tests.processes import wait_until
+from tests.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -156,7 +156,8 @@ def test_a_signal_to_the_client_ends_the_job_without_a_traceback(
     tmp_path: Path,
 ) -> None:
     shared_lab.write("job", WAITING)
-    client = shared_lab.start("job", handling, str(tmp_path / "running"), mode=mode)
+    grace = {} if handling == "ignored" else {"GRACE_S": str(DEADLINE_S)}
+    client = shared_lab.start("job", handling, str(tmp_path / "running"), mode=mode, **grace)
     wait_until((tmp_path / "running").exists)
     client.send_signal(number)
     assert finish(client) == expected

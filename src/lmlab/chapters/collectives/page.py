@@ -189,7 +189,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "noisy": int((small["noisy"].eq(True) | small["stability"].isin(UNSTEADY)).sum()),
         "small": len(small),
         "alone": (alone["value"].min(), alone["value"].max()) if len(alone) else None,
-        "cpu": [group for group in groups if group["placement"] == "cpu"],
     }
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from lmlab.chapters import rank_page
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, records, select
+from lmlab.report.frame import Results, Rows, combine, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import quantity, time
 
@@ -30,8 +30,19 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = rank_page.with_ranks(rows, results)
     names = {"scheme": rows.variant.map(NAMES), "short": rows.variant.map(SHORT)}
     rows = rank_page.with_most(rows.assign(**names))
+    parts = {
+        name: {"quantity": "profiled_time", "activity": name}
+        for name in ("compute", "communication", "overlapped")
+    }
+    rows = combine(rows, "exposed_share", parts, exposed_share, on=["source", "variant"])
     compared = rank_page.against(rows, DDP).rows().assign(quantity="versus_ddp")
     return pd.concat([rows, compared], ignore_index=True) if len(compared) else rows
+
+
+def exposed_share(times: Rows) -> Any:
+    """The share of a profiled step in which messages are in flight and nothing is computed."""
+    exposed = times["communication"] - times["overlapped"]
+    return exposed / (times["compute"] + exposed)
 
 
 def waits(results: Results) -> Rows:
@@ -62,8 +73,9 @@ TABLES = {
         data=rank_page.after_step,
     ),
     "steps": rank_page.variant_table(
-        "A training step, {ranks}; messages, in flight and overlapped (the share of the time in "
-        "flight during which the device computes): one profiled step of rank 0, slower than others",
+        "A training step, {ranks}; from one profiled step of rank 0, slower than others: messages, "
+        "in flight, overlapped (the share of that during which the device computes), and "
+        "communication (the share of the step that is only that)",
         {
             "step (ms)": time(phase="total"),
             "fastest round": time(phase="total", field="min"),
@@ -73,6 +85,7 @@ TABLES = {
             "messages": quantity("messages_seen", "integer"),
             "in flight (ms)": quantity("profiled_time", "ms", activity="communication"),
             "overlapped": quantity("overlapped_share", "percent", rank=0),
+            "communication": quantity("exposed_share", "percent"),
         },
     ),
 }
