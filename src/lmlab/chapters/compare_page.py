@@ -12,8 +12,8 @@ import pandas as pd
 
 from lmlab.report.frame import Rows, select, table_of
 from lmlab.report.table import Table, memory, quantity, time
+from lmlab.report.text import GIB
 
-GIB = 2**30
 NOT_STATED = "not stated"
 # The column of the front page's table that is compared, where it is not the first time or share.
 COLUMNS = {

@@ -23,6 +23,7 @@ from lmlab.report.frame import (
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
+from lmlab.report.text import GIB
 
 TITLE = "Attention"
 
@@ -177,7 +178,7 @@ def speedups(pairs: list[Pair]) -> Rows:
 
 
 def at_largest(rows: Rows, topic: str, *fields: str) -> Rows:
-    """A topic at its largest head dimension, say: what little else changes is shown there."""
+    """Rows of a topic at the largest value of each field."""
     rows = select(rows, topic=topic)
     for field in fields:
         rows = rows[rows[field] == rows[field].max()]
@@ -254,7 +255,7 @@ def accounts(rows: Rows) -> Rows:
 
 
 def relative_speed(results: Results, topic: str) -> Rows:
-    """Speed relative to the fastest of all variants, forward and backward, in bf16 if there is."""
+    """Speed relative to the fastest of all variants, forward and backward, in bf16 if measured."""
     rows = select(results.rows, topic=topic, quantity="time", phase="both", status="ok")
     rows = select(rows, flags=consistent)
     if "bf16" in set(rows["precision"]):
@@ -288,7 +289,7 @@ def naive_panels(results: Results) -> Rows:
     panels = {
         "forward (ms)": select(rows, quantity="time", phase="forward"),
         "backward (ms)": select(rows, quantity="time", phase="backward"),
-        "peak memory (GiB)": peaks.assign(value=peaks["value"] / 2**30),
+        "peak memory (GiB)": peaks.assign(value=peaks["value"] / GIB),
     }
     return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
 
