@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "attention": {"kernels"},
     "model": {"attention"},
-    "parallel": {"model", "attention", "kernels"},
+    "parallel": {"model"},
     "planning": set(),
     "measure": set(),
     "study": set(),

@@ -19,7 +19,7 @@ from tests.kernels.conftest import FakeGpu
 
 pytestmark = pytest.mark.slow
 
-FEW = 64  # bytes that a kernel which fills the registers may spill; it depends on CUDA's version
+FEW = 64  # bytes that a warp-specialized kernel may spill, outside of its long loop
 
 
 class Launch(NamedTuple):
@@ -33,6 +33,7 @@ class Launch(NamedTuple):
     length: int = 16384
     dtype: torch.dtype = torch.bfloat16
     spills: int = 0
+    spills_with_cuda_13: int = 0
 
 
 FORWARD, BACKWARD, DELTA = "flash_forward_kernel", "flash_backward_kernel", "delta_kernel"
@@ -47,7 +48,7 @@ LAUNCHES = [
     *(Launch("hopper", "backward", d, [DELTA, WIDE, DQ], spills=FEW) for d in (192, 256)),
     Launch("hopper", "backward", 128, [DELTA, DKDV, DQ], spills=FEW),
     Launch("hopper", "backward", 64, [DELTA, DKDV, DQ], 2, spills=FEW),
-    Launch("hopper", "backward", 64, [BACKWARD], heads=1, length=512, spills=FEW),
+    Launch("hopper", "backward", 64, [BACKWARD], heads=1, length=512, spills_with_cuda_13=48),
     Launch("hopper", "forward", 64, [FORWARD], dtype=torch.float32),
     Launch("hopper", "backward", 16, ["decompose_kernel", BACKWARD], dtype=torch.float32),
 ]
@@ -67,8 +68,10 @@ def test_kernels_fit_and_do_not_spill(case: Launch, gpu: FakeGpu, tmp_path: Path
     assert [name for name, _ in gpu.compiled] == case.kernels
     problem = Problem.of(q, k, True, case.direction)
     tiles = look_up(problem)
+    is_newer = float(triton.knobs.nvidia.ptxas.version) >= 13
+    allowed = max(case.spills, case.spills_with_cuda_13 if is_newer else 0)
     for name, kernel in gpu.compiled:
-        assert spilled_bytes(kernel, tmp_path) <= case.spills
+        assert spilled_bytes(kernel, tmp_path) <= allowed
         if name in (DELTA, "decompose_kernel"):
             continue
         assert kernel.metadata.shared <= shared_bytes(problem, tiles)

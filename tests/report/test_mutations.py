@@ -184,6 +184,27 @@ def test_no_result_is_blamed_for_a_fault_of_the_page(
     assert all(line.startswith("not rendered: ") for line in lines), lines
 
 
+@pytest.mark.slow
+def test_a_fault_of_one_page_does_not_bring_back_what_stops_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> dict[str, Any]:
+        raise NameError("no such name")
+
+    monkeypatch.chdir(tmp_path)
+    config = only(small_config(), ["attention", "precision"])
+    naive = [p for p in copied(config)["attention"] if p.parameters["topic"] == "naive"]
+    file = naive[1].path(Path("results"), MACHINE)
+    values = json.loads(file.read_text())
+    del values["settings"]["precision"]
+    file.write_text(json.dumps(values))
+    monkeypatch.setattr("lmlab.chapters.precision.page.facts", broken)
+    blamed, *own = sorted(rendered(config)[0], key=lambda line: line.startswith("not rendered"))
+    assert blamed.startswith(f"{file}: left out")
+    assert own
+    assert all("precision" in line.partition(": ")[2].partition(":")[0] for line in own), own
+
+
 def copied(config: dict[str, Any]) -> dict[str, list[Point]]:
     """Copy the study's results into this folder; returns their points by chapter."""
     points: dict[str, list[Point]] = {}

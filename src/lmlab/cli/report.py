@@ -25,7 +25,7 @@ from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
 from lmlab.study.selection import REPEAT
 
-# Per failing chapter; a chapter that fails without them as well has a fault of its own.
+# Per failing chapter. An error that is left after that is the page's own: no result is to blame.
 MOST_LEFT_OUT = 3
 
 
@@ -43,19 +43,32 @@ def write_report(
     one line per file that could not be used and per part that could not be rendered."""
     study = load_study(config, device)
     found = load_results(study, machine, results, references)
+    left_out: dict[str, str] = {}
     made = Attempt(study, found, templates, out)
     for _ in range(MOST_LEFT_OUT):
         if not made.write() or not (culprits := made.culprits()):
             break
-        remaining = made.results
-        for path, fault in culprits.items():
-            remaining = remaining.without([path], f"left out, its page fails: {fault}")
-        made = Attempt(study, remaining, templates, out)
+        left_out |= culprits
+        made = Attempt(study, without(found, left_out), templates, out)
     else:
         if made.write():
-            made = Attempt(study, found, templates, out)
+            own = {error_in(fault) for fault in made.faults}
+            guilty = {path: f for path, f in left_out.items() if error_in(f) not in own}
+            made = Attempt(study, without(found, guilty), templates, out)
             made.write()
     return [*made.results.problems, *(f"not rendered: {fault}" for fault in made.faults)]
+
+
+def error_in(fault: str) -> str:
+    """A fault without the part that could not be rendered."""
+    return fault.partition(": ")[2]
+
+
+def without(results: Results, faults: Mapping[str, str]) -> Results:
+    """The results but for those that make a page fail, with what they make fail."""
+    for path, fault in faults.items():
+        results = results.without([path], f"left out, its page fails: {fault}")
+    return results
 
 
 class Attempt:

@@ -16,27 +16,27 @@ from lmlab.study.results import Result
 MAX_LINES = 12
 PAUSE_S = 3
 FIRST_CALLS = ("first_call_time", "first_step_time", "compile_time")
-CUTE = ("flash_attn_4", "flash_attn_4_deterministic")  # their compiling counts as measuring
 NAMES = {"ok": "measured", "oom": "out of memory"}
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
 
 
-def summary(results: Results) -> Markup:
-    """One paragraph for the front page: how many points, from which code, and what is wrong."""
+def summary(results: Results, unwatched: Sequence[str] = ()) -> Markup:
+    """One paragraph for the front page: how many points, from which code, and what is wrong.
+    `unwatched` names variants whose compiling no counter sees, so that it counts as measuring."""
     points = results.rows["source"].nunique()
     readable = list(results.results.values())
     states = Counter(NAMES.get(result.status, result.status) for result in readable)
     states["unreadable"] = len(results.problems)
     states["not measured"] = points - states.total()
     parts = [f"{points} points: {_counted(states)}"]
-    parts += [_code(readable), _cost(readable)] if readable else []
+    parts += [_code(readable), _cost(readable, unwatched)] if readable else []
     problems = [f"Unreadable: {escape(problem)}" for problem in results.problems[:MAX_LINES]]
     if more := len(results.problems) - len(problems):
         problems.append(f"Unreadable: {more} more, which `lmlab status` names.")
     return Markup("\n\n".join([". ".join(parts) + ".", *problems]))
 
 
-def _cost(results: Sequence[Result]) -> str:
+def _cost(results: Sequence[Result], unwatched: Sequence[str]) -> str:
     """Wall time and what it went into, as far as all results record that."""
     starts = pd.to_datetime([result.started_at for result in results], errors="coerce")
     rows = pd.DataFrame({"start": starts, "s": [result.elapsed_s for result in results]})
@@ -53,8 +53,8 @@ def _cost(results: Sequence[Result]) -> str:
     # torch.compile has forgotten its time, but reported first calls over a second are compilations.
     rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
     calls = [[m for m in r.measurements if m["quantity"] in FIRST_CALLS] for r in results]
-    seen = [[m["value"] for m in each if m["labels"].get("variant") not in CUTE] for each in calls]
-    first = pd.Series([sum(ms for ms in each if ms and ms > 1e3) / 1e3 for each in seen])
+    calls = [[m for m in each if m["labels"].get("variant") not in unwatched] for each in calls]
+    first = pd.Series([sum(m["value"] for m in c if (m["value"] or 0) > 1e3) / 1e3 for c in calls])
     parts["compiling"] = parts["compiling"].clip(lower=first).clip(upper=rest)
     shares = parts.sum() / total_s
     shares["set-up, checks and starting processes"] = 1 - shares.sum()

@@ -377,8 +377,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     mfu = {"quantity": "mfu", "clock": "device" if len(busy) else "wall", **MAIN}
     settled = select(rows, quantity="settles_at", **TRAINED)["value"]
     cold_mean = records(select(rows, quantity="cold_mean", **TRAINED))
+    extremes = {p: chapter.extremes(precision=p, **whole) for p in precisions}
+    slowest = extremes["fp32"]["high"] if extremes.get("fp32") else {"source": None}
+    phases = select(rows, source=slowest["source"], **times("wall", [*PASSES, "optimizer"]))
     return {
-        "steps": {p: chapter.extremes(precision=p, **whole) for p in precisions},
+        "steps": extremes,
+        "phases": {row["phase"]: row["value"] / slowest["value"] for row in records(phases)},
         "in_bf16": {(row["size"], row["context"]): row for row in bf16},
         "batch": next(iter(main["batch"]), None),
         "shortest": next(iter(steps["context"]), None),

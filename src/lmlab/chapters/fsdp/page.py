@@ -75,7 +75,7 @@ TABLES = {
     "steps": rank_page.variant_table(
         "A training step, {ranks}; from one profiled step of rank 0, slower than others: messages, "
         "in flight, overlapped (the share of that during which the device computes), and "
-        "communication (the share of the step that is only that)",
+        "communication (the share of the step with messages in flight and nothing computed)",
         {
             "step (ms)": time(phase="total"),
             "fastest round": time(phase="total", field="min"),
