@@ -378,7 +378,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     settled = select(rows, quantity="settles_at", **TRAINED)["value"]
     cold_mean = records(select(rows, quantity="cold_mean", **TRAINED))
     extremes = {p: chapter.extremes(precision=p, **whole) for p in precisions}
-    slowest = extremes["fp32"]["high"] if extremes.get("fp32") else {"source": None}
+    fp32 = extremes.get("fp32")
+    slowest = fp32["high"] if fp32 else {"source": None}
     phases = select(rows, source=slowest["source"], **times("wall", [*PASSES, "optimizer"]))
     return {
         "steps": extremes,
