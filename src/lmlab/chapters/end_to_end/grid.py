@@ -14,8 +14,8 @@ from typing import Any
 from lmlab.study.config import Study
 from lmlab.study.points import Point
 
-AXES = ("sizes", "contexts", "batches", "precisions", "modes")
-PARAMETERS = ("size", "context", "batch", "precision", "mode")
+SHAPES = {"size": "sizes", "context": "contexts", "batch": "batches", "precision": "precisions"}
+AXES = {**SHAPES, "mode": "modes"}
 # A graph is captured of what has a backward pass and no optimizer, whose step count is Python's.
 GRAPH_MODE = "forward_backward"
 Block = Mapping[str, Any]
@@ -32,14 +32,20 @@ def points(study: Study, block: Block) -> list[Point]:
 
 
 def _grids(study: Study, block: Block) -> Iterator[Point]:
-    grids = [block, *({**block, **more} for more in block["more"])]
-    combinations = (product(*(grid[axes] for axes in AXES)) for grid in grids)
     settings = {key: block[key] for key in ("max_steps", "interval")}
     checks = [{"mode": GRAPH_MODE, **check} for check in block["graph_checks"]]
-    for values in dict.fromkeys(values for grid in combinations for values in grid):
-        point = dict(zip(PARAMETERS, values, strict=True))
+    for point in combinations(block, AXES):
         settings["graph_replay"] = any(check.items() <= point.items() for check in checks)
         yield _point(study, block, point, block["warmup"], "warm", settings)
+
+
+def combinations(block: Block, axes: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The grid and those that `more` adds to it, every combination of the axes once."""
+    grids = [block, *({**block, **more} for more in block["more"])]
+    found = (
+        values for grid in grids for values in product(*(grid[axis] for axis in axes.values()))
+    )
+    yield from (dict(zip(axes, values, strict=True)) for values in dict.fromkeys(found))
 
 
 def _cold_starts(study: Study, block: Block) -> Iterator[Point]:

@@ -9,7 +9,7 @@ from lmlab.chapters.attention.page import NAMES
 from lmlab.chapters.machine.page import with_rates, with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, derived, distinct, select
+from lmlab.report.frame import Results, Rows, combine, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, speedup, time
 
@@ -23,7 +23,7 @@ OWN: dict[str, Any] = {"own": True}
 
 
 def _rungs(baseline: str, topic: str, *on: str) -> Compare:
-    where = {"quantity": "token_time", "topic": topic}
+    where = {"quantity": "token_time", "clock": "wall", "topic": topic}
     return Compare(variant={"side": "rung"}, baseline={"side": baseline}, on=on, where=where)
 
 
@@ -40,6 +40,11 @@ COMPARISONS = {
     "kernels": _kernels("library"),
     "loss": _kernels("compiled"),
 }
+# Of the rung itself; in rounds with the next one it takes another wall time.
+BUSY: dict[str, dict[str, Any]] = {
+    clock: {"quantity": "time", "clock": clock, "side": "rung", "topic": "ladder"}
+    for clock in ("device", "wall")
+}
 COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "layers", "precision"]
 
 
@@ -51,7 +56,9 @@ def derive(rows: Rows, results: Results) -> Rows:
         attention=rows["attention"].map(lambda name: NAMES.get(name, name)),
     )
     rates = {"throughput": "tokens", "rate": "flops"}
-    rows = with_rates(rows, rates, ["source", "rung", "attention"], side=["rung", "other"])
+    key = ["source", "rung", "attention"]
+    rows = with_rates(rows, rates, key, side=["rung", "other"], clock="wall")
+    rows = combine(rows, "busy_share", BUSY, lambda p: p.device / p.wall, on=key)
     rows = with_share(rows, "mfu", results, "stated_matmul_rate")
     rows = with_share(rows, "measured_mfu", results, "matmul_rate")
     own = {"quantity": "throughput", **OWN}
@@ -78,6 +85,8 @@ TABLES = {
         columns={
             "batch": quantity("tokens", "integer", field="batch_size", **OWN),
             "step (ms)": time(side="rung"),
+            "device (ms)": time(side="rung", clock="device"),
+            "device / wall": quantity("busy_share", "percent"),
             "tokens/s": quantity("throughput", "integer", **OWN),
             "over the rung before": speedup(comparison="rungs"),
             "MFU, stated peak": quantity("mfu", "percent", **OWN),
@@ -97,6 +106,10 @@ TABLES = {
         columns={
             "ours (ms)": time(side="rung", attention=lambda name: name != "naive"),
             "other (ms)": time(side="other"),
+            "ours, device (ms)": time(
+                side="rung", attention=lambda name: name != "naive", clock="device"
+            ),
+            "other, device (ms)": time(side="other", clock="device"),
             "other": time("text", side="other", field="attention"),
             "speed of ours against it": speedup(comparison="attention"),
         },

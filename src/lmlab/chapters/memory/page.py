@@ -174,7 +174,7 @@ def front_strategies(rows: Rows) -> Rows:
 def checkpointed_points(rows: Rows) -> list[str]:
     """Points with timed strategies; first those where the step fits without checkpointing too, the
     longest step, which waits least for the host, in front."""
-    times = select(rows, quantity="time", status="ok", **CHECKPOINTING)
+    times = select(rows, quantity="time", clock="wall", status="ok", **CHECKPOINTING)
     plain = select(times, variant="none").sort_values("value", ascending=False)
     return list(dict.fromkeys([*plain["source"], *times["source"]]))
 
@@ -184,7 +184,7 @@ def slowdowns(rows: Rows) -> dict[tuple[str, str], Pair]:
     baseline is no checkpointing, or the input of every block where that does not fit."""
     found = {}
     for source in checkpointed_points(rows):
-        times = select(rows, quantity="time", status="ok", source=source)
+        times = select(rows, quantity="time", clock="wall", status="ok", source=source)
         names = list(times["variant"])
         baseline = {"variant": next(n for n in ("none", "every-1", *names) if n in names)}
         for name in names:
@@ -267,6 +267,7 @@ def _by_mode(name: str, format: str) -> dict[str, Any]:
 STRATEGY_COLUMNS = {
     "peak (GiB)": memory(),
     "step (ms)": time(),
+    "device (ms)": time(clock="device"),
     "relative time": quantity("relative_time", "times"),
 }
 BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}

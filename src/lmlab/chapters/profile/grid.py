@@ -1,12 +1,11 @@
-"""Profile: one point per size and context; a point records all three modes in one process."""
+"""Profile: one point per size and context, all modes in one process; `more` as in end to end."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from lmlab.chapters.end_to_end.grid import SHAPES, combinations
 from lmlab.study.config import Study
-from lmlab.study.points import Point, crossed
-
-AXES = {"size": "sizes", "context": "contexts", "batch": "batches", "precision": "precisions"}
+from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
@@ -16,5 +15,5 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     model = {**study.own_model(), "attention": study.common["attention"]}
     return [
         Point("profile", {**each, **model}, {**study.size_settings(each["size"]), **own, **common})
-        for each in crossed(**{name: block[axis] for name, axis in AXES.items()})
+        for each in combinations(block, SHAPES)
     ]

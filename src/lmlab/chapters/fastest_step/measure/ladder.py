@@ -9,10 +9,11 @@ not fit next to each other are rebuilt for every round (`rebuilt`).
 
 Records have the labels rung, precision, attention, batch_size, checkpoint and side (`rung`,
 `before` for the one below it, `other` for another attention): `time` and `token_time` (ms per step
-and per token, wall clock). Without side: `compile_time` (what the first steps take beyond a later
-one: compilation, capture), `peak_memory`, `energy_per_token`, `loss_error` and `gradient_error`
-with their `loss_tolerance` and `gradient_tolerance`, `flops` (matmuls of the model, causal half of
-attention, recomputation not counted), `tokens`, and `tried_throughput` of every batch tried.
+and per token; wall clock, and device time except for `before`). Without side: `compile_time` (what
+the first steps take beyond a later one: compilation, capture), `peak_memory`, `energy_per_token`,
+`loss_error` and `gradient_error` with their `loss_tolerance` and `gradient_tolerance`, `flops`
+(matmuls of the model, causal half of attention, recomputation not counted), `tokens`, and
+`tried_throughput` of every batch tried.
 """
 
 import time
@@ -38,6 +39,7 @@ from lmlab.chapters.attention.measure.variants import (
 from lmlab.chapters.fastest_step.measure.rungs import Rung, next_rung, refuse, shape_of
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
+from lmlab.measure.busy import busy_ms, device_measurement
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from lmlab.measure.nvml import nvml_session, query, visible_gpu
@@ -51,6 +53,7 @@ from lmlab.study.points import Point
 GRADIENT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.05}
 """Relative difference of all sampled gradients to fp32's, by precision."""
 REBUILT_ROUNDS = 3
+PROFILED_STEPS = 2
 WORTHWHILE = 1.02
 """By how much a larger batch has to raise the tokens per second for the next one to be tried."""
 BELOW = "below"
@@ -119,6 +122,7 @@ class Ladder:
         if rung.name in steps:
             rebuilt = self._time(rung.name, steps, rebuilt)
             for name, step in steps.items():
+                self._time_device(rung.name, name, step, rebuilt)
                 self._note_energy(variants, name, step)
                 if rebuilt:
                     step.close()
@@ -224,15 +228,30 @@ class Ladder:
         times = None if rebuilt else self._rounds(running)
         rebuilt = times is None
         times = times or self._rebuilt_rounds(running)
-        batch = self._trainer.shape.batch
         for name, measured in times.items():
-            labels = running[name].rung.labels(batch)
-            side = {BELOW: "before", own: "rung"}.get(name, "other")
-            labels |= {"rung": steps[own].rung.name, "side": side, "rebuilt": rebuilt}
-            samples = tuple(ms / running[name].tokens for ms in measured.samples_ms)
-            per_token = replace(measured, samples_ms=samples)
-            self.records += [timed(measured, **labels), timed(per_token, "token_time", **labels)]
+            self._record(own, name, running[name], measured, rebuilt)
         return rebuilt
+
+    @measuring()
+    def _time_device(self, own: str, name: str, step: RungStep, rebuilt: bool) -> None:
+        """Device time of whole steps, after the rounds."""
+        if self._device.type != "cuda":
+            return
+        step.capture()
+        step.run()
+        samples = [ms for _ in range(PROFILED_STEPS) for ms in busy_ms(step.run, self._device)]
+        self._record(own, name, step, device_measurement(samples), rebuilt)
+
+    def _record(
+        self, own: str, name: str, step: RungStep, measured: Measurement, rebuilt: bool
+    ) -> None:
+        """Times of a step and of a token, in the rounds of the rung `own`."""
+        side = {BELOW: "before", own: "rung"}.get(name, "other")
+        labels = step.rung.labels(self._trainer.shape.batch)
+        labels |= {"rung": own, "side": side, "rebuilt": rebuilt}
+        samples = tuple(ms / step.tokens for ms in measured.samples_ms)
+        per_token = replace(measured, samples_ms=samples)
+        self.records += [timed(measured, **labels), timed(per_token, "token_time", **labels)]
 
     def _rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement] | None:
         """Rounds of steps that are all in memory; None if they do not fit next to each other."""
