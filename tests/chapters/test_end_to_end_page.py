@@ -85,9 +85,9 @@ def test_quantities_are_derived_from_what_was_measured(tmp_path: Path) -> None:
 )
 def test_precisions_may_be_equal(tmp_path: Path, bf16: float, between: float, verdict: str) -> None:
     chapter = built(study(tmp_path, bf16, 0.99, between), "end_to_end", "machine")["end_to_end"]
-    (pair,) = chapter.compare["bf16"].pairs
+    (pair,) = chapter.compare["bf16"]
     assert pair.verdict == verdict
-    (pair,) = chapter.compare["bf16_device"].pairs
+    (pair,) = chapter.compare["bf16_device"]
     assert pair.ratio == pytest.approx(100 / bf16)
     shown = {"faster": "2.5x", "slower": "0.62x", "same": "same", "undecided": "1.25x"}[verdict]
     assert f"| small | {shown} |" in chapter.table("front_bf16"), "by device time"
@@ -155,7 +155,7 @@ def test_a_second_batch_is_a_key_everywhere(tmp_path: Path) -> None:
     _, pages = rendered(tmp_path, results, "end_to_end")
     chapter = built(results, "end_to_end")["end_to_end"]
     for comparison in chapter.compare.values():
-        assert [pair.point["batch"] for pair in comparison.pairs] == [4, 1]
+        assert [pair.point["batch"] for pair in comparison] == [4, 1]
     assert chapter.facts["busy_points"] == 2, "the front page shows the first batch"
     assert chapter.table("front_steps").count("| small |") == 2
     assert "| small, batch 1 | 128 | bf16 | forward | 8.00 |" in pages["end_to_end"]

@@ -67,14 +67,22 @@ def test_the_end_to_end_grid_has_its_points_once_and_checks_some_of_them() -> No
 def test_every_topic_has_a_grid_of_its_own(chapter: str, topic: str | None, batch: int) -> None:
     block = {**FULL[chapter], **FULL[chapter].get(topic, {})}
     precisions = [block["precision"]] if "precision" in block else block["precisions"]
-    asked = [p.parameters for p in points(chapter) if p.parameters.get("topic") == topic]
+    only = {"more": []} if "more" in block else {}
+    asked = [p.parameters for p in points(chapter, **only) if p.parameters.get("topic") == topic]
     found = [tuple(point[axis.removesuffix("s")] for axis in AXES) for point in asked]
     assert found == list(product(block["sizes"], block["contexts"], precisions))
     assert {point["batch"] for point in asked} == {batch}
 
 
+def test_further_grids_add_points_and_repeat_none() -> None:
+    more = [{"contexts": [16, 8]}, {"precisions": ["bf16"]}]
+    found = [point.parameters for point in points("profile", study="nano", more=more)]
+    axes = [(point["context"], point["precision"]) for point in found]
+    assert axes == [(16, "fp32"), (8, "fp32"), (16, "bf16")]
+
+
 def test_only_strategies_that_divide_the_blocks_are_asked_for() -> None:
-    asked = of("checkpointing", "memory", strategies=["none", "every-3"])
+    asked = of("checkpointing", "memory", strategies=["none", "every-3"], sizes=["xl", "2.7b"])
     found = {point.parameters["size"]: point.settings["strategies"] for point in asked}
     assert found == {"xl": "none,every-3", "2.7b": "none"}  # 48 and 32 blocks
 

@@ -185,7 +185,7 @@ def test_what_communication_costs_comes_from_paired_rounds(tmp_path: Path) -> No
     assert (facts["bucket_pairs"], facts["bucket_pairs_decided"]) == (1, 1)
     against_flat = [line.split("|")[-2].strip() for line in chapter.table("front").split("\n")[4:6]]
     assert against_flat == ["1.50x", "1.51x"], "both that send during backward are faster"
-    assert chapter.compare["torch"].pairs[0].verdict == "undecided"
+    assert chapter.compare["torch"][0].verdict == "undecided"
     assert facts["sizes"] == {"size": "small", "left_out": [{"size": "xl", "reason": "too large"}]}
     assert "20 %" in chapter.table("messages")
 

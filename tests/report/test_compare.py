@@ -10,19 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlab.measure.records import Record, value
-from lmlab.report.compare import (
-    FASTER,
-    SAME,
-    SLOWER,
-    UNDECIDED,
-    Compare,
-    Interval,
-    paired,
-    process_variation,
-    unpaired,
-)
+from lmlab.report.compare import Compare, paired, process_variation, unpaired
 from lmlab.report.frame import Results
 from lmlab.report.repeat import DEVICE, GPU_BOUND, OTHER, agreement
+from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval
 from lmlab.study.results import Result
 from tests.report.study import result, time_record, written
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from lmlab.measure.records import value
+from lmlab.report.frame import select
 from lmlab.report.table import Table, memory, time
 from lmlab.report.text import FORMATS, escape, join, number, percent, slug, times
 from tests.report.study import result, small_study, time_record, written
@@ -39,6 +40,15 @@ def test_rows_columns_and_reasons(tmp_path: Path) -> None:
     ]
     assert "asked for 40 GiB" in text
     assert "median of 3" in text
+
+
+def test_a_column_without_any_value_is_left_out(tmp_path: Path) -> None:
+    columns = {"device (ms)": time(phase="total", clock="device"), "step (ms)": STEP}
+    table = Table(title="Steps", rows=["size", "precision"], columns=columns)
+    rows = small_study(tmp_path).rows
+    assert cells(table.render(select(rows, size="small")))[0] == ["size", "precision", "step (ms)"]
+    header, _, first, *_ = cells(table.render(rows))  # a reason is something to show
+    assert (header[2:], first[2:]) == (list(columns), ["–", "10.0"])
 
 
 def test_reasons_that_differ_only_in_numbers_are_one(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def against(rows: Rows, baseline: str) -> Comparison:
         Compare(variant={"variant": name}, baseline={"variant": baseline}, on=["ranks"]).run(times)
         for name in others
     )
-    return Comparison([pair for found in compared for pair in found.pairs])
+    return Comparison([pair for found in compared for pair in found])
 
 
 def group_facts(chapter: Chapter) -> dict[str, Any]:

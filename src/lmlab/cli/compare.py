@@ -15,10 +15,10 @@ from typing import Any
 from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
-from lmlab.report.compare import SLOWER
 from lmlab.report.frame import Rows
 from lmlab.report.text import MIB, number
-from lmlab.result_sets.differences import VERDICTS, Differences, differences
+from lmlab.report.verdict import SLOWER
+from lmlab.result_sets.differences import COUNTED, Differences, differences
 from lmlab.result_sets.sets import MEMORY, ResultSet, load_set
 
 LARGEST, LISTED = 10, 12
@@ -79,9 +79,9 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
     if same := int(found.pairs["identical"].sum()):
         yield f"{same} records are the same measurement in both sets"
     yield ""
-    table = [["chapter, clock or memory", "both", *VERDICTS, "geometric mean"]]
+    table = [["chapter, clock or memory", "both", *COUNTED, "geometric mean"]]
     for row in found.chapters().to_dict("records"):
-        counts = [str(row[name]) for name in ("pairs", *VERDICTS)]
+        counts = [str(row[name]) for name in ("pairs", *COUNTED)]
         table.append([f"{row['chapter']}, {row['clock']}", *counts, f"{row['geomean']:.3f}x"])
     yield from aligned(table)
     largest = found.largest(LARGEST)

@@ -1,11 +1,4 @@
-"""Variant against baseline, everywhere both were measured: one rule for the whole project.
-
-The ratio is baseline over variant, so more than 1 means the variant is faster. Its 95 % interval
-decides the verdict:
-
-- faster or slower: the interval excludes 1 and the difference exceeds 2 %,
-- same: the whole interval lies within 2 % of 1,
-- undecided: anything else.
+"""Variant against baseline, everywhere both were measured; `verdict` says which is faster.
 
 Inside one job, variants take turns, so round i of one is paired with round i of the other and
 drift cancels; where one was sampled more often than the other, medians are compared. Between jobs
@@ -17,54 +10,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from statistics import geometric_mean, quantiles, variance
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from lmlab.report.frame import NO_STATISTICS, Rows, records, select, table_of
 from lmlab.report.text import times
-
-CONFIDENCE = 0.95
-SMALLEST_DIFFERENCE = 0.02
-# Half width of a log interval beyond which it says nothing, and exp would soon overflow.
-WIDEST = 100.0
-FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A ratio with its confidence interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @cached_property
-    def verdict(self) -> str:
-        above, below = 1 + SMALLEST_DIFFERENCE, 1 / (1 + SMALLEST_DIFFERENCE)
-        if not math.isfinite(self.low + self.high):
-            return UNDECIDED
-        if self.low > 1 and self.ratio > above:
-            return FASTER
-        if self.high < 1 and self.ratio < below:
-            return SLOWER
-        return SAME if below <= self.low and self.high <= above else UNDECIDED
-
-    @property
-    def decided(self) -> bool:
-        """Whether the ratio may be quoted as a difference."""
-        return self.verdict in (FASTER, SLOWER)
-
-
-def interval(ratio: float, error: float, df: float) -> Interval:
-    """The interval of a ratio from its standard error; boundless without one."""
-    if not math.isfinite(error) or df < 1:
-        return Interval(ratio=ratio, low=0.0, high=math.inf)
-    half = min(stdtrit(df, (1 + CONFIDENCE) / 2) * error, WIDEST)
-    return Interval(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
+from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval, interval
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
@@ -209,10 +163,6 @@ class Pair(Interval):
 
 class Comparison(list[Pair]):
     """All pairs of one comparison; empty if nothing was measured on both sides."""
-
-    @property
-    def pairs(self) -> list[Pair]:
-        return self
 
     def where(self, **point: Any) -> "Comparison":
         """The pairs whose point matches."""

@@ -4,13 +4,15 @@
           columns={"Forward (ms)": time(phase="forward"), "Step (ms)": time(phase="total")})
 
 Cells without a value say why (OOM, unsupported, not measured); reasons, marks for noisy or
-power-capped values, and the number of samples become the line below the table.
+power-capped values, and the number of samples become the line below the table. A column without
+any value is left out.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import compress
 from string import Formatter
 from typing import Any
 
@@ -146,6 +148,10 @@ class Table:
             return ""
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
         header = [escape(name) for name in [*names, *columns]]
+        # A column that is empty in every line says nothing.
+        own = list(zip(*lines, strict=True))[len(names) :]
+        shown = [*(True for _ in names), *({*texts} != {DASH} for texts in own)]
+        header, *lines = (list(compress(line, shown)) for line in (header, *lines))
         caption = self._caption(used, facet)
         for mark in set(FLAG_MARKS.values()):
             if all(mark in cell.marks for cell in used if cell.can_bear(mark)):

@@ -2,7 +2,7 @@
 
 Records are matched on chapter, parameters, labels and clock; both must have done the same work, so
 settings that both state must agree. The ratio (more than 1: the second set is faster) and the rule
-for its verdict are those of report/compare.py. Two sets never shared a job: the interval holds the
+for its verdict are those of report/verdict.py. Two sets never shared a job: the interval holds the
 spread within each job and the variation between processes, which is estimated from work that a set
 repeats in several processes (`Noise`). The same measurement in both sets is the same, whatever its
 noise. Memory has none: it is less or more from a difference of 1 % on.
@@ -21,15 +21,16 @@ import pandas as pd
 from scipy.special import stdtr
 
 from lmlab.report import compare
-from lmlab.report.compare import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, Noise
+from lmlab.report.compare import Noise
 from lmlab.report.frame import Rows, records
+from lmlab.report.verdict import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, Interval, interval
 from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
 
 KEYS = ["chapter", "point", "quantity", "clock"]
 # Settings that say how long to measure, not what.
 SAMPLING = {"steps", "samples", "rounds", "time_cap_s", "variant_cap_s", "skip_if_too_large"}
 LESS, MORE = "less", "more"
-VERDICTS = (FASTER, SLOWER, LESS, MORE, SAME, UNDECIDED)
+COUNTED = (FASTER, SLOWER, LESS, MORE, SAME, UNDECIDED)
 SMALLEST_MEMORY_DIFFERENCE = 0.01
 # What sets the pace of a time: variation between processes is pooled over each of them.
 PACES = DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
@@ -56,10 +57,10 @@ class Differences:
         named = self.pairs.assign(clock=self.pairs["clock"].fillna(other))
         groups = named.groupby(["chapter", "clock"], sort=False)
         counts = groups["verdict"].value_counts().unstack(fill_value=0)
-        counts = counts.reindex(columns=list(VERDICTS), fill_value=0)
+        counts = counts.reindex(columns=list(COUNTED), fill_value=0)
         means = groups["ratio"].agg(lambda ratios: math.exp(np.log(ratios).mean()))
         found = counts.assign(pairs=groups.size(), geomean=means).reset_index()
-        return found[["chapter", "clock", "pairs", *VERDICTS, "geomean"]]
+        return found[["chapter", "clock", "pairs", *COUNTED, "geomean"]]
 
     def certain(self) -> Rows:
         """The times that differ even when all pairs are considered together: of those named here,
@@ -175,7 +176,7 @@ def _same_work(
 
 
 def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
-    """Ratio, interval and verdict of every pair, by the rule of compare.py."""
+    """Ratio, interval and verdict of every pair, by the rule of report/verdict.py."""
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
     both = both.drop(columns=["labels_a", "labels_b"])
     pairs = [(row, *_interval(row, variation)) for row in records(both)]
@@ -192,12 +193,12 @@ def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
 
 def _interval(
     row: Mapping[str, Any], variation: Mapping[str, tuple[float, int]]
-) -> tuple[compare.Interval, float]:
+) -> tuple[Interval, float]:
     """The interval of a pair's ratio, and how likely such a ratio is if nothing differs."""
     ratio = row["value_a"] / row["value_b"]
     ratio = 1 / ratio if row["quantity"] in RATES else ratio
     if row["identical"] or row["quantity"] in MEMORY:
-        return compare.interval(ratio, 0.0, 1), _chance(ratio, 0.0, 1)
+        return interval(ratio, 0.0, 1), _chance(ratio, 0.0, 1)
     spread, df = between(variation, row["pace_a"], row["pace_b"])
     known = row["quantity"] == TIME and math.isfinite(df)
     errors = [
@@ -208,7 +209,7 @@ def _interval(
     ]
     df = df if math.isfinite(df) else row["n_a"] + row["n_b"] - 2
     error = math.hypot(spread, *errors)
-    return compare.interval(ratio, error, df), _chance(ratio, error, df)
+    return interval(ratio, error, df), _chance(ratio, error, df)
 
 
 def _chance(ratio: float, error: float, df: float) -> float:

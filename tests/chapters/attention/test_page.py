@@ -91,7 +91,7 @@ def test_both_passes_may_not_take_far_longer_than_the_two_apart(tmp_path: Path) 
     flagged = select(rows, quantity="time", flags=lambda flags: not page.consistent(flags))
     assert list(zip(flagged["variant"], flagged["phase"], strict=True)) == [("tiled", "both")]
     best = page.ours_against_best(rows, "benchmark").where(phase="both")
-    assert [pair.baseline["variant"] for pair in best.pairs] == ["sdpa_cudnn"]
+    assert [pair.baseline["variant"] for pair in best] == ["sdpa_cudnn"]
     assert best.best.ratio == pytest.approx(1.5)
 
 
@@ -148,7 +148,7 @@ def test_the_chapter_shows_every_topic(tmp_path: Path) -> None:
     chapter = built(written(tmp_path / "again", results), "attention")["attention"]
     assert chapter.value(quantity="fused_to_matmuls") == 0.25
     assert chapter.value(quantity="written_to_matmuls") == 2.5
-    assert [pair.ratio for pair in chapter.facts["shapes"]["both"].pairs] == [pytest.approx(2)]
+    assert [pair.ratio for pair in chapter.facts["shapes"]["both"]] == [pytest.approx(2)]
     failed = {"sizes": ["small"], "reason": "relative error 1.5"}
     assert chapter.facts["shapes_failed"] == {"FlashAttention-4": failed}
     cells = ("| small | 512 | 2.00 | 0.500 | 5.00 |", "| over-cap |", "| 64x32 | 2.00 | 1.00 |")

@@ -156,13 +156,13 @@ def ours_against_all(rows: Rows, topic: str) -> Comparison:
     rows = select(rows, topic=topic)
     others = [name for (name,) in distinct(rows, ["variant"]) if name != OURS]
     compares = [versus(OURS, name, topic, [*ON[topic], "phase"]) for name in others]
-    return Comparison([pair for compare in compares for pair in compare.run(rows).pairs])
+    return Comparison([pair for compare in compares for pair in compare.run(rows)])
 
 
 def ours_against_best(rows: Rows, topic: str) -> Comparison:
     """Our kernels against the fastest other variant at every shape and pass."""
     best: dict[str, Pair] = {}
-    for pair in ours_against_all(rows, topic).pairs:
+    for pair in ours_against_all(rows, topic):
         best[pair.label] = min(best.get(pair.label, pair), pair, key=lambda each: each.ratio)
     return Comparison(list(best.values()))
 
@@ -221,7 +221,7 @@ def leaderboard(rows: Rows) -> Rows:
     both = select(rows, quantity="time", phase="both").drop_duplicates("attention")
     order = rows["attention"].map(both.set_index("attention")["value"])
     rows = rows.loc[pd.to_numeric(order).sort_values(kind="stable").index]
-    return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard").pairs)])
+    return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard"))])
 
 
 def extreme_naive(rows: Rows, status: str) -> dict[str, Any] | None:
@@ -437,7 +437,7 @@ TABLES = {
     "best": Table(
         title="Our kernels over the fastest other variant, forward and backward, {precision}",
         rows=["head_dim"],
-        data=lambda rows: speedups(ours_against_best(rows, "benchmark").pairs),
+        data=lambda rows: speedups(ours_against_best(rows, "benchmark")),
         where={"phase": "both"},
         columns={"{sequence}": speedup()},
     ),
@@ -447,7 +447,7 @@ TABLES = {
     "shapes": Table(
         title="Our kernels over the fastest other variant at the models' shapes, {phase}",
         rows=["precision", "batch", "size"],
-        data=lambda rows: speedups(ours_against_best(rows, "shapes").pairs),
+        data=lambda rows: speedups(ours_against_best(rows, "shapes")),
         columns={"{context}": speedup()},
     ),
     "shapes_slower": slower(
@@ -633,7 +633,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
         "shapes_failed": failed_at(rows, "shapes"),
         "raced": set(select(rows, topic="benchmark", quantity="time", status="ok")["attention"]),
-        "board": [board_facts(chapter, pair) for pair in board.pairs],
+        "board": [board_facts(chapter, pair) for pair in board],
         "why_not_ours": next(iter(ours["reason"].dropna()), None) if untimed else None,
         "excess": excess_facts(chapter),
         "checked": checked(chapter),

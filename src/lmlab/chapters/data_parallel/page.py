@@ -70,7 +70,7 @@ def communication(rows: Rows) -> Rows:
         high=1 - found["low"],
     )
     added = []
-    for pair in compared.pairs:
+    for pair in compared:
         rounds = zip(pair.variant["samples"], pair.baseline["samples"], strict=False)
         median = float(np.median([ours - alone for ours, alone in rounds]))
         # The fastest and the slowest round stay: `step_parts` shows them.
@@ -289,7 +289,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "bucket_pairs_decided": sum(
             pair.decided
             for index, one in enumerate(buckets)
-            for pair in against(select(times, variant=buckets[index:]), one).pairs
+            for pair in against(select(times, variant=buckets[index:]), one)
         ),
         "model": {
             name: first_value(rows, quantity=f"model_{name}")

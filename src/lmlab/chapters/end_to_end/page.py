@@ -217,8 +217,7 @@ TABLES = {
         columns={"{context}": speedup()},
     ),
     "front_warm_up": Table(
-        title="Cold processes: first and settled training step, and standard deviation over ten "
-        "steps without and with five warm-up steps",
+        title="Cold processes: first and settled training step, standard deviation over ten steps",
         rows=["size"],
         where=TRAINED,
         columns={

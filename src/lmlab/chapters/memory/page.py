@@ -5,12 +5,13 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.report.compare import SMALLEST_DIFFERENCE, Compare, Pair
+from lmlab.report.compare import Compare, Pair
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, combine, computed, distinct, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB
+from lmlab.report.verdict import SMALLEST_DIFFERENCE
 
 TITLE = "Memory"
 
@@ -180,16 +181,21 @@ def checkpointed_points(rows: Rows) -> list[str]:
 
 
 def slowdowns(rows: Rows) -> dict[tuple[str, str], Pair]:
-    """Each strategy's step against the baseline of its point, in paired rounds of one job. The
-    baseline is no checkpointing, or the input of every block where that does not fit."""
+    """Each strategy's step against the baseline of its point, in paired rounds of one job, by
+    device time where there is any. The baseline is no checkpointing, or the input of every block
+    where that does not fit."""
     found = {}
     for source in checkpointed_points(rows):
-        times = select(rows, quantity="time", clock="wall", status="ok", source=source)
+        times = select(rows, quantity="time", status="ok", source=source)
+        times = select(times, clock=min(times["clock"]))
         names = list(times["variant"])
         baseline = {"variant": next(n for n in ("none", "every-1", *names) if n in names)}
         for name in names:
-            compare = Compare(variant={"variant": name}, baseline=baseline, on=["source"])
-            found[source, name] = compare.run(times).pairs[0]
+            where = {"quantity": "time"}
+            compare = Compare(
+                variant={"variant": name}, baseline=baseline, on=["source"], where=where
+            )
+            found[source, name] = compare.run(times)[0]
     return found
 
 
@@ -268,7 +274,7 @@ STRATEGY_COLUMNS = {
     "peak (GiB)": memory(),
     "step (ms)": time(),
     "device (ms)": time(clock="device"),
-    "relative time": quantity("relative_time", "times"),
+    "relative": quantity("relative_time", "times"),
 }
 BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}
 ACROSS: Any = {"rows": ["size"], "data": one_precision}

@@ -167,7 +167,7 @@ FIGURES = {
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Parts of the machine, the pairs by topic, and what was left out."""
-    pairs = chapter.compare["pairs"].pairs
+    pairs = chapter.compare["pairs"]
     failed = select(chapter.own.rows, status=["unsupported", "failed", "oom"])
     saved = select(chapter.own.rows, quantity="saved_bytes", status="ok")
     kept = dict(zip(saved["pair"], saved["value"], strict=True)) if len(saved) else {}

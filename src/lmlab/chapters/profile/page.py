@@ -185,10 +185,11 @@ def outer_families(results: Results) -> Rows:
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
     if rows.empty:
         return rows
-    sizes = list(rows["size"])
-    rows = select(rows, size=sizes[:1] + sizes[-1:])
     steps = select(rows, mode="train_step")
-    runs = (rows if steps.empty else steps).groupby("context")["source"].nunique()
+    steps = rows if steps.empty else steps
+    sizes = list(dict.fromkeys(steps["size"]))
+    rows, steps = (select(each, size=sizes[:1] + sizes[-1:]) for each in (rows, steps))
+    runs = steps.groupby("context")["source"].nunique()
     context = max(runs.index, key=lambda context: (runs[context], context))
     rows = select(rows, context=context)
     rows = rows.sort_values(
@@ -199,11 +200,12 @@ def outer_families(results: Results) -> Rows:
 
 
 def layer_timeline(results: Results) -> Rows:
-    """Every kernel of one layer, of the first size at the longest context."""
+    """Every kernel of one layer, of the first size and precision at the longest context."""
     found = [result for result in results.of("profile") if result.data.get("layer")]
     if not found:
         return pd.DataFrame()
-    result = max(found, key=lambda result: result.parameters["context"])
+    first = [r for r in found if r.parameters["precision"] == found[0].parameters["precision"]]
+    result = max(first, key=lambda result: result.parameters["context"])
     layer = pd.DataFrame(result.data["layer"])
     families = layer["name"].map(lambda name: result.data["names"][name]["family"])
     between = (layer["part"] == "softmax") & (families != "softmax")
@@ -221,17 +223,20 @@ def _name(result: Result) -> str:
 
 
 def step_timelines(results: Results) -> Rows:
-    """When host and device are in which phase of a training step: first and last of the study."""
+    """When host and device are in which phase of a training step: the first, and the last of the
+    last size."""
     timelines = ((result, result.data.get("timeline") or {}) for result in results.of("profile"))
     found = [
         result
         for result, lanes in timelines
         if any(phase["phase"] == "optimizer" for phase in lanes.get("device_phases", ()))
     ]
+    last = list(dict.fromkeys(result.parameters["size"] for result in found))[-1:]
+    outer = [*found[:1], *[result for result in found if result.parameters["size"] in last][-1:]]
     return pd.DataFrame(
         [
             {"run": run, "lane": lane, "end_ns": phase["start_ns"] + phase["duration_ns"], **phase}
-            for run, data in {_name(r): r.data for r in (*found[:1], *found[-1:])}.items()
+            for run, data in {_name(r): r.data for r in outer}.items()
             for lane in ("host", "device")
             for phase in data["timeline"][f"{lane}_phases"]
             if phase["phase"] != "zero_grad"
@@ -365,8 +370,10 @@ TABLES = {
 
 
 def part_shares(results: Results) -> Rows:
-    """Parts of attention in the first precision."""
+    """Parts of attention in the first precision, of sizes at several contexts if there are any."""
     rows = at_first(select(results.rows, quantity="part_share"), "precision")
+    contexts = rows.groupby("size")["context"].nunique()
+    rows = rows[rows["size"].map(contexts) >= min(2, contexts.max())]
     return rows.assign(panel=rows["size"] + ", " + rows["precision"])
 
 
@@ -440,6 +447,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
             for precision, shares in all_steps.groupby("precision", sort=False)["value"]
         },
         "with_backward": len(matmul["forward_backward"]),
+        "with_optimizer": len(matmul["train_step"]),
         "backward_raises": _count(matmul["forward_backward"], "gt", matmul["forward"]),
         "optimizer_lowers": _count(matmul["train_step"], "lt", matmul["forward_backward"]),
         "optimizer": extremes(optimizer),
