@@ -139,6 +139,8 @@ def test_an_unsteady_step_is_a_range(tmp_path: Path, samples: list[float], cell:
     results = written(tmp_path / "r", [step(100.0, None, samples=samples)])
     front, pages = rendered(tmp_path, results, "end_to_end")
     assert cell in pages["end_to_end"]
+    throughput = next(line for line in pages["end_to_end"].split("tokens/s")[1].splitlines()[2:])
+    assert ("↕" in throughput) == ("↕" in cell), "what is computed from it has the mark too"
     assert cell.strip("|↕ ") in answer(front, "How long is a step?")
 
 

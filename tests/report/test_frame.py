@@ -60,6 +60,17 @@ def test_derived_quantities_join_the_rows(tmp_path: Path) -> None:
     assert len(nothing) == len(rows)
 
 
+@pytest.mark.parametrize("parts", [("time", "memory"), ("memory", "time")])
+def test_what_is_computed_from_an_unsteady_time_is_marked(
+    tmp_path: Path, parts: tuple[str, str]
+) -> None:
+    unsteady = [time_record([1.0, 1.2] * 10, phase="total"), value("memory", 2**30, "B")]
+    rows = written(tmp_path, [result({"size": "small"}, unsteady)]).rows
+    rows = combine(rows, "rate", {name: {"quantity": name} for name in parts}, lambda p: p.memory)
+    rows = derived(rows, "share", {"quantity": "rate"}, lambda found: found.value / 2**31)
+    assert list(select(rows, quantity=["rate", "share"])["stability"]) == ["bimodal"] * 2
+
+
 def test_what_a_published_source_leaves_out_is_not_stated(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("source,gpu,context,ms\n001,A100,,2.5\n001,A100,128,3\n")
     rows = load_references(tmp_path)

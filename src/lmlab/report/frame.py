@@ -8,6 +8,7 @@ is empty. Everything downstream (tables, figures, comparisons) selects rows and 
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from lmlab.report.text import UNSTEADY
 from lmlab.study.points import Point
 from lmlab.study.results import Result, ResultError, read_of
 
@@ -23,6 +25,8 @@ MISSING, INVALID, UNCOMMITTED = "missing", "invalid", "uncommitted"
 STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy", "drift", "stability")
 NO_STATISTICS = dict.fromkeys(STATISTICS)
 """For a row that is computed from another: quartiles of a ratio are not ratios of quartiles."""
+NOISE = {"noisy": [True], "stability": UNSTEADY}
+"""What is computed from a measurement with one of these values inherits it."""
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
@@ -200,8 +204,8 @@ def derived(
     *,
     unit: str = "",
 ) -> Rows:
-    """The rows plus a new quantity computed from those that match (`value` sees them all at once),
-    without their statistics."""
+    """The rows plus a new quantity computed from those that match (`value` sees them all at once);
+    of their statistics, only whether they are noisy or unsteady."""
     chosen = select(rows, status="ok", **where).copy()
     if chosen.empty:
         return rows
@@ -222,6 +226,9 @@ def combine(
     which alone may have several rows per key. Rows that lack a part are left out."""
     found = [select(rows, status="ok", **where).set_index(list(on)) for where in parts.values()]
     first = found[0]
+    for part, (name, inherited) in product(found[1:], NOISE.items()):
+        theirs = part[name].reindex(first.index)
+        first = first.assign(**{name: theirs.where(theirs.isin(inherited), first[name])})
     numbers = [pd.to_numeric(part["value"]).reindex(first.index) for part in found]
     columns = pd.DataFrame(dict(zip(parts, numbers, strict=True)))
     complete = columns.notna().all(axis=1)
@@ -247,7 +254,8 @@ def extremes(rows: Rows) -> dict[str, Any] | None:
 
 
 def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> Rows:
-    new = new.assign(value=values, quantity=quantity, unit=unit, **NO_STATISTICS)
+    without = {name: None for name in STATISTICS if name not in NOISE}
+    new = new.assign(value=values, quantity=quantity, unit=unit, **without)
     return pd.concat([rows, new.astype(object)], ignore_index=True)
 
 

@@ -37,7 +37,7 @@ CELL_FIELDS = (
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
-    "↕": "drifting or bimodal; a range is the middle half of the samples",
+    "↕": "drifting or bimodal",
     "~": "noisy",
     "†": "power-capped or throttled run",
     "‡": "inconsistent: far more than the sum of its parts timed apart",

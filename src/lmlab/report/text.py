@@ -78,7 +78,7 @@ def unsteady(row: Mapping[str, Any]) -> bool:
 def quoted(row: Mapping[str, Any], format: str = "number", field: str = "value") -> str:
     """A measured value; the middle half of its samples as a range where they have no one value."""
     show = FORMATS[format]
-    if field == "value" and unsteady(row):
+    if field == "value" and unsteady(row) and isinstance(row.get("q1"), float):
         return f"{show(row['q1'])} to {show(row['q3'])}"
     return show(row[field])
 
