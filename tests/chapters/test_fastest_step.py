@@ -56,12 +56,13 @@ def wrong(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     return v
 
 
-@pytest.mark.parametrize(("worthwhile", "tried"), [(0.0, {4, 8, 16}), (1e9, {4, 8})])
+@pytest.mark.parametrize(("worthwhile", "tried"), [(0.0, {4, 8, 16, 32}), (1e9, {4, 8, 16})])
 def test_rungs_agree_with_the_first_and_alternate_with_the_last(
     worthwhile: float, tried: set[int], cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ladder, "WORTHWHILE", worthwhile)
-    outcome = measure(ladder_point(rungs=["fp32", "attention", "batch"]), cpu)
+    asked = {"rungs": ["fp32", "attention", "batch"], "batches": [4, 8, 16, 32]}
+    outcome = measure(ladder_point(**asked), cpu)
     for rung in ("fp32", "attention", "batch"):
         assert value_of(outcome, "gradient_error", variant=rung) < 1e-5
     sides = [r["labels"]["side"] for r in found(outcome, "time", rung="attention")]

@@ -209,7 +209,7 @@ def test_a_source_takes_part_where_it_states_enough() -> None:
     }  # its context is not stated
     kernels = compare_page.TABLES["Which kernels take the time?"].cells([found["A10"]["profile"]])
     assert kernels["forward", "large", 256, "share"][0].text() == "48 %"
-    naive = compare_page.TABLES["How long a sequence does naive attention fit?"]
+    naive = compare_page.TABLES["How long a sequence fits with naive attention?"]
     sides = [found[gpu]["attention"] for gpu in ("H800 PCIe", "RTX 4090")]
     cells = naive.cells(sides)["forward", 64, 16384, "ms"]
     assert [cell.text() for cell in cells] == ["79.8", "OOM"]

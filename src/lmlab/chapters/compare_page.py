@@ -43,7 +43,7 @@ TABLES = {
         where={"topic": "timeline", "mode": "train_step"},
         columns={"peak (GiB)": memory()},
     ),
-    "How long a sequence does naive attention fit?": Table(
+    "How long a sequence fits with naive attention?": Table(
         title="Naive attention, batch 8; no source states its precision",
         rows=["phase", "head_dim", "sequence"],
         where={"topic": "naive", "variant": "naive", "phase": ["forward", "backward"]},

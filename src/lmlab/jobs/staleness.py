@@ -3,8 +3,8 @@
 Snakemake reruns what its own records call stale, but those records do not travel with results: in a
 fresh clone every result looks current. A result carries the fingerprint of its code, its settings
 and the version of torch, so it can be compared with the present without any record. Which modules
-count as its code is in registry.py, what counts within them in study/fingerprint.py; what Snakemake
-itself reruns, in rules/common.smk.
+count as its code is in jobs/registry.py, what counts within them in study/fingerprint.py; what
+Snakemake itself reruns, in rules/common.smk.
 """
 
 import re

@@ -1,27 +1,39 @@
-"""Device time of a whole step that is timed otherwise: one profiled call at a time.
+"""Device time of whole steps whose wall time was taken before.
 
-`device_time` profiles several steps by phase; here a step is expensive, or has only one phase.
+A profiler stays attached to the process after its first session, and every launch then costs the
+host more. So this comes last: after it, no wall time is worth anything.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from lmlab.measure.intervals import interval, is_gpu_work, length, profiled_events
+from lmlab.measure.clock import TOTAL, synchronize
+from lmlab.measure.device_time import busy_times, by_phase
+from lmlab.measure.intervals import interval, is_gpu_work, profiled_events
 from lmlab.measure.statistics import Measurement
 
+PROFILED_STEPS = 3
 
-def busy_ms(run: Callable[[], object], device: torch.device) -> list[float]:
-    """Run it once; for how long the GPU was busy with it, or nothing on a CPU."""
+
+def device_time(run: Callable[[], object], device: torch.device) -> Measurement | None:
+    """Busy time of some steps in one session, after one step in a session of its own, which may
+    lose kernels; None on a CPU, or if nothing was recorded."""
     if device.type != "cuda":
-        run()
-        return []
-    events = profiled_events(run, device, [ProfilerActivity.CUDA])
-    return [length(interval(event) for event in events if is_gpu_work(event, device)) / 1e6]
+        return None
+    edges: list[tuple[str, int, int]] = []
 
+    def run_steps() -> None:
+        for _ in range(PROFILED_STEPS):
+            synchronize(device)
+            started_ns = time.time_ns()
+            run()
+            synchronize(device)
+            edges.append((TOTAL, started_ns, time.time_ns()))
 
-def device_measurement(samples_ms: Sequence[float]) -> Measurement:
-    """Profiled steps as a measurement."""
-    stopped = f"{len(samples_ms)} profiled steps"
-    return Measurement(samples_ms=tuple(samples_ms), clock="device", stopped=stopped)
+    profiled_events(run, device, [ProfilerActivity.CUDA])
+    events = profiled_events(run_steps, device, [ProfilerActivity.CUDA])
+    work = by_phase(edges, [interval(event) for event in events if is_gpu_work(event, device)])
+    return busy_times(work)[TOTAL] if all(work[TOTAL]) else None

@@ -16,7 +16,7 @@ from tests.report.test_table import cells
 
 JITTER = (1.0, 1.001, 0.999)
 END, COMPILE, FAST = (
-    "How long a sequence does naive attention fit?",
+    "How long a sequence fits with naive attention?",
     "Does torch.compile pay?",
     "How fast is our FlashAttention?",
 )

@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any
 
 from lmlab.study.config import Study
+from lmlab.study.grids import SHAPES, combinations
 from lmlab.study.points import Point
 
-SHAPES = {"size": "sizes", "context": "contexts", "batch": "batches", "precision": "precisions"}
 AXES = {**SHAPES, "mode": "modes"}
 # A graph is captured of what has a backward pass and no optimizer, whose step count is Python's.
 GRAPH_MODE = "forward_backward"
@@ -37,15 +37,6 @@ def _grids(study: Study, block: Block) -> Iterator[Point]:
     for point in combinations(block, AXES):
         settings["graph_replay"] = any(check.items() <= point.items() for check in checks)
         yield _point(study, block, point, block["warmup"], "warm", settings)
-
-
-def combinations(block: Block, axes: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The grid and those that `more` adds to it, every combination of the axes once."""
-    grids = [block, *({**block, **more} for more in block["more"])]
-    found = (
-        values for grid in grids for values in product(*(grid[axis] for axis in axes.values()))
-    )
-    yield from (dict(zip(axes, values, strict=True)) for values in dict.fromkeys(found))
 
 
 def _cold_starts(study: Study, block: Block) -> Iterator[Point]:

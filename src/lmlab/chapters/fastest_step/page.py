@@ -68,7 +68,7 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 TABLES = {
     "front": Table(
-        title="Rungs of the ladder; gain: alternating with the rung before, not tokens/s divided; "
+        title="Rungs of the ladder; gain: in rounds that alternate with the rung before; "
         "MFU: of the stated peak of the rung's precision",
         rows=["rung"],
         where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},

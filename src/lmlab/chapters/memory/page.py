@@ -79,8 +79,11 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    pairs = slowdowns(rows).values()
-    relative = [computed(pair.variant, {"relative_time": 1 / pair.ratio}) for pair in pairs]
+    relative = [
+        computed(pair.variant, {"relative_time": 1 / pair.ratio}, clock=clock)
+        for clock in ("wall", "device")
+        for pair in slowdowns(rows, clock).values()
+    ]
     more = [*_longest(rows), _published(rows, results), *relative]
     rows = pd.concat([rows, *more], ignore_index=True)
     named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
@@ -180,18 +183,16 @@ def checkpointed_points(rows: Rows) -> list[str]:
     return list(dict.fromkeys([*plain["source"], *times["source"]]))
 
 
-def slowdowns(rows: Rows) -> dict[tuple[str, str], Pair]:
-    """Each strategy's step against the baseline of its point, in paired rounds of one job, by
-    device time where there is any. The baseline is no checkpointing, or the input of every block
-    where that does not fit."""
+def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
+    """Each strategy's step against the baseline of its point, in paired rounds of one job. The
+    baseline is no checkpointing, or the input of every block where that does not fit."""
     found = {}
+    where = {"quantity": "time", "clock": clock}
     for source in checkpointed_points(rows):
-        times = select(rows, quantity="time", status="ok", source=source)
-        times = select(times, clock=min(times["clock"]))
+        times = select(rows, status="ok", source=source, **where)
         names = list(times["variant"])
-        baseline = {"variant": next(n for n in ("none", "every-1", *names) if n in names)}
+        baseline = {"variant": next((n for n in ("none", "every-1", *names) if n in names), None)}
         for name in names:
-            where = {"quantity": "time"}
             compare = Compare(
                 variant={"variant": name}, baseline=baseline, on=["source"], where=where
             )
@@ -274,7 +275,7 @@ STRATEGY_COLUMNS = {
     "peak (GiB)": memory(),
     "step (ms)": time(),
     "device (ms)": time(clock="device"),
-    "relative": quantity("relative_time", "times"),
+    "device, relative": quantity("relative_time", "times", clock="device"),
 }
 BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}
 ACROSS: Any = {"rows": ["size"], "data": one_precision}
@@ -294,8 +295,8 @@ TABLES = {
         columns={f"{p} (GiB)": quantity("part", "GiB", precision=p) for p in PRECISIONS},
     ),
     "front_strategies": Table(
-        title="Training step of {point}; every-K keeps the input of every K blocks, nested: halves "
-        "within halves",
+        title="Training step of {point}; every-K keeps the input of every K-th block, nested: "
+        "halves within halves",
         data=front_strategies,
         columns=STRATEGY_COLUMNS,
         **BY_POINT,
@@ -392,6 +393,7 @@ TABLES = {
         where={**CHECKPOINTING, "variant": lambda name: name != BEST_PREDICTED},
         columns={
             **STRATEGY_COLUMNS,
+            "relative": quantity("relative_time", "times", clock="wall"),
             "left by forward (GiB)": memory("saved_for_backward"),
             "predicted peak (GiB)": memory("predicted_peak"),
             "error": quantity("prediction_error", "percent"),
@@ -511,7 +513,11 @@ def strategy_facts(rows: Rows) -> dict[str, Any]:
         "nested": _one(rows, quantity="peak_memory", variant="nested", status="ok"),
         "late": parts.get("gradients", 0) > LATE_IN_BACKWARD * parts.get("parameters", 1)
         and parts["activations"] > 0,
-        "slowdowns": {name: pair for (_, name), pair in slowdowns(rows).items()},
+        "slowdowns": {  # by device time, where there is any
+            name: pair
+            for clock in ("wall", "device")
+            for (_, name), pair in slowdowns(rows, clock).items()
+        },
     }
 
 

@@ -109,7 +109,7 @@ def _roof(rows: Rows, limits: dict[str, float]) -> Rows:
 TABLES = {
     "pairs": Table(
         title="One pair of programs per principle, which differ in that one thing; ceiling: the "
-        "machine's best matmul of the type or its copy bandwidth",
+        "machine card's matmul of the type or its copy",
         rows=["principle"],
         columns={
             "without": Column({"quantity": "time", "pair": "without"}, "text", "variant"),

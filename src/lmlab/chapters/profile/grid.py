@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lmlab.chapters.end_to_end.grid import SHAPES, combinations
 from lmlab.study.config import Study
+from lmlab.study.grids import SHAPES, combinations
 from lmlab.study.points import Point
 
 

@@ -39,7 +39,7 @@ from lmlab.chapters.attention.measure.variants import (
 from lmlab.chapters.fastest_step.measure.rungs import Rung, next_rung, refuse, shape_of
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
-from lmlab.measure.busy import busy_ms, device_measurement
+from lmlab.measure.busy import device_time
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from lmlab.measure.nvml import nvml_session, query, visible_gpu
@@ -53,9 +53,9 @@ from lmlab.study.points import Point
 GRADIENT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.05}
 """Relative difference of all sampled gradients to fp32's, by precision."""
 REBUILT_ROUNDS = 3
-PROFILED_STEPS = 2
 WORTHWHILE = 1.02
-"""By how much a larger batch has to raise the tokens per second for the next one to be tried."""
+MISSES = 2
+"""Larger batches are tried until so many in a row do not raise the tokens per second by so much."""
 BELOW = "below"
 
 
@@ -70,6 +70,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
         ladder = Ladder(Trainer(shape_of(asked), asked, device), asked)
         for name in asked["rungs"]:
             ladder.climb(name)
+        ladder.time_device()
     return ladder.outcome()
 
 
@@ -86,6 +87,8 @@ class Ladder:
         """Batches, in copies of the first, that did not fit."""
         self._tried_ms: dict[int, float] = {}
         """What the first step of a batch took when it was tried."""
+        self._timed: list[tuple[str, str, RungStep, bool]] = []
+        """Steps with a wall time, by rung and name, and whether they were rebuilt for it."""
 
     def outcome(self) -> Outcome:
         """All records; if no rung ran, the status of the first."""
@@ -122,8 +125,8 @@ class Ladder:
         if rung.name in steps:
             rebuilt = self._time(rung.name, steps, rebuilt)
             for name, step in steps.items():
-                self._time_device(rung.name, name, step, rebuilt)
                 self._note_energy(variants, name, step)
+                self._timed.append((rung.name, name, step, rebuilt))
                 if rebuilt:
                     step.close()
         self.records += variants.records
@@ -145,14 +148,15 @@ class Ladder:
             self._below.close()
         larger = partial(replace, self.rung, name=name, checkpoint=checkpoint)
         rates: dict[int, float] = {}
+        misses = 0
         for copies in candidates:
             rate = self._try(larger(copies=copies))
             if rate is None:
                 self._full = [each for each in candidates if each >= copies]
                 break
-            is_better = rate > WORTHWHILE * max(rates.values(), default=0.0)
+            misses = 0 if rate > WORTHWHILE * max(rates.values(), default=0.0) else misses + 1
             rates[copies] = rate
-            if not is_better:
+            if misses == MISSES:
                 break
         if rates:
             best = max(rates, key=lambda copies: rates[copies])
@@ -233,14 +237,15 @@ class Ladder:
         return rebuilt
 
     @measuring()
-    def _time_device(self, own: str, name: str, step: RungStep, rebuilt: bool) -> None:
-        """Device time of whole steps, after the rounds."""
-        if self._device.type != "cuda":
-            return
-        step.capture()
-        step.run()
-        samples = [ms for _ in range(PROFILED_STEPS) for ms in busy_ms(step.run, self._device)]
-        self._record(own, name, step, device_measurement(samples), rebuilt)
+    def time_device(self) -> None:
+        """Device time of every step, when all wall times are known."""
+        if self._below is not None:
+            self._below.close()
+        for own, name, step, rebuilt in self._timed:
+            step.capture()
+            if measured := device_time(step.run, self._device):
+                self._record(own, name, step, measured, rebuilt)
+            step.close()
 
     def _record(
         self, own: str, name: str, step: RungStep, measured: Measurement, rebuilt: bool

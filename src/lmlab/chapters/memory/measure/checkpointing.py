@@ -1,11 +1,11 @@
 """Activation checkpointing on one model: strategies as variants of one point, peak and time each.
 
 All strategies share one process (weights, optimizer, batch), in rounds that visit every one. A
-visit empties the allocator (one strategy's cached blocks fit another badly), runs one step under
-the profiler to fill it again and times the next ones; device time is that of the profiled steps,
-the peak that of all of them. A CPU has no such counter, so there one more step is recorded at the
-end. Before anything is timed, each strategy's gradients are compared with those of the first one on
-a short batch: a wrong one gets no time.
+visit empties the allocator (one strategy's cached blocks fit another badly), runs one step to fill
+it again and times the next ones; the peak is read from the timed steps. Device time comes at the
+end. A CPU has no counter of peaks, so there one more step is recorded. Before anything is timed,
+each strategy's gradients are compared with those of the first one on a short batch: a wrong one
+gets no time.
 
 Records per `variant`, with its `kind` (none, every, nested) and the `blocks` of a segment: `time`,
 `peak_memory`, `saved_for_backward` (what forward leaves: inputs of segments, and what the head and
@@ -26,7 +26,7 @@ from lmlab.chapters.attention.measure.variants import Variants, WrongNumbers, al
 from lmlab.chapters.memory.measure import shared
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Step, Workload, workload_of
-from lmlab.measure.busy import busy_ms, device_measurement
+from lmlab.measure.busy import device_time
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.device import peak_memory_bytes
 from lmlab.measure.memory.history import active_bytes, replay
@@ -54,7 +54,9 @@ def measure(point: Point, device: torch.device) -> Outcome:
         compared = Compared(workload, str(point.settings["strategies"]).split(","), device)
         compared.check_gradients()
         compared.run_rounds(point.settings)
-        if device.type != "cuda":
+        if device.type == "cuda":
+            compared.time_device()
+        else:
             compared.record_peaks()
         return compared.outcome()
 
@@ -70,7 +72,7 @@ class Run:
 
     strategy: Strategy
     samples_ms: list[float] = field(default_factory=list)
-    busy_ms: list[float] = field(default_factory=list)
+    device_time: Measurement | None = None
     peak_bytes: int = 0
     saved_bytes: int = 0
 
@@ -129,22 +131,27 @@ class Compared:
                 vars(self._step)["_loss"] = None
 
     def visit(self, run: Run, steps: int) -> None:
-        """One profiled step, noting what its forward pass leaves, and then the timed ones."""
-
-        def first_step() -> None:
+        """One untimed step, noting what its forward pass leaves, and then the timed ones."""
+        self._step.zero_grad()
+        shared.empty_allocator(self._device)
+        with checkpointed(self._model, run.strategy):
             for name, phase in self._step.phases():
                 before = allocated_bytes(self._device)
                 phase()
                 if name == "forward":
                     run.saved_bytes = allocated_bytes(self._device) - before
-
-        self._step.zero_grad()
-        shared.empty_allocator(self._device)
-        with checkpointed(self._model, run.strategy):
-            run.busy_ms += busy_ms(first_step, self._device)
             for _ in range(steps):
                 run.samples_ms.append(call_ms(self._one_step, self._device))
             run.peak_bytes = max(run.peak_bytes, peak_memory_bytes(self._device) or 0)
+
+    @measuring()
+    def time_device(self) -> None:
+        """Device time of every strategy, when all wall times are known."""
+        for name in self._variants.running:
+            self._step.zero_grad()
+            shared.empty_allocator(self._device)
+            with checkpointed(self._model, self._runs[name].strategy):
+                self._runs[name].device_time = device_time(self._one_step, self._device)
 
     def _one_step(self) -> None:
         for _, phase in self._step.phases():
@@ -178,8 +185,8 @@ class Compared:
             samples, stopped = tuple(run.samples_ms), f"{len(run.samples_ms)} samples"
             times = Measurement(samples_ms=samples, clock="wall", cache="warm", stopped=stopped)
             variants.time(name, times)
-            if run.busy_ms:
-                variants.time(name, device_measurement(run.busy_ms))
+            if run.device_time:
+                variants.time(name, run.device_time)
             variants.note(name, "peak_memory", run.peak_bytes, "B")
             variants.note(name, "saved_for_backward", run.saved_bytes, "B")
         variants.records.sort(key=lambda each: order.index(each["labels"]["variant"]))
