@@ -224,6 +224,14 @@ def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, ot
     assert "| attention | 4 | 5.00 | 200,000 | 2.0x | 20 % | 40 % |" in pages["fastest_step"]
 
 
+def test_device_time_of_a_rung_is_next_to_its_wall_time(tmp_path: Path) -> None:
+    labels = {"rung": "attention", "attention": "flash", "side": "rung"}
+    device = time_record([4.0, 4.0, 4.0], clock="device", **labels)
+    results = [result(PARAMETERS, [*steps(5.0, 6.0), device], chapter="fastest_step")]
+    _, pages = rendered(tmp_path, written(tmp_path / "r", results), "fastest_step")
+    assert "| attention | 4 | 5.00 | 4.00 | 80 % | 200,000 | 2.0x |" in pages["fastest_step"]
+
+
 def test_a_ladder_without_any_rung_has_the_reason_of_the_first_and_a_page(
     cpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -67,8 +67,9 @@ def too_large(**parameters: Any) -> Result:
     return of_topic("timeline", records, **parameters)
 
 
-def checkpointing(**times: float | None) -> Result:
-    """Strategies with their times; None did not fit. Peaks grow with the length of a segment."""
+def checkpointing(device: float | None = None, **times: float | None) -> Result:
+    """Strategies with their times; None did not fit. Peaks grow with the length of a segment. The
+    GPU is busy for `device` ms with each block of a segment, if given."""
     parts = Parts(gradients=9, parameters=10, activations=1)
     predicted = Stage(phase="backward", name="softmax", parts=parts)
     records: list[Record] = []
@@ -81,6 +82,9 @@ def checkpointing(**times: float | None) -> Result:
             peak = (9 if name == "none" else 2 + strategy.blocks) * GIB
             records += [time_record([ms, 1.001 * ms, ms], **labels)]
             records += [value("peak_memory", peak, "B", **labels)]
+            if device is not None:
+                busy = device * (1 + strategy.blocks)
+                records += [time_record([busy, 1.001 * busy, busy], clock="device", **labels)]
         records += predicted_records(predicted, **labels)
     return of_topic("checkpointing", records)
 
@@ -209,6 +213,16 @@ def test_strategies_are_timed_against_no_checkpointing_or_else_every_block(
     assert facts["best"]["variant"] == "every-1"
     assert facts["none"]["status"] == ("oom" if times["none"] is None else "ok")
     assert facts["late"]
+
+
+def test_device_time_decides_what_a_strategy_costs() -> None:
+    chapter = chapter_of(checkpointing(device=10.0, none=100.0, every_1=150.0))
+    (facts,) = chapter.facts["checkpointing"]
+    pair = facts["slowdowns"]["every-1"]
+    assert (pair.variant["clock"], 1 / pair.ratio) == ("device", pytest.approx(2.0))
+    table = chapter.table("strategies")
+    assert "| every-1 | 3.00 | 150 | 20.0 | 2.00x | 1.50x |" in table
+    assert "| none | 9.00 | 100 | 10.0 | 1.00x | 1.00x |" in table
 
 
 def test_the_front_page_shows_the_segments_with_the_lowest_peaks() -> None:

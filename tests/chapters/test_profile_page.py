@@ -155,6 +155,7 @@ def test_every_branch_of_the_templates_renders(
     if branch == "out of memory":
         found = [result(POINT, chapter="profile", status="oom", reason="needs 9 GiB more")]
     missing = Point("profile", {**POINT, "context": 8}, {})
-    _, pages = rendered(tmp_path, written(tmp_path, found, [missing]), "profile")
+    front, pages = rendered(tmp_path, written(tmp_path, found, [missing]), "profile")
+    assert "nan" not in front.lower().split()
     assert ("ampere 128x64 tn" in pages["profile"]) == (branch != "out of memory")
     assert (", bf16" in pages["profile"]) == (branch == "two precisions")

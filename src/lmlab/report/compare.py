@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lmlab.report.frame import NO_STATISTICS, Rows, records, select, table_of
+from lmlab.report.frame import STATISTICS, Rows, records, select, table_of
 from lmlab.report.text import times
 from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval, interval
 
@@ -199,7 +199,7 @@ class Comparison(list[Pair]):
             shown = times(pair.ratio) if pair.decided else pair.verdict
             judged = {"low": pair.low, "high": pair.high, "verdict": pair.verdict, "speedup": shown}
             own = {"quantity": "speedup", "unit": "x", "clock": None, "value": pair.ratio, **judged}
-            rows.append({**pair.variant, **NO_STATISTICS, **pair.point, **own})
+            rows.append({**pair.variant, **dict.fromkeys(STATISTICS), **pair.point, **own})
         return table_of(rows)
 
 

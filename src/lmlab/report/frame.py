@@ -23,10 +23,10 @@ from lmlab.study.results import Result, ResultError, read_of
 
 MISSING, INVALID, UNCOMMITTED = "missing", "invalid", "uncommitted"
 STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy", "drift", "stability")
-NO_STATISTICS = dict.fromkeys(STATISTICS)
-"""For a row that is computed from another: quartiles of a ratio are not ratios of quartiles."""
 NOISE = {"noisy": [True], "stability": UNSTEADY}
 """What is computed from a measurement with one of these values inherits it."""
+NO_STATISTICS = {name: None for name in STATISTICS if name not in NOISE}
+"""For a row that is computed from another: quartiles of a ratio are not ratios of quartiles."""
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
@@ -205,11 +205,13 @@ def derived(
     unit: str = "",
 ) -> Rows:
     """The rows plus a new quantity computed from those that match (`value` sees them all at once);
-    of their statistics, only whether they are noisy or unsteady."""
+    of their statistics, only whether they are noisy or unsteady. What has no value is left out."""
     chosen = select(rows, status="ok", **where).copy()
     if chosen.empty:
         return rows
-    return _appended(rows, chosen, quantity, value(chosen), unit)
+    chosen["value"] = value(chosen)
+    chosen = chosen[chosen["value"].notna()]
+    return _appended(rows, chosen, quantity, chosen["value"], unit)
 
 
 def combine(
@@ -254,8 +256,7 @@ def extremes(rows: Rows) -> dict[str, Any] | None:
 
 
 def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> Rows:
-    without = {name: None for name in STATISTICS if name not in NOISE}
-    new = new.assign(value=values, quantity=quantity, unit=unit, **without)
+    new = new.assign(value=values, quantity=quantity, unit=unit, **NO_STATISTICS)
     return pd.concat([rows, new.astype(object)], ignore_index=True)
 
 

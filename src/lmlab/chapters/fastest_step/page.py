@@ -51,8 +51,9 @@ COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "lay
 def derive(rows: Rows, results: Results) -> Rows:
     """Rates and utilization, and which records are the ladder's own."""
     rows = rows.reindex(columns=[*rows.columns, *(c for c in COLUMNS if c not in rows)])
+    is_own = (rows["variant"] == rows["rung"]) | (rows["side"] == "rung")
     rows = rows.assign(
-        own=(rows["variant"] == rows["rung"]) | (rows["side"] == "rung"),
+        own=is_own.where(rows["rung"].notna()),
         attention=rows["attention"].map(lambda name: NAMES.get(name, name)),
     )
     rates = {"throughput": "tokens", "rate": "flops"}

@@ -10,7 +10,7 @@ from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, combine, computed, distinct, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
-from lmlab.report.text import FORMATS, GIB
+from lmlab.report.text import FORMATS, GIB, times
 from lmlab.report.verdict import SMALLEST_DIFFERENCE
 
 TITLE = "Memory"
@@ -80,7 +80,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
     relative = [
-        computed(pair.variant, {"relative_time": 1 / pair.ratio}, clock=clock)
+        computed(pair.variant, {"relative_time": 1 / pair.ratio}, clock=clock, shown=shown(pair))
         for clock in ("wall", "device")
         for pair in slowdowns(rows, clock).values()
     ]
@@ -189,15 +189,22 @@ def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
     found = {}
     where = {"quantity": "time", "clock": clock}
     for source in checkpointed_points(rows):
-        times = select(rows, status="ok", source=source, **where)
-        names = list(times["variant"])
+        steps = select(rows, status="ok", source=source, **where)
+        names = list(steps["variant"])
         baseline = {"variant": next((n for n in ("none", "every-1", *names) if n in names), None)}
         for name in names:
             compare = Compare(
                 variant={"variant": name}, baseline=baseline, on=["source"], where=where
             )
-            found[source, name] = compare.run(times)[0]
+            found[source, name] = compare.run(steps)[0]
     return found
+
+
+def shown(slowdown: Pair) -> str:
+    """The slowdown, or the verdict where it is none."""
+    if slowdown.decided or slowdown.variant["variant"] == slowdown.baseline["variant"]:
+        return times(1 / slowdown.ratio)
+    return slowdown.verdict
 
 
 def timeline_rows(results: Results) -> Rows:
@@ -275,7 +282,7 @@ STRATEGY_COLUMNS = {
     "peak (GiB)": memory(),
     "step (ms)": time(),
     "device (ms)": time(clock="device"),
-    "device, relative": quantity("relative_time", "times", clock="device"),
+    "device, relative": quantity("relative_time", "text", "shown", clock="device"),
 }
 BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}
 ACROSS: Any = {"rows": ["size"], "data": one_precision}
@@ -393,7 +400,7 @@ TABLES = {
         where={**CHECKPOINTING, "variant": lambda name: name != BEST_PREDICTED},
         columns={
             **STRATEGY_COLUMNS,
-            "relative": quantity("relative_time", "times", clock="wall"),
+            "relative": quantity("relative_time", "text", "shown", clock="wall"),
             "left by forward (GiB)": memory("saved_for_backward"),
             "predicted peak (GiB)": memory("predicted_peak"),
             "error": quantity("prediction_error", "percent"),
