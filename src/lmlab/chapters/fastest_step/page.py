@@ -191,7 +191,7 @@ def _best(rows: Rows) -> dict[str, Any]:
     here = select(mine, rung=best["rung"])
     shares = {
         name: next(iter(select(here, quantity=name)["value"]), None)
-        for name in ("mfu", "measured_mfu")
+        for name in ("mfu", "measured_mfu", "busy_share")
     }
     first = rates.iloc[0]
     gain = best["value"] / first["value"]
