@@ -149,8 +149,8 @@ class Table:
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
         header = [escape(name) for name in [*names, *columns]]
         # A column that is empty in every line says nothing.
-        own = list(zip(*lines, strict=True))[len(names) :]
-        shown = [*(True for _ in names), *({*texts} != {DASH} for texts in own)]
+        cells_of = enumerate(zip(*lines, strict=True))
+        shown = [index < len(names) or {*texts} != {DASH} for index, texts in cells_of]
         header, *lines = (list(compress(line, shown)) for line in (header, *lines))
         caption = self._caption(used, facet)
         for mark in set(FLAG_MARKS.values()):

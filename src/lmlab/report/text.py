@@ -77,8 +77,8 @@ def unsteady(row: Mapping[str, Any]) -> bool:
 
 def quoted(row: Mapping[str, Any], format: str = "number", field: str = "value") -> str:
     """A measured value; the middle half of its samples as a range where they have no one value."""
-    show = FORMATS[format]
-    if field == "value" and unsteady(row) and isinstance(row.get("q1"), float):
+    show, computed = FORMATS[format], row.get("n") is None or row["n"] != row["n"]
+    if field == "value" and unsteady(row) and not computed:
         return f"{show(row['q1'])} to {show(row['q3'])}"
     return show(row[field])
 
