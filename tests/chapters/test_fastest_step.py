@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,6 +108,27 @@ def test_checkpointing_takes_the_rest(cpu: torch.device, monkeypatch: pytest.Mon
     (taken,) = found(outcome, "time", rung="checkpoint", side="rung")
     assert taken["labels"]["batch_size"] == 8
     assert value_of(outcome, "gradient_error", variant="checkpoint") < 1e-5
+
+
+def test_nothing_is_checkpointed_for_batches_that_stopped_helping(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "WORTHWHILE", 1e9)
+    fail_beyond(monkeypatch, lambda rung: 4)  # 4 and 8 fit, and 8 does not help
+    outcome = measure(ladder_point(rungs=["fp32", "batch", "checkpoint"]), cpu)
+    (checkpoint,) = found(outcome, "time", rung="checkpoint")
+    assert (checkpoint["status"], checkpoint["value"]) == ("unsupported", None)
+
+
+def test_a_step_that_cannot_be_profiled_keeps_its_wall_time(
+    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Mock(side_effect=[torch.OutOfMemoryError("full"), None])
+    monkeypatch.setattr(ladder, "device_time", full)
+    outcome = measure(ladder_point(rungs=["fp32", "attention"], attentions=["sdpa_math"]), cpu)
+    assert {r["status"] for r in found(outcome, "time")} == {"ok"}
+    (failed,) = found(outcome, "device_time")
+    assert (failed["labels"]["rung"], failed["status"]) == ("fp32", "oom")
 
 
 def test_our_kernels_compute_the_same_step(cpu: torch.device) -> None:

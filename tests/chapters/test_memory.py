@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmlab.chapters.memory import measure as memory
-from lmlab.chapters.memory.measure import timeline
+from lmlab.chapters.memory.measure import checkpointing, timeline
 from lmlab.chapters.memory.measure.checkpointing import Compared, Run
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.jobs.workload import Step
@@ -227,6 +227,18 @@ def test_a_strategy_that_does_not_fit_is_a_value_of(monkeypatch: pytest.MonkeyPa
     none, every = found(outcome, "time")
     assert (none["status"], none["value"], every["status"]) == ("oom", None, "ok")
     assert [r["status"] for r in found(outcome, "peak_memory")] == ["oom", "ok"]
+
+
+def test_a_strategy_that_cannot_be_profiled_keeps_its_wall_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = Mock(side_effect=[torch.OutOfMemoryError("full"), None])
+    monkeypatch.setattr(checkpointing, "device_time", full)
+    monkeypatch.setattr(Compared, "record_peaks", Compared.time_device)
+    outcome = strategies(strategies="none,every-1")
+    assert [r["status"] for r in found(outcome, "time")] == ["ok", "ok"]
+    (failed,) = found(outcome, "device_time")
+    assert (failed["labels"]["variant"], failed["status"]) == ("none", "oom")
 
 
 def test_a_strategy_with_other_gradients_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,8 @@ class Ladder:
         for copies in candidates:
             rate = self._try(larger(copies=copies))
             if rate is None:
-                self._full = [each for each in candidates if each >= copies]
+                # With more memory a larger batch would help only if the last one still did.
+                self._full = [] if misses else [each for each in candidates if each >= copies]
                 break
             misses = 0 if rate > WORTHWHILE * max(rates.values(), default=0.0) else misses + 1
             rates[copies] = rate
@@ -242,10 +243,13 @@ class Ladder:
         if self._below is not None:
             self._below.close()
         for own, name, step, rebuilt in self._timed:
-            step.capture()
-            if measured := device_time(step.run, self._device):
-                self._record(own, name, step, measured, rebuilt)
+            variants = self._variants({name: step.rung})
+            with variants.attempt(name):
+                step.capture()
+                if measured := device_time(step.run, self._device):
+                    self._record(own, name, step, measured, rebuilt)
             step.close()
+            self.records += [{**each, "quantity": "device_time"} for each in variants.records]
 
     def _record(
         self, own: str, name: str, step: RungStep, measured: Measurement, rebuilt: bool

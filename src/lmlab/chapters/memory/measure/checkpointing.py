@@ -85,6 +85,7 @@ class Compared:
         self._runs = {name: Run(parse_strategy(name)) for name in names}
         labels = {name: labels_of(run.strategy) for name, run in self._runs.items()}
         self._variants = Variants(labels, device)
+        self._profiled = Variants(labels, device)
         self._model = workload.build(device)
         try:
             with checkpointed(self._model, self._runs[names[0]].strategy):
@@ -150,8 +151,9 @@ class Compared:
         for name in self._variants.running:
             self._step.zero_grad()
             shared.empty_allocator(self._device)
-            with checkpointed(self._model, self._runs[name].strategy):
-                self._runs[name].device_time = device_time(self._one_step, self._device)
+            run = self._runs[name]
+            with self._profiled.attempt(name), checkpointed(self._model, run.strategy):
+                run.device_time = device_time(self._one_step, self._device)
 
     def _one_step(self) -> None:
         for _, phase in self._step.phases():
@@ -189,6 +191,8 @@ class Compared:
                 variants.time(name, run.device_time)
             variants.note(name, "peak_memory", run.peak_bytes, "B")
             variants.note(name, "saved_for_backward", run.saved_bytes, "B")
+        failed = self._profiled.records  # their wall times stay
+        variants.records += [{**each, "quantity": "device_time"} for each in failed]
         variants.records.sort(key=lambda each: order.index(each["labels"]["variant"]))
         stream = value("stream_bytes", shared.stream_bytes(self._workload.shape), "B")
         return variants.outcome(stream, *shared.environment_records(), *self._predictions())
