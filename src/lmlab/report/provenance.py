@@ -81,9 +81,8 @@ def _doubts(results: Sequence[Result]) -> list[str]:
 def _code(results: Sequence[Result]) -> str:
     commits = dict.fromkeys(str(result.commit["id"] or "unknown")[:7] for result in results)
     code = f"commit {next(iter(commits))}" if len(commits) == 1 else f"{len(commits)} commits"
-    converted = sum(result.converted_from is not None for result in results)
-    parts = _doubts(results) + [f"{converted} converted from schema 1"] * bool(converted)
-    return f"{code}; of the results, {join(parts)}" if parts else code
+    doubts = _doubts(results)
+    return f"{code}; of the results, {join(doubts)}" if doubts else code
 
 
 def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:

@@ -57,12 +57,10 @@ class Result:
     data: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
-    converted_from: int | None = None
 
     def to_json(self) -> str:
         """One line of JSON."""
-        optional = ("converted_from", "spent_s")
-        values = {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
+        values = {k: v for k, v in asdict(self).items() if v is not None or k != "spent_s"}
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     def write(self, path: Path) -> None:
