@@ -302,8 +302,7 @@ TABLES = {
         columns={f"{p} (GiB)": quantity("part", "GiB", precision=p) for p in PRECISIONS},
     ),
     "front_strategies": Table(
-        title="Training step of {point}; every-K keeps the input of every K-th block, nested: "
-        "halves within halves",
+        title="Training step of {point}; nested: halves within halves",
         data=front_strategies,
         columns=STRATEGY_COLUMNS,
         **BY_POINT,
