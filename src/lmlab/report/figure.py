@@ -8,6 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +58,6 @@ class Axis:
     log: int | None = None  # base of a logarithmic axis
     scale: float = 1.0  # multiplies the values: 1e-3 turns milliseconds into seconds
     categorical: bool = False  # equal steps, in the order of the study
-    zero: bool = True  # a linear axis starts at zero
     ticks: Mapping[str, float] | None = None  # labels at given positions instead of numbers
 
 
@@ -161,7 +161,7 @@ class Figure:
                 drawn.set_minor_formatter(NullFormatter())
             elif axis.ticks:
                 drawn.set_ticks(list(axis.ticks.values()), labels=list(axis.ticks))
-            elif axis is self.y and axis.zero and not axis.categorical and self.mark != "timeline":
+            elif axis is self.y and not axis.categorical and self.mark != "timeline":
                 axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
 
     def vega(self, results: Results) -> dict[str, Any]:
@@ -284,11 +284,10 @@ def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) 
     cells = cells.reindex(index=lines, columns=columns).astype(float)
     axes.imshow(cells, aspect="auto", cmap="viridis")
     darkest, brightest = float(rows["value"].min()), float(rows["value"].max())
-    for y, line in enumerate(lines):
-        for x, column in enumerate(columns):
-            if pd.notna(cell := cells.loc[line, column]):
-                color = "black" if cell > 0.6 * brightest + 0.4 * darkest else "white"
-                axes.text(x, y, number(float(cell)), ha="center", va="center", color=color)
+    for (y, line), (x, column) in product(enumerate(lines), enumerate(columns)):
+        if pd.notna(cell := cells.loc[line, column]):
+            color = "black" if cell > 0.6 * brightest + 0.4 * darkest else "white"
+            axes.text(x, y, number(float(cell)), ha="center", va="center", color=color)
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
     axes.set_yticks(range(len(lines)), [str(value) for value in lines])
     axes.grid(visible=False)

@@ -128,6 +128,5 @@ def _distinct(values: Iterable[str | None]) -> list[str]:
 def _link(results: Results, result: Result, folder: Path) -> str:
     path = next(path for path, found in results.results.items() if found is result)
     parts = Path(path).parts
-    stem = Path(*parts[: parts.index(results.machine) + 1]) / result.chapter
-    target = stem if result.parameters else stem.with_suffix(".json")
+    target = Path(*parts[: parts.index(results.machine) + 2])  # the chapter's folder or only file
     return f"[{escape(target)}]({os.path.relpath(target, folder)})"

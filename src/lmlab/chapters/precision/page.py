@@ -103,7 +103,7 @@ FIGURES = {
     "fp16_sum": Figure(
         title="Error of a running fp16 sum of 0.01: the spacing of fp16 numbers grows with the sum",
         x=Axis(field="step", title="additions"),
-        y=Axis("sum minus exact", zero=False),
+        y=Axis("sum minus exact"),
         data=fp16_sum,
         markers=False,
     ),
