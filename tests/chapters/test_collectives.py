@@ -107,13 +107,8 @@ def test_repetitions_end_when_settled_or_capped_but_never_below_the_minimum(
 ) -> None:
     monkeypatch.setattr(rounds, "QUICK_S", 0.0)  # one repetition at a time
     run = Mock(return_value=torch.empty(0))
-    budget = SamplingBudget(
-        min_samples=3,
-        min_time_s=0.0,
-        max_samples=7,
-        target_relative_deviation=deviation,
-        time_cap_s=cap_s,
-    )
+    limits: dict[str, Any] = {"min_samples": 3, "min_time_s": 0.0, "max_samples": 7}
+    budget = SamplingBudget(**limits, target_relative_deviation=deviation, time_cap_s=cap_s)
     times = time_on_all_ranks(run, device=CPU, warmup=1, budget=budget)
     assert run.call_count == len(times.slowest.samples_ms) + 1
     assert times.slowest.stopped.startswith(stopped)

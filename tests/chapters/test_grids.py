@@ -1,8 +1,6 @@
 """Points of the chapters: every combination that the study asks for, once; and none measured."""
 
 import re
-from collections import Counter
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,33 +52,6 @@ def test_the_end_to_end_grid_has_its_points_once_and_checks_some_of_them() -> No
         points("end_to_end", study="nano", **{**block, "max_steps": 2})
 
 
-@pytest.mark.parametrize(
-    ("chapter", "topic", "batch"),
-    [
-        ("profile", None, 4),
-        ("memory", "timeline", 4),
-        ("memory", "long_context", 1),
-        ("memory", "block", 4),
-        ("memory", "checkpointing", 4),
-    ],
-)
-def test_every_topic_has_a_grid_of_its_own(chapter: str, topic: str | None, batch: int) -> None:
-    block = {**FULL[chapter], **FULL[chapter].get(topic, {})}
-    precisions = [block["precision"]] if "precision" in block else block["precisions"]
-    only = {"more": []} if "more" in block else {}
-    asked = [p.parameters for p in points(chapter, **only) if p.parameters.get("topic") == topic]
-    found = [tuple(point[axis.removesuffix("s")] for axis in AXES) for point in asked]
-    assert found == list(product(block["sizes"], block["contexts"], precisions))
-    assert {point["batch"] for point in asked} == {batch}
-
-
-def test_further_grids_add_points_and_repeat_none() -> None:
-    more = [{"contexts": [16, 8]}, {"precisions": ["bf16"]}]
-    found = [point.parameters for point in points("profile", study="nano", more=more)]
-    axes = [(point["context"], point["precision"]) for point in found]
-    assert axes == [(16, "fp32"), (8, "fp32"), (16, "bf16")]
-
-
 def test_only_strategies_that_divide_the_blocks_are_asked_for() -> None:
     asked = of("checkpointing", "memory", strategies=["none", "every-3"], sizes=["xl", "2.7b"])
     found = {point.parameters["size"]: point.settings["strategies"] for point in asked}
@@ -107,15 +78,6 @@ def test_wrong_values_are_one_line(chapter: str, part: str | None, key: str, wro
     place = ".".join(word for word in (chapter, part, key) if word)
     with pytest.raises(ConfigError, match=rf"^[^\n]*{place}[^\n]*(allowed|now called)[^\n]*$"):
         points(chapter, part, **{key: wrong})
-
-
-def test_attention_has_every_shape() -> None:
-    counts = Counter(point.parameters["topic"] for point in points("attention"))
-    attention = {"naive": 4 * 5 + 1, "benchmark": 10 * 4 * 2, "tiles": 2 * 2, "leaderboard": 2}
-    attention["model_compile"] = 2 + 1
-    models = {"model": 4, "shapes": 6, "softmax": 3}
-    sizes = len(FULL["attention"]["sizes"])
-    assert counts == {**attention, **{topic: sizes * n for topic, n in models.items()}}
 
 
 def test_a_variant_can_be_limited_to_some_shapes() -> None:

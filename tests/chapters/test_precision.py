@@ -9,7 +9,6 @@ import torch
 
 from lmlab.chapters.precision import measure as precision
 from lmlab.jobs.outcome import Outcome, Unsupported
-from lmlab.study.results import Result
 from tests.chapters.pages import answer, found, rendered, value_of
 from tests.jobs.points import precision_point
 from tests.report.study import result, written
@@ -25,11 +24,6 @@ def outcome_of(topic: str, **changes: Any) -> Outcome:
 @pytest.fixture(scope="module")
 def accumulation() -> Outcome:
     return outcome_of("accumulation")
-
-
-@pytest.fixture(scope="module")
-def layernorm() -> Outcome:
-    return outcome_of("layernorm")
 
 
 def test_the_loops_end_where_published_ones_do_and_why(accumulation: Outcome) -> None:
@@ -96,7 +90,8 @@ def test_sums_of_ones_stall(dtype: str, exponent: int, mantissa: int, ones: int)
     assert max(sums[dtype]) == min(ones, sums["step"][-1])
 
 
-def test_fp16_loses_range_bf16_digits_and_narrow_sums_most(layernorm: Outcome) -> None:
+def test_fp16_loses_range_bf16_digits_and_narrow_sums_most() -> None:
+    layernorm = outcome_of("layernorm")
     reasons = [r["reason"] for r in found(layernorm, "variance_error", dtype="fp16", sums="fp32")]
     assert (reasons[0], reasons[-1]) == ("underflow", "overflow")
     assert None in reasons
@@ -117,20 +112,10 @@ def test_fp16_loses_range_bf16_digits_and_narrow_sums_most(layernorm: Outcome) -
     assert value_of(layernorm, "output_error", **at, sums="own format") > 3 * kept
 
 
-@pytest.mark.parametrize("count", [1, 4], ids=["one topic", "all topics"])
-def test_the_page_renders(
-    count: int, accumulation: Outcome, layernorm: Outcome, tmp_path: Path
-) -> None:
-    def point(topic: str, outcome: Outcome, **more: Any) -> Result:
-        records, data = outcome.measurements, outcome.data
-        parameters = {"topic": topic, **more}
-        return result(parameters, records, chapter="precision", settings=SETTINGS, data=data)
-
-    points = [
-        point("accumulation", accumulation),
-        point("formats", outcome_of("formats")),
-        point("autocast", outcome_of("autocast", dtype="bf16"), dtype="bf16"),
-        point("layernorm", layernorm),
-    ]
-    front, _ = rendered(tmp_path, written(tmp_path / "r", points[:count]), "precision")
+def test_the_page_renders_with_one_topic(accumulation: Outcome, tmp_path: Path) -> None:
+    given = {"settings": SETTINGS, "data": accumulation.data}
+    point = result(
+        {"topic": "accumulation"}, accumulation.measurements, chapter="precision", **given
+    )
+    front, _ = rendered(tmp_path, written(tmp_path / "r", [point]), "precision")
     assert "9.9531" in answer(front, "What do 16 bits lose?")

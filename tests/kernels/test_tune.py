@@ -3,7 +3,7 @@
 import itertools
 import multiprocessing.dummy
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -187,20 +187,6 @@ BETWEEN = [
     [Shape(3, n, 1024, 128) for n in (4, 6, 8)],
 ]
 """Shapes of growing work with one between two others."""
-
-
-@pytest.mark.parametrize("shapes", BETWEEN, ids=lambda shapes: str(shapes[1]))
-def test_shapes_to_compare_are_in_different_rows(
-    shapes: list[Shape], set_device: SetDevice
-) -> None:
-    set_device(DEVICES["hopper"])
-    chosen = set()
-    for x, direction in itertools.product(shapes, get_args(Direction)):
-        q = torch.empty(
-            x.batch, x.heads, x.sequence, x.head_dim, dtype=torch.bfloat16, device="meta"
-        )
-        chosen.add((direction, configs.look_up(Problem.of(q, q, x.is_causal, direction))))
-    assert len(chosen) > 2, "one row per direction"
 
 
 @pytest.mark.gpu

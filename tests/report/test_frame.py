@@ -10,17 +10,6 @@ from lmlab.study.points import Point
 from tests.report.study import MACHINE, result, small_study, time_record, written
 
 
-def test_rows_carry_parameters_settings_labels_and_statistics(tmp_path: Path) -> None:
-    results = small_study(tmp_path)
-    (row,) = select(
-        results.rows, size="small", precision="fp32", phase="total", quantity="time"
-    ).to_dict("records")
-    assert (row["value"], row["n"], row["num_layers"], row["clock"]) == (10.0, 3, 2, "wall")
-    assert row["samples"] == [10.0, 10.1, 9.9]
-    assert results.value(size="large", precision="fp32", quantity="peak_memory") == 2**30
-    assert results.value(size="huge", quantity="time") is None
-
-
 def test_an_unusable_file_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     good = result({"size": "small"}, [time_record([1.0], phase="total")])
     written(tmp_path, [good])

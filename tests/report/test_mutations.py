@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from matplotlib.figure import Figure
@@ -21,10 +22,12 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import ResultError, checked, parse, read
 from tests.project import config, report
+from tests.report.study import rewrite
 
 MACHINE = "nvidia-h200"
 LONGEST_LIST = 4
 PLACEHOLDER = "@@spoilt@@"
+BROKEN = Mock(side_effect=NameError("no such name"))
 # As JSON text, because some of these are no JSON, or no value that Python would write.
 VALUES = (
     *("NaN", "Infinity", "-Infinity", "1e999", "-1e300", "1e300", "0", "-1", "0.5", "1e-300"),
@@ -152,57 +155,36 @@ def test_no_changed_result_stops_a_page(
 
 
 @pytest.mark.slow
-def test_all_results_that_stop_a_chapter_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of two readable results lacks what the page's code needs."""
-    monkeypatch.chdir(tmp_path)
-    config = only(small_config(), ["attention"])
-    naive = [p for p in copied(config)["attention"] if p.parameters["topic"] == "naive"]
-    files = [point.path(Path("results"), MACHINE) for point in naive[1::5][:2]]
-    for file in files:
-        values = json.loads(file.read_text())
-        del values["settings"]["precision"]
-        file.write_text(json.dumps(values))
-    lines, _ = rendered(config)
-    assert sorted(line.split(": left out")[0] for line in lines) == sorted(map(str, files))
-
-
-@pytest.mark.slow
 def test_no_result_is_blamed_for_a_fault_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> str:
-        raise NameError("no such name")
-
     monkeypatch.chdir(tmp_path)
     config = only(small_config(), ["precision"])
     copied(config)
-    monkeypatch.setattr("lmlab.report.table.markdown_table", broken)
+    monkeypatch.setattr("lmlab.report.table.markdown_table", BROKEN)
     lines, _ = rendered(config)
     assert lines
     assert all(line.startswith("not rendered: ") for line in lines), lines
 
 
 @pytest.mark.slow
-def test_a_fault_of_one_page_does_not_bring_back_what_stops_another(
+def test_all_results_that_stop_a_page_are_named_next_to_the_fault_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> dict[str, Any]:
-        raise NameError("no such name")
-
+    """Each of two readable results lacks what the page's code needs."""
     monkeypatch.chdir(tmp_path)
     config = only(small_config(), ["attention", "precision"])
     naive = [p for p in copied(config)["attention"] if p.parameters["topic"] == "naive"]
-    file = naive[1].path(Path("results"), MACHINE)
-    values = json.loads(file.read_text())
-    del values["settings"]["precision"]
-    file.write_text(json.dumps(values))
-    monkeypatch.setattr("lmlab.chapters.precision.page.facts", broken)
-    blamed, *own = sorted(rendered(config)[0], key=lambda line: line.startswith("not rendered"))
-    assert blamed.startswith(f"{file}: left out")
+    files = [point.path(Path("results"), MACHINE) for point in naive[1::5][:2]]
+    for file in files:
+        rewrite(file, lambda values: values["settings"].pop("precision"))
+    monkeypatch.setattr("lmlab.chapters.precision.page.facts", BROKEN)
+    lines, _ = rendered(config)
+    own = [line for line in lines if line.startswith("not rendered: ")]
+    blamed = [line.split(": left out")[0] for line in lines if line not in own]
+    assert sorted(blamed) == sorted(map(str, files))
     assert own
-    assert all("precision" in line.partition(": ")[2].partition(":")[0] for line in own), own
+    assert all("precision" in line.split(": ")[1].partition(":")[0] for line in own), own
 
 
 def copied(config: dict[str, Any]) -> dict[str, list[Point]]:

@@ -12,7 +12,7 @@ import pytest
 from lmlab.measure.records import value
 from lmlab.report import provenance
 from lmlab.report.compare import Compare
-from lmlab.report.frame import Results, derived
+from lmlab.report.frame import Results
 from lmlab.report.page import Report, answers_in, build_chapters
 from lmlab.report.table import Table, time
 from tests.report.study import result, small_study, time_record, written
@@ -71,18 +71,6 @@ def test_a_part_that_fails_costs_that_part(tmp_path: Path, broken: dict[str, Any
     assert faults
     assert all("\n" not in line for line in faults)
     assert "# Test GPU" in (tmp_path / "out" / "writeup.md").read_text()
-
-
-def test_derived_rows_replace_the_chapters_own(tmp_path: Path) -> None:
-    def halved(rows: Any, results: Results) -> Any:
-        return derived(rows, "half", {"quantity": "time"}, lambda found: found.value / 2)
-
-    chapters, faults = build_chapters(
-        [("steps", page(derive=halved))], small_study(tmp_path / "results")
-    )
-    assert not faults
-    assert chapters["steps"].value(quantity="half", size="small", precision="fp32") == 5.0
-    assert chapters["steps"].compare["bf16"].best.point == {"size": "small"}
 
 
 def test_text_from_results_is_escaped(tmp_path: Path) -> None:

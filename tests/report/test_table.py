@@ -123,12 +123,8 @@ def test_formats() -> None:
     values = (0.0123456, 12.345, 1234.5, 9.996, 0.0, 7)
     assert [number(value) for value in values] == ["0.0123", "12.3", "1,234", "10.0", "0", "7"]
     assert [percent(share) for share in (0.0, 0.012, 0.5)] == ["0 %", "1.2 %", "50 %"]
-    assert [times(ratio) for ratio in (0.5, 0.998, 2.34, 14.9)] == [
-        "0.50x",
-        "1.00x",
-        "2.3x",
-        "14.9x",
-    ]
+    ratios = (0.5, 0.998, 2.34, 14.9)
+    assert [times(ratio) for ratio in ratios] == ["0.50x", "1.00x", "2.3x", "14.9x"]
     assert join(["a", "b", "c"]) == "a, b and c"
     assert slug("Does bf16 pay?") == "does-bf16-pay"
     assert FORMATS["GiB"](2**31) == "2.00"

@@ -1,8 +1,8 @@
 """Jobs in a temporary directory, real clients that run them, and helpers that end with the test.
 
 Most of these tests are about processes, not about torch: their helper imports an empty package of
-that name. Those that need the real one use `torch_lab`. A client's output is read to its end, which
-would never come if a helper or a process of a job kept the client's pipes open.
+that name. A client's output is read to its end, which would never come if a helper or a process of
+a job kept the client's pipes open.
 """
 
 import contextlib
@@ -29,6 +29,19 @@ status = run(sys.argv[1], sys.argv[2:])
 assert "torch" not in sys.modules
 print(f"status {status}", file=sys.stderr)
 """
+# Starts a process in its session, one in a session of its own, and one that is orphaned as well.
+FAMILY = """
+import json, os, pathlib, subprocess, sys
+SLEEP, ORPHAN = ["sleep", "3600"], ["sh", "-c", "sleep 3600 >&2 & echo $!"]
+def main(argv):
+    pids = {"supervisor": os.getppid(), "job": os.getpid()}
+    pids["child"] = subprocess.Popen(SLEEP).pid
+    pids["session"] = subprocess.Popen(SLEEP, start_new_session=True).pid
+    pids["orphan"] = int(subprocess.check_output(ORPHAN, start_new_session=True))
+    pathlib.Path("temporary").write_text(json.dumps(pids))
+    pathlib.Path("temporary").rename("pids")
+    sys.stdin.read()
+"""
 
 
 class Outcome(NamedTuple):
@@ -53,6 +66,8 @@ class Lab:
         self.runtime = Path(self._runtime.name)
         self.directory, self.libraries = directory / "jobs", directory / "libraries"
         self.directory.mkdir()
+        self.write("trivial", "def main(argv):\n    return 4\n")
+        self.torch = self.libraries / "torch" / "__init__.py"
         for file in () if real_torch else ("torch/_dynamo.py", "torch/__init__.py", "triton.py"):
             (self.libraries / file).parent.mkdir(parents=True, exist_ok=True)
             (self.libraries / file).touch()
@@ -85,11 +100,12 @@ class Lab:
         listed = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
         return [int(pid) for pid in re.findall(rb"^helper (\d+) at ", listed, re.MULTILINE)]
 
-    def read_pids(self, name: str) -> dict[str, int]:
-        """The pids that a job has written to a file, as soon as it has."""
-        wait_until((self.directory / name).exists)
-        pids: dict[str, int] = json.loads((self.directory / name).read_text())
-        return pids
+    def start_family(self, **options: str) -> tuple[subprocess.Popen[str], dict[str, int]]:
+        """A client, and the pids of its job and of what that has started."""
+        self.write("family", FAMILY)
+        client = self.start("family", **options)
+        wait_until((self.directory / "pids").exists)
+        return client, json.loads((self.directory / "pids").read_text())
 
     def close(self) -> None:
         self.runtime.chmod(0o700)
@@ -108,10 +124,4 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One helper for all tests of a module that leave it as it was."""
     with contextlib.closing(Lab(tmp_path_factory.mktemp("shared"))) as lab:
-        yield lab
-
-
-@pytest.fixture(scope="module")
-def torch_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with contextlib.closing(Lab(tmp_path_factory.mktemp("torch"), real_torch=True)) as lab:
         yield lab

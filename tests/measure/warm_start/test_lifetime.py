@@ -18,25 +18,6 @@ from tests.processes import is_gone, wait_until
 
 pytestmark = pytest.mark.slow
 
-TRIVIAL = "def main(argv):\n    return 4\n"
-# Starts a process in its session, one in a session of its own, and one that is orphaned as well.
-FAMILY = """
-import json, os, pathlib, subprocess, sys
-SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
-ORPHAN = f"import subprocess; print(subprocess.Popen({SLEEP!r}, stdout=2).pid)"
-def main(argv):
-    child = subprocess.Popen(SLEEP).pid
-    session = subprocess.Popen(SLEEP, start_new_session=True).pid
-    between = [sys.executable, "-c", ORPHAN]
-    orphan = int(subprocess.check_output(between, start_new_session=True))
-    pids = {"supervisor": os.getppid(), "job": os.getpid()}
-    pids |= {"child": child, "session": session, "orphan": orphan}
-    pathlib.Path("temporary").write_text(json.dumps(pids))
-    pathlib.Path("temporary").rename("pids")
-    sys.stdin.read()
-"""
-
-
 # Who is killed, if anyone, and the exit status that a client sees if it survives.
 STATUS = {None: 0, "client": None, "job": -signal.SIGKILL, "helper": 0}
 STATUS |= {"supervisor": os.EX_TEMPFAIL}
@@ -46,9 +27,7 @@ VICTIMS = {"warm": STATUS, "plain": (None, "client", "job")}
 @pytest.mark.parametrize(("mode", "victim"), [(mode, v) for mode in VICTIMS for v in VICTIMS[mode]])
 def test_no_process_survives(lab: Lab, mode: str, victim: str | None) -> None:
     status = STATUS[victim]
-    lab.write("family", FAMILY)
-    client = lab.start("family", mode=mode)
-    pids = lab.read_pids("pids")
+    client, pids = lab.start_family(mode=mode)
     others = {"client": client.pid, "helper": psutil.Process(pids["supervisor"]).ppid()}
     if victim:
         os.kill({**pids, **others}[victim], signal.SIGKILL)
@@ -57,17 +36,15 @@ def test_no_process_survives(lab: Lab, mode: str, victim: str | None) -> None:
     else:
         assert finish(client).status == status, "a job not killed ends when its input does"
     wait_until(lambda: all(map(is_gone, pids.values())))
-    lab.write("trivial", TRIVIAL)
     assert lab.run("trivial", mode=mode) == (4, "", "")
     if mode == "warm":
         assert (lab.helpers() == [others["helper"]]) == (victim != "helper")
 
 
 def test_clients_share_a_helper_and_leave_each_other_alone(lab: Lab) -> None:
-    lab.write("family", FAMILY)
-    lab.write("echo", "import os, sys\ndef main(argv):\n    print(sys.stdin.read())\n")
-    killed, *others = [lab.start("family"), *(lab.start("echo") for _ in range(3))]
-    pids = lab.read_pids("pids")
+    lab.write("echo", "import sys\ndef main(argv):\n    print(sys.stdin.read())\n")
+    others = [lab.start("echo") for _ in range(3)]
+    killed, pids = lab.start_family()
     (path,) = lab.runtime.glob("*.sock")
     with socket.socket(socket.AF_UNIX) as silent:  # one that never sends anything
         silent.connect(str(path))
@@ -79,16 +56,12 @@ def test_clients_share_a_helper_and_leave_each_other_alone(lab: Lab) -> None:
 
 
 def test_a_file_in_place_of_a_socket_is_replaced(lab: Lab) -> None:
-    lab.write("job", TRIVIAL)
-    lab.run("job")
+    lab.run("trivial")
     (path,) = lab.runtime.glob("*.sock")
-    (first,) = lab.helpers()
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: is_gone(first))
-    path.unlink()
+    stopped = lab.helpers("--stop")
     path.touch()
-    assert lab.run("job") == (4, "", "")
-    assert lab.helpers() != [first]
+    assert lab.run("trivial") == (4, "", "")
+    assert lab.helpers() != stopped
 
 
 def test_a_helper_ends_when_it_is_idle_and_has_no_client(tmp_path: Path) -> None:
@@ -111,9 +84,8 @@ def test_a_helper_ends_when_it_is_idle_and_has_no_client(tmp_path: Path) -> None
 
 def test_a_client_can_be_ended_while_the_helper_imports(lab: Lab) -> None:
     importing = lab.directory / "importing"
-    source = f"import time; open({str(importing)!r}, 'w'); time.sleep(3600)\n"
-    (lab.libraries / "torch" / "__init__.py").write_text(source)
-    client = lab.start("job")
+    lab.torch.write_text(f"import time; open({str(importing)!r}, 'w'); time.sleep(3600)\n")
+    client = lab.start("trivial")
     wait_until(importing.exists)
     client.terminate()
     client.communicate()
@@ -121,13 +93,12 @@ def test_a_client_can_be_ended_while_the_helper_imports(lab: Lab) -> None:
 
 
 def test_a_process_that_differs_from_the_helper_gets_another(lab: Lab) -> None:
-    lab.write("job", TRIVIAL)
-    lab.run("job", OMP_NUM_THREADS="1")
-    lab.run("job", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")  # read when CUDA is first used
+    lab.run("trivial", OMP_NUM_THREADS="1")
+    lab.run("trivial", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")  # read when CUDA is first used
     assert len(lab.helpers()) == 1
-    lab.run("job", OMP_NUM_THREADS="2")  # read when OpenMP is loaded
-    (lab.libraries / "torch" / "__init__.py").write_text("__version__ = '2'\n")
-    lab.run("job", OMP_NUM_THREADS="2")
+    lab.run("trivial", OMP_NUM_THREADS="2")  # read when OpenMP is loaded
+    lab.torch.write_text("__version__ = '2'\n")
+    lab.run("trivial", OMP_NUM_THREADS="2")
     helpers = lab.helpers()
     assert len(helpers) == 3
     assert lab.helpers("--stop") == helpers
@@ -137,9 +108,7 @@ def test_a_process_that_differs_from_the_helper_gets_another(lab: Lab) -> None:
 
 OBSTACLES: dict[str, Callable[[Lab], object]] = {
     "a directory open to others": lambda lab: lab.runtime.chmod(0o755),
-    "a library that cannot be imported": lambda lab: (
-        lab.libraries / "torch" / "__init__.py"
-    ).write_text("raise ImportError('no torch')\n"),
+    "a library that cannot be imported": lambda lab: lab.torch.write_text("raise ImportError\n"),
     "too long an address": lambda lab: setattr(lab, "runtime", lab.runtime / ("long" * 40)),
 }
 
@@ -147,10 +116,8 @@ OBSTACLES: dict[str, Callable[[Lab], object]] = {
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_without_a_usable_helper_the_job_runs_plainly(lab: Lab, obstacle: str) -> None:
     OBSTACLES[obstacle](lab)
-    lab.write("job", TRIVIAL)
-    outcome = lab.run("job")
-    assert (outcome.status, outcome.stdout) == (4, "")
-    assert len(outcome.stderr.splitlines()) == 1
+    status, stdout, stderr = lab.run("trivial")
+    assert (status, stdout, stderr.count("\n")) == (4, "", 1)
 
 
 def test_an_unsafe_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +136,10 @@ def test_an_unsafe_directory_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"])
 def test_an_allocation_has_a_helper_of_its_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    paths = set()
-    for job in ("1", "2"):
-        monkeypatch.setenv(name, job)
-        paths.add(socket_path())
-    assert len(paths) == 2
+    monkeypatch.setenv(name, "1")
+    first = socket_path()
+    monkeypatch.setenv(name, "2")
+    assert socket_path() != first
 
 
 def test_a_signal_before_the_job_is_known_is_held_for_it() -> None:

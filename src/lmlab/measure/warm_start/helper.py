@@ -3,17 +3,15 @@
 The helper must stay forkable. It runs no torch operation: OpenMP's threads do not survive a fork,
 and the child's first parallel operation would wait for them forever. It never calls CUDA, not even
 to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails. The compiler
-(inductor), which costs every compiled point more than a second, is preloaded where there is a GPU.
-Some versions of it ask CUDA for devices during import; they get an answer without the driver. A
-fork that is thrown away tries that first: cuInit opens the driver's files, which can be seen.
+(inductor), which costs every compiled point more than a second, is preloaded where there is a GPU;
+whether that touches it is tried in a fork first.
 
 When the job ends, or the client closes its connection (the kernel does that for a killed client),
 the supervisor kills all processes of the job. If the supervisor is killed, the kernel kills the job
 and the helper kills the rest. If the helper is killed, supervisors and jobs go on.
 
 A job calls `main(argv)` of a module as a fresh interpreter would, with what a new process would
-inherit from the client and with the source files of lmlab as they are now. It ends as the
-interpreter does up to tearing it down, which would copy every page shared with the helper (0.3 s).
+inherit from the client and with the source files of lmlab as they are now.
 """
 
 import atexit
@@ -35,13 +33,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmlab.measure.warm_start import Job, processes
+from lmlab.measure.warm_start import processes
 
 LIBRARIES = ("torch", "triton", "torch._dynamo", "fastjsonschema", "jsonschema", "psutil")
 COMPILER = ("torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
 DRIVER = Path("/dev/nvidiactl")
 IDLE_S = 300.0  # how long a helper waits for another job before it ends
-_FLUSH_FAILED = 120  # the interpreter's own exit status when the last flush fails
 
 
 def main(descriptor: int) -> None:
@@ -76,14 +73,14 @@ def preload() -> None:
 
 
 def _try_compiler() -> None:
-    """In a fork, which may touch the GPU: its exit status is 0 if the compiler can be preloaded."""
+    """In a fork, which may touch the GPU: exit with status 0 if the compiler can be preloaded."""
     _import_compiler()
     if not _gpu_is_open() and importlib.import_module("torch").cuda.is_available():
         os._exit(0)
 
 
 def _import_compiler() -> None:
-    """Import the compiler, which finds a GPU without asking the driver."""
+    """Import the compiler; versions that ask CUDA for a GPU get an answer without the driver."""
     cuda = importlib.import_module("torch").cuda
     original, cuda.is_available = cuda.is_available, lambda: True
     for name in COMPILER:
@@ -92,6 +89,7 @@ def _import_compiler() -> None:
 
 
 def _gpu_is_open() -> bool:
+    """Whether cuInit was called, which opens the driver's files."""
     opened = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
     return any(file.startswith("/dev/nvidia") for file in opened)
 
@@ -104,7 +102,7 @@ def serve(listener: socket.socket, idle_s: float) -> None:
         try:
             client, _ = listener.accept()
         except TimeoutError:
-            if not _children():
+            if os.getpid() not in (parent for parent, _ in processes.live_processes().values()):
                 return
             continue
         with client, contextlib.suppress(OSError):  # no process to be had: the client notices
@@ -117,14 +115,9 @@ def _clean_up() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    for pid, session in _children().items():
-        if session != os.getsid(0):
+    for pid, (parent, session) in processes.live_processes().items():
+        if parent == os.getpid() and session != os.getsid(0):
             processes.kill_family(pid)
-
-
-def _children() -> dict[int, int]:
-    alive, me = processes.live_processes(), os.getpid()
-    return {pid: session for pid, (parent, session) in alive.items() if parent == me}
 
 
 def _fork(do: Callable[[], None], *closed: socket.socket) -> int:
@@ -148,26 +141,22 @@ def supervise(client: socket.socket) -> None:
         client.sendall(b"\n")
         _, streams, _, _ = socket.recv_fds(client, 1, 3)
         with client.makefile() as lines:
-            request = lines.readline()
-        if request:
-            _run(Job(*json.loads(request)), streams, client)
-
-
-def _run(job: Job, streams: Sequence[int], client: socket.socket) -> None:
-    processes.adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = _fork(partial(_become, job, streams, os.getpid()), client)
-    for stream in streams:  # whoever reads them waits until every copy is closed
-        os.close(stream)
-    try:
-        client.sendall(f"{pid}\n".encode())
-        threading.Thread(target=_kill_without_client, args=(client,), daemon=True).start()
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    finally:
-        processes.kill_family(os.getpid())
-    # Reaped last: until then the client may signal the job, and its pid must not be reused.
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    client.sendall(f"{status}\n".encode())
+            if not (job := lines.readline()):
+                return
+        processes.adopt_orphans()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = _fork(partial(_become, job, streams, os.getpid()), client)
+        for stream in streams:  # whoever reads them waits until every copy is closed
+            os.close(stream)
+        try:
+            client.sendall(f"{pid}\n".encode())
+            threading.Thread(target=_kill_without_client, args=(client,), daemon=True).start()
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        finally:
+            processes.kill_family(os.getpid())
+        # Reaped last: until then the client may signal the job, and its pid must not be reused.
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        client.sendall(f"{status}\n".encode())
 
 
 def _kill_without_client(client: socket.socket) -> None:
@@ -176,8 +165,9 @@ def _kill_without_client(client: socket.socket) -> None:
     processes.kill_family(os.getpid())
 
 
-def _become(job: Job, streams: Sequence[int], supervisor: int) -> NoReturn:
+def _become(job: str, streams: Sequence[int], supervisor: int) -> NoReturn:
     """Turn this fork, in which signals are blocked, into the job."""
+    module, arguments, environment, directory, umask = json.loads(job)
     os.setsid()
     processes.die_with_parent(supervisor)
     for target, stream in enumerate(streams):
@@ -185,30 +175,30 @@ def _become(job: Job, streams: Sequence[int], supervisor: int) -> NoReturn:
         os.close(stream)
     stdout: Any = sys.stdout  # now the client's file, which may be a terminal
     stdout.reconfigure(line_buffering=stdout.isatty() and not stdout.write_through)
-    os.chdir(job.directory)
-    os.umask(job.umask)
+    os.chdir(directory)
+    os.umask(umask)
     os.environ.clear()
-    os.environ.update(job.environment)
+    os.environ.update(environment)
     time.tzset()
     tempfile.tempdir = None  # cached from the helper's environment
     for name in [name for name in sys.modules if name.split(".")[0] == "lmlab"]:
         del sys.modules[name]
-    if not job.environment.get("PYTHONSAFEPATH"):
-        sys.path.insert(0, job.directory)  # as `python -m` does
+    if not environment.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, directory)  # as `python -m` does
     importlib.invalidate_caches()
-    _exit(_status(job))
+    _exit(_status(module, arguments))
 
 
-def _status(job: Job) -> int:
+def _status(name: str, arguments: list[str]) -> int:
     """Exit status of the job as the interpreter would report it; negative for a signal."""
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        module = importlib.import_module(job.module)
+        module = importlib.import_module(name)
         # Under its own name: what it pickles can be found again, and a process that multiprocessing
         # spawns imports the job and not the code around it.
         sys.modules["__main__"] = module
-        sys.argv = [str(module.__file__), *job.arguments]
-        sys.exit(module.main(job.arguments))
+        sys.argv = [str(module.__file__), *arguments]
+        sys.exit(module.main(arguments))
     except KeyboardInterrupt:  # without a traceback; the client reports it
         return -signal.SIGINT
     except SystemExit as request:
@@ -221,7 +211,7 @@ def _status(job: Job) -> int:
 
 
 def _exit(status: int) -> NoReturn:
-    """End as the interpreter does, up to tearing it down."""
+    """End as the interpreter does, up to tearing it down: that would unshare all pages (0.3 s)."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     getattr(threading, "_shutdown")()  # noqa: B009 - what the interpreter does first
     atexit._run_exitfuncs()
@@ -229,7 +219,7 @@ def _exit(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except (OSError, ValueError):  # a full disk, or a stream that the job has closed
-        status = status or _FLUSH_FAILED
+        status = status or 120  # the interpreter's own
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)

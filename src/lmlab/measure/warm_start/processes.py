@@ -18,10 +18,6 @@ GRACE_S = 2.0
 """How long a job may take to end after a signal; one that waits in a driver never would."""
 relayed: list[int] = []
 """Signals that reached this process while it waited for a job."""
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# From <linux/prctl.h>; Python has no names for these.
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextlib.contextmanager
@@ -34,50 +30,41 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
     held: list[int] = []
     leaders: list[int] = []
 
-    def forward() -> None:
+    def relay(number: int, _frame: object) -> None:
+        relayed.append(number)
+        held.append(number)
+        aim()
+
+    def aim(*leader: int) -> None:
+        leaders.extend(leader)
         while held and leaders:
-            _signal_group(leaders[0], held.pop(0))
+            pid, number = leaders[0], held.pop(0)
+            with contextlib.suppress(ProcessLookupError):
+                is_leader = os.getpgid(pid) == pid  # a fork is not, for a moment
+                (os.killpg if is_leader else os.kill)(pid, number)
             timer = threading.Timer(GRACE_S, kill_family, leaders)
             undo.callback(timer.cancel)
             timer.start()
 
-    def relay(number: int, _frame: object) -> None:
-        relayed.append(number)
-        held.append(number)
-        forward()
-
-    def aim(leader: int) -> None:
-        leaders.append(leader)
-        forward()
-
     with contextlib.ExitStack() as undo:
         undo.callback(lambda: list(map(signal.raise_signal, held)))  # there was no job
-        for number in _FORWARDED:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, relay) or signal.SIG_DFL
                 undo.callback(signal.signal, number, before)
         yield aim
 
 
-def _signal_group(leader: int, number: int) -> None:
-    """Signal a job's process group, or its leader if that has not created the group yet."""
-    with contextlib.suppress(ProcessLookupError):
-        try:
-            os.killpg(leader, number)
-        except ProcessLookupError:
-            os.kill(leader, number)
-
-
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when `parent` dies, even if that has already happened."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def _prctl(option: int, value: int) -> None:
@@ -86,14 +73,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def live_processes() -> dict[int, tuple[int, int]]:
-    """Parent and session id of every visible process that is not a zombie."""
+    """Parent and session id of every visible process."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             # The command name is in parentheses and may itself contain some.
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-            if fields[0] not in (b"Z", b"X"):
-                found[int(pid)] = (int(fields[1]), int(fields[3]))
+            found[int(pid)] = (int(fields[1]), int(fields[3]))
     return found
 
 
