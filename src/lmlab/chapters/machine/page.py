@@ -15,7 +15,7 @@ import yaml
 
 from lmlab.report.frame import Results, Rows, combine, derived, select
 from lmlab.report.page import Chapter
-from lmlab.report.table import Table, quantity
+from lmlab.report.table import Table, quantity, time
 from lmlab.study.files import REFERENCES
 
 TITLE = "The machine"
@@ -82,6 +82,10 @@ def _per_time(factor: float, parts: Rows) -> Any:
     return factor * parts.work / parts.time
 
 
+# The time of a kernel: by CUDA events, or by wall clock on a CPU.
+kernel_time: Any = partial(time, clock=("events", "wall"))
+
+
 TABLES = {
     "ceilings": Table(
         title="Ceilings: the fastest square matmul and copy tried, and the vendor's dense figures",
@@ -128,7 +132,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 @cache
 def read_bands(path: Path) -> Mapping[str, Any]:
-    """The bands of all GPUs."""
     return yaml.safe_load(path.read_text())
 
 
@@ -146,12 +149,9 @@ def against_bands(results: Results, bands: Mapping[str, Any]) -> list[dict[str, 
         flags = rows["flags"].iloc[0] or ()
         cause = _cause(results, flags, figure["bound"], gpu) if slow else NOT_SLOW
         outside = not low <= value <= high
-        found.append(
-            {
-                **{"name": name, "unit": figure["unit"], "value": value, "low": low, "high": high},
-                **{"outside": outside, "cause": cause if outside else ""},
-            }
-        )
+        own = {"value": value, "low": low, "high": high, "outside": outside}
+        own |= {"name": name, "unit": figure["unit"], "cause": cause if outside else ""}
+        found.append(own)
     return found
 
 
@@ -170,6 +170,6 @@ def _cause(results: Results, flags: Collection[str], bound: str, gpu: Mapping[st
         f"a power limit of {limit:g} W instead of {usual:g} W": limit < usual,
         "the GPU ran into its power limit": "power_capped" in flags,
         "a slow or busy host": bound == "host",
+        "lower clocks or another process": True,
     }
-    likely = [cause for cause, true in possible.items() if true]
-    return [*likely, "lower clocks or another process"][0]
+    return next(cause for cause, true in possible.items() if true)
