@@ -1,37 +1,29 @@
 """Attention: naive and compiled, our FlashAttention against the others, tiles, inside the model."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from lmlab.chapters.attention import naive_memory
-from lmlab.chapters.machine.page import with_share
+from lmlab.chapters.attention import naive_page, tiles_page
+from lmlab.chapters.attention.naive_page import COMPILED, NAIVE
+from lmlab.chapters.attention.tiles_page import CHOSEN
+from lmlab.chapters.machine.page import kernel_time, with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import (
-    Results,
-    Rows,
-    at_first,
-    combine,
-    derived,
-    distinct,
-    extremes,
-    records,
-    select,
-)
+from lmlab.report.frame import Results, Rows, at_first, combine, distinct, extremes, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
-from lmlab.report.text import GIB
 
 TITLE = "Attention"
 
-OURS, NAIVE, COMPILED, EAGER, CHOSEN = "flash", "naive", "compiled", "eager", "chosen"
-CUDNN, FA4, FA4_SAME_BITS = "sdpa_cudnn", "flash_attn_4", "flash_attn_4_deterministic"
+OURS, EAGER, CUDNN = "flash", "eager", "sdpa_cudnn"
+FA4, FA4_SAME_BITS = "flash_attn_4", "flash_attn_4_deterministic"
 NAMES = {
     "unfused": "naive, softmax written out",
-    "compiled": "compiled naive",
+    COMPILED: "compiled naive",
     "sdpa_flash": "SDPA flash",
     CUDNN: "SDPA cuDNN",
     "sdpa_efficient": "SDPA efficient",
@@ -41,7 +33,7 @@ NAMES = {
     "flash_compiled_backward": "ours, compiled backward",
     FA4: "FlashAttention-4",
     FA4_SAME_BITS: "FlashAttention-4, deterministic",
-    "flash": "ours (Triton)",
+    OURS: "ours (Triton)",
 }
 # Drawn in figures, each in its own color.
 DRAWN = (NAIVE, COMPILED, "sdpa_flash", CUDNN, "flex", OURS, FA4)
@@ -52,7 +44,6 @@ MODEL_SHAPE = ["precision", "batch", "size", "context"]
 ON = {"benchmark": SHAPE, "leaderboard": SHAPE, "shapes": MODEL_SHAPE}
 LABELS = ("topic", "variant", "phase", "stage", "tensor", "part", "direction", "specialized")
 COLUMNS = (*LABELS, "block_m", "block_n", *dict.fromkeys([*SHAPE, *MODEL_SHAPE]))
-WRITTEN_OUT = ("max", "subtract", "exp", "sum", "divide")
 OVER_CAP, OVER_CAP_REASON = "over-cap", "exceed the time cap"
 TIMES = {"quantity": "time", "clock": ["wall", "events"]}
 # Both passes in one call should take about as long as the two timed apart.
@@ -70,25 +61,15 @@ def derive(rows: Rows, results: Results) -> Rows:
         reason=rows["reason"].map(lambda why: OVER_CAP if OVER_CAP_REASON in str(why) else why),
     )
     rows = mark_inconsistent(rows)
-    rows = pd.concat([rows, expected_memory(rows)], ignore_index=True)
+    rows = pd.concat([rows, naive_page.expected_memory(rows)], ignore_index=True)
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
-    return with_rates(with_softmax(rows), results)
-
-
-def with_softmax(rows: Rows) -> Rows:
-    """Both softmaxes against the two matmuls of attention."""
-    time_of = {"topic": "softmax", "quantity": "time"}
-    parts = {part: {**time_of, "part": part} for part in ("softmax", "scores", "output")}
-    steps = {part: {**time_of, "part": part} for part in WRITTEN_OUT}
-    rows = combine(rows, "matmuls", parts, lambda p: p.scores + p.output, unit="ms")
-    rows = combine(rows, "written_out", steps, lambda p: p.sum(axis=1), unit="ms")
-    both = {name: {"quantity": name} for name in ("matmuls", "written_out")}
-    fused = {"fused": parts["softmax"], **both}
-    rows = combine(rows, "fused_to_matmuls", fused, lambda p: p.fused / p.matmuls)
-    rows = combine(rows, "written_to_matmuls", both, lambda p: p.written_out / p.matmuls)
-    return combine(rows, "written_to_fused", fused, lambda p: p.written_out / p.fused)
+    rows = naive_page.with_softmax(rows)
+    work = {name: {"quantity": name, "topic": [*ON]} for name in ("time", "flops")}
+    on, rate = ["source", "phase"], "TFLOP/s"
+    rows = combine(rows, "rate", work, lambda p: p.flops / p.time / 1e9, unit=rate, on=on)
+    return with_share(rows, "matmul_share", results, "matmul_rate")
 
 
 def mark_inconsistent(rows: Rows) -> Rows:
@@ -97,10 +78,8 @@ def mark_inconsistent(rows: Rows) -> Rows:
     key = ["source", "variant"]
     rows = combine(rows, "excess", parts, lambda p: p.both / (p.forward + p.backward), on=key)
     excess = select(rows, quantity="excess", value=lambda ratio: ratio > INCONSISTENT_ABOVE)
-    bad = set(distinct(excess, [*key, "phase"]))
-    keys = rows[[*key, "phase"]].itertuples(index=False, name=None)
-    marks = [("inconsistent",) if key in bad else () for key in keys]
-    return rows.assign(flags=rows["flags"] + pd.Series(marks, index=rows.index, dtype=object))
+    bad = pd.Series(is_among(rows, excess, [*key, "phase"]), index=rows.index)
+    return rows.assign(flags=rows["flags"] + bad.map({True: ("inconsistent",), False: ()}))
 
 
 def consistent(flags: Any) -> bool:
@@ -108,35 +87,11 @@ def consistent(flags: Any) -> bool:
     return "inconsistent" not in flags
 
 
-def expected_memory(rows: Rows) -> Rows:
-    """Memory of naive attention by its formula, at every shape of the study, measured or not."""
-    copied = ["chapter", "source", "topic", *SHAPE]
-    found = [
-        {**{key: point[key] for key in copied}, "stage": stage, "tensor": tensor, "value": count}
-        for point in select(rows, topic="naive").drop_duplicates("source").to_dict("records")
-        for stage, tensor, count in naive_memory.account(point)
-    ]
-    expected = pd.DataFrame(found, columns=[*rows.columns], dtype=object)
-    flags = pd.Series([()] * len(expected), dtype=object)
-    return expected.assign(quantity="expected_memory", status="ok", flags=flags)
-
-
-def with_rates(rows: Rows, results: Results) -> Rows:
-    """TFLOP/s of every pass, and as a share of the fastest matmul of the same precision."""
-    parts = {name: {"quantity": name, "topic": [*ON]} for name in ("time", "flops")}
-    key = ["source", "phase"]
-    rows = combine(rows, "rate", parts, lambda p: p.flops / p.time / 1e9, unit="TFLOP/s", on=key)
-    return with_share(rows, "matmul_share", results, "matmul_rate")
-
-
 def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
     """Two variants of the same points, which took turns in one process."""
-    return Compare(
-        variant={"variant": variant},
-        baseline={"variant": baseline},
-        on=on,
-        where={**TIMES, "topic": topic, "flags": consistent, **where},
-    )
+    where |= {**TIMES, "topic": topic, "flags": consistent}
+    ours, other = {"variant": variant}, {"variant": baseline}
+    return Compare(variant=ours, baseline=other, on=on, where=where)
 
 
 COMPARISONS = {
@@ -177,42 +132,11 @@ def speedups(pairs: list[Pair]) -> Rows:
     )
 
 
-def at_largest(rows: Rows, topic: str, *fields: str) -> Rows:
-    """Rows of a topic at the largest value of each field."""
-    rows = select(rows, topic=topic)
-    for field in fields:
-        rows = rows[rows[field] == rows[field].max()]
-    return rows
-
-
 def with_most_variants(rows: Rows) -> Rows:
     """The race at the head dimension at which most variants ran: others compile too slowly."""
     rows = timed_variants(rows, "benchmark")
     ran = select(rows, quantity="memory", status="ok").groupby("head_dim")["variant"].nunique()
     return select(rows, head_dim=ran.idxmax()) if len(ran) else rows
-
-
-def tried_tiles(rows: Rows, **where: Any) -> Rows:
-    """Times of tile sizes other than the chosen one."""
-    return select(rows, topic="tiles", quantity="time", variant=lambda v: v != CHOSEN, **where)
-
-
-def best_tiles(rows: Rows) -> Rows:
-    """The fastest tile of every direction, head dimension and sequence, next to the chosen one."""
-    key = ["direction", "head_dim", "sequence"]
-    ok = tried_tiles(rows, status="ok").sort_values("value", key=pd.to_numeric, kind="stable")
-    best = ok.drop_duplicates(key).sort_index().assign(quantity="best_time")
-    failed = tried_tiles(rows, status=lambda status: status != "ok").groupby(key).size().to_dict()
-    counts = pd.MultiIndex.from_frame(best[key]).map(failed).fillna(0)
-    chosen = select(rows, topic="tiles", quantity="time", variant=CHOSEN)
-    return pd.concat([derived(best, "rejected", {}, lambda _: counts), chosen])
-
-
-def rejected_tiles(rows: Rows) -> Rows:
-    """Tile sizes that Triton or the GPU rejects, once per reason."""
-    found = tried_tiles(rows, status=lambda status: status != "ok")
-    found = found.drop_duplicates(["direction", "head_dim", "block_m", "block_n"])
-    return found.assign(quantity="why", value=found["reason"], status="ok")
 
 
 def leaderboard(rows: Rows) -> Rows:
@@ -222,36 +146,6 @@ def leaderboard(rows: Rows) -> Rows:
     order = rows["attention"].map(both.set_index("attention")["value"])
     rows = rows.loc[pd.to_numeric(order).sort_values(kind="stable").index]
     return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard"))])
-
-
-def extreme_naive(rows: Rows, status: str) -> dict[str, Any] | None:
-    """The shortest sequence at which naive attention ran out of memory, or the longest it ran."""
-    found = select(rows, topic="naive", status=status)
-    found = found[found["variant"].eq(NAIVE) | found["quantity"].isna()]
-    ordered = found.sort_values(["sequence", "head_dim"], key=pd.to_numeric).to_dict("records")
-    return ordered[-1 if status == "ok" else 0] if ordered else None  # type: ignore[return-value]
-
-
-def shown_naive(rows: Rows) -> Rows:
-    """Naive attention at one head dimension: that which did not fit, or the largest."""
-    shape = extreme_naive(rows, "oom") or extreme_naive(rows, "ok")
-    if shape is None:
-        return rows.head(0)
-    title = f"{shape['precision']}, batch {shape['batch']}, head dim {shape['head_dim']}"
-    found = select(rows, topic="naive", head_dim=shape["head_dim"])
-    return found.assign(shape=title, reason=None)  # why it does not fit is in the text
-
-
-def accounts(rows: Rows) -> Rows:
-    """Memory by tensor at the smallest shape that does not fit and the largest that does."""
-    points = [point for status in ("oom", "ok") if (point := extreme_naive(rows, status))]
-    titles = {p["source"]: f"head dim {p['head_dim']}, sequence {p['sequence']:,}" for p in points}
-    rows = select(rows, source=list(titles))
-    rows = rows.assign(shape=rows["source"].map(titles))
-    measured = select(rows, quantity="memory", variant=NAIVE).assign(tensor="measured")
-    found = pd.concat([select(rows, quantity="expected_memory"), measured])
-    found["quantity"] = "memory"
-    return found.sort_values("tensor", key=lambda x: x.isin(["sum", "measured"]), kind="stable")
 
 
 def relative_speed(results: Results, topic: str) -> Rows:
@@ -279,35 +173,11 @@ def shape_race(results: Results) -> Rows:
     return rows.assign(panel=rows["size"] + ", " + rows["precision"])
 
 
-def naive_panels(results: Results) -> Rows:
-    """Times and peak memory of naive attention at the smallest and the largest head dimension."""
-    rows = select(results.rows, topic="naive", status="ok", variant=[NAIVE, COMPILED])
-    dims = sorted(set(rows["head_dim"]))
-    rows = select(rows, head_dim=[*dims[:1], *dims[-1:]])
-    rows = rows.assign(dim=rows["head_dim"].map("head dim {}".format))
-    peaks = select(rows, quantity="memory", stage="peak")
-    panels = {
-        "forward (ms)": select(rows, quantity="time", phase="forward"),
-        "backward (ms)": select(rows, quantity="time", phase="backward"),
-        "peak memory (GiB)": peaks.assign(value=peaks["value"] / GIB),
-    }
-    return pd.concat([found.assign(panel=panel) for panel, found in panels.items()])
-
-
-# A time by CUDA events, or by wall clock on a CPU.
-kernel_time: Any = partial(time, clock=("events", "wall"))
-
-
-def passes(variant: str) -> dict[str, Column]:
-    """Forward and backward of a variant."""
-    return {f"{name} (ms)": time(variant=variant, phase=name) for name in PASSES[:2]}
-
-
 def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any) -> Table:
     """One column per variant, at every shape of a topic."""
     return Table(
         title=f"{title}, {{precision}}",
-        rows=["head_dim", "sequence"] if topic == "benchmark" else ["batch", "size", "context"],
+        rows=[name for name in ON[topic] if name != "precision"],
         columns={"{attention}": column},
         **{"data": partial(timed_variants, topic=topic), **more},
     )
@@ -317,25 +187,29 @@ def timed_variants(rows: Rows, topic: str) -> Rows:
     """A topic without the variants that have no time in a precision; provenance lists the reasons.
     A point without any variant, one that did not fit, stays."""
     rows = select(rows, topic=topic)
-    return rows.loc[rows["variant"].isna() | is_timed(rows, rows, ["precision", "variant"])]
+    times = select(rows, quantity="time", status="ok")
+    timed = is_among(rows, times, ["precision", "variant"])
+    return rows.loc[rows["variant"].isna() | timed]
 
 
-def is_timed(rows: Rows, among: Rows, key: list[str]) -> "pd.Series[bool]":
-    """For each row, whether a time among others has the same key."""
-    return is_among(rows, select(among, quantity="time", status="ok"), key)
-
-
-def is_among(rows: Rows, others: Rows, key: list[str]) -> "pd.Series[bool]":
+def is_among(rows: Rows, others: Rows, key: list[str]) -> Any:
     """For each row, whether one of the others has the same key."""
-    keys = set(distinct(others, key))
-    found = [each in keys for each in rows[key].itertuples(index=False, name=None)]
-    return pd.Series(found, index=rows.index, dtype=bool)
+    return pd.MultiIndex.from_frame(rows[key]).isin(distinct(others, key))
 
 
-def slower(title: str, topic: str) -> Table:
+def side_by_side(variants: Mapping[str, str], **where: Any) -> dict[str, Column]:
+    """Wall times of some variants by name, then their device times."""
+    return {
+        f"{name}{more} (ms)": time(variant=variant, clock=clock, **where)
+        for clock, more in (("wall", ""), ("device", ", device"))
+        for name, variant in variants.items()
+    }
+
+
+def slower(where: str, topic: str) -> Table:
     """Shapes of a topic at which another variant is faster than ours."""
     return Table(
-        title=title,
+        title=f"{where} another variant is faster, the 20 largest differences at most",
         rows=[*ON[topic], "phase", "attention"],
         data=lambda rows: speedups(ours_against_all(rows, topic).slower).sort_values("value"),
         columns={
@@ -347,24 +221,16 @@ def slower(title: str, topic: str) -> Table:
     )
 
 
+BOTH = {"eager": EAGER, "compiled": COMPILED}
+PEAK = memory("memory", "MiB", stage="peak")
 TABLES = {
-    "front_naive": Table(
-        title="Naive attention, eager, {shape}",
-        rows=["sequence"],
-        data=shown_naive,
-        columns=passes(NAIVE) | {"peak (GiB)": memory("memory", variant=NAIVE, stage="peak")},
-    ),
+    **naive_page.TABLES,
+    **tiles_page.TABLES,
     "front_compile": Table(
         title="Training step, eager and compiled, alternating in one process",
         rows=["precision", "size"],
         where={"topic": "model_compile"},
-        columns={
-            "eager (ms)": time(variant=EAGER, phase=STEP),
-            "compiled (ms)": time(variant=COMPILED, phase=STEP),
-            "eager, device (ms)": time(variant=EAGER, phase=STEP, clock="device"),
-            "compiled, device (ms)": time(variant=COMPILED, phase=STEP, clock="device"),
-            "speed-up": speedup(phase=STEP),
-        },
+        columns=side_by_side(BOTH, phase=STEP) | {"speed-up": speedup(phase=STEP)},
     ),
     "front_leaderboard": Table(
         title="The fastest variants at the leaderboard's shape (d = 64) and with twice its head "
@@ -377,52 +243,11 @@ TABLES = {
             "d = {head_dim}, our speed-up": speedup(phase="both"),
         },
     ),
-    "naive": Table(
-        title="Naive attention, eager",
-        rows=["head_dim", "sequence"],
-        where={"topic": "naive"},
-        columns={
-            **passes(NAIVE),
-            "saved (MiB)": memory("saved_memory", "MiB", variant=NAIVE),
-            "before backward (MiB)": memory(
-                "memory", "MiB", variant=NAIVE, stage="before_backward"
-            ),
-            "peak (MiB)": memory("memory", "MiB", variant=NAIVE, stage="peak"),
-        },
-    ),
-    "account": Table(
-        title="Memory of naive attention in GiB by its formula: {shape}",
-        rows=["tensor"],
-        data=accounts,
-        columns={
-            "forward peak": memory("memory", stage="forward_peak"),
-            "before backward": memory("memory", stage="before_backward"),
-            "backward peak": memory("memory", stage="peak"),
-        },
-    ),
-    "compiled_naive": Table(
-        title="Naive attention, compiled, and its speed-up over eager in the same process",
-        rows=["head_dim", "sequence"],
-        where={"topic": "naive"},
-        columns={
-            **passes(COMPILED),
-            "forward, speed-up": speedup(phase="forward"),
-            "backward, speed-up": speedup(phase="backward"),
-            "peak (MiB)": memory("memory", "MiB", variant=COMPILED, stage="peak"),
-            "first pass (s)": quantity("first_call_time", "s", variant=COMPILED),
-        },
-    ),
     "compiled_model": Table(
         title="The whole model, eager and compiled, alternating in one process, {precision}",
         rows=["size", "phase"],
         where={"topic": "model_compile"},
-        columns={
-            "eager (ms)": time(variant=EAGER),
-            "compiled (ms)": time(variant=COMPILED),
-            "eager, device (ms)": time(variant=EAGER, clock="device"),
-            "compiled, device (ms)": time(variant=COMPILED, clock="device"),
-            "speed-up": speedup(),
-        },
+        columns=side_by_side(BOTH) | {"speed-up": speedup()},
     ),
     "compiled_costs": Table(
         title="What compiling costs and saves",
@@ -441,21 +266,19 @@ TABLES = {
         where={"phase": "both"},
         columns={"{sequence}": speedup()},
     ),
-    "slower": slower(
-        "Where another variant is faster, the 20 largest differences at most", "benchmark"
-    ),
+    "slower": slower("Where", "benchmark"),
+    "shapes_slower": slower("Models' shapes where", "shapes"),
     "shapes": Table(
         title="Our kernels over the fastest other variant at the models' shapes, {phase}",
         rows=["precision", "batch", "size"],
         data=lambda rows: speedups(ours_against_best(rows, "shapes")),
         columns={"{context}": speedup()},
     ),
-    "shapes_slower": slower(
-        "Models' shapes where another variant is faster, the 20 largest differences at most",
-        "shapes",
-    ),
     "shapes_times": by_variant(
         "Forward and backward in ms at the models' shapes", kernel_time(phase="both"), "shapes"
+    ),
+    "shapes_memory": by_variant(
+        "Peak memory of forward and backward in MiB at the models' shapes", PEAK, "shapes"
     ),
     "host": by_variant(
         "Host time in µs of launching forward and backward",
@@ -464,32 +287,8 @@ TABLES = {
     ),
     "race_memory": by_variant(
         "Peak memory of forward and backward in MiB, at the head dim with the most variants",
-        memory("memory", "MiB", stage="peak"),
+        PEAK,
         data=with_most_variants,
-    ),
-    "shapes_memory": by_variant(
-        "Peak memory of forward and backward in MiB at the models' shapes",
-        memory("memory", "MiB", stage="peak"),
-        "shapes",
-    ),
-    "softmax": Table(
-        title="Softmax against the two matmuls of attention, {precision}",
-        rows=["size", "context"],
-        where={"topic": "softmax"},
-        columns={
-            "QKᵀ and PV (ms)": quantity("matmuls", "ms"),
-            "softmax, fused (ms)": kernel_time(part="softmax"),
-            "written out (ms)": quantity("written_out", "ms"),
-            "fused / matmuls": quantity("fused_to_matmuls"),
-            "written out / matmuls": quantity("written_to_matmuls"),
-            "written out / fused": quantity("written_to_fused", "times"),
-        },
-    ),
-    "softmax_parts": Table(
-        title="Operations of naive attention, milliseconds, {precision}",
-        rows=["size", "context"],
-        where={"topic": "softmax"},
-        columns={"{part}": kernel_time()},
     ),
     "rates": Table(
         title="TFLOP/s of our kernels, forward and backward, {precision}",
@@ -500,35 +299,6 @@ TABLES = {
     "forward": by_variant("Forward in ms", kernel_time(phase="forward")),
     "backward": by_variant("Backward in ms", kernel_time(phase="backward")),
     "both": by_variant("Forward and backward in ms", kernel_time(phase="both")),
-    "tiles_best": Table(
-        title="Fastest plain tile (BLOCK_M x BLOCK_N) and the chosen kernel, {direction}",
-        rows=["head_dim", "sequence"],
-        data=best_tiles,
-        columns={
-            "fastest tile": quantity("best_time", "text", "variant"),
-            "its time (ms)": quantity("best_time", "ms"),
-            "chosen kernel (ms)": kernel_time(),
-            "rejected sizes": quantity("rejected", "integer"),
-        },
-    ),
-    "tiles_rejected": Table(
-        title="Tile sizes that Triton or the GPU rejects",
-        rows=["direction", "head_dim", "block_m", "block_n"],
-        data=rejected_tiles,
-        columns={"reason": quantity("why", "text")},
-    ),
-    "tiles": Table(
-        title="All tile sizes at the largest head dimension and the longest sequence, {direction}",
-        rows=["head_dim", "sequence", "block_m", "block_n", "num_warps", "kernel"],
-        data=lambda rows: at_largest(rows, "tiles", "head_dim", "sequence"),
-        columns={
-            "time (ms)": kernel_time(),
-            "shared memory (KiB)": quantity("shared_memory", "KiB"),
-            "estimated (KiB)": quantity("estimated_shared_memory", "KiB"),
-            "registers": quantity("registers", "integer"),
-            "spills": quantity("spills", "integer"),
-        },
-    ),
     "leaderboard": Table(
         title="Leaderboard shape, head dim {head_dim}",
         rows=["attention"],
@@ -546,12 +316,7 @@ TABLES = {
         rows=["size", "context"],
         where={"topic": "model"},
         columns={
-            "naive (ms)": time(variant=NAIVE, phase=STEP),
-            "cuDNN (ms)": time(variant=CUDNN, phase=STEP),
-            "ours (ms)": time(variant=OURS, phase=STEP),
-            "naive, device (ms)": time(variant=NAIVE, phase=STEP, clock="device"),
-            "cuDNN, device (ms)": time(variant=CUDNN, phase=STEP, clock="device"),
-            "ours, device (ms)": time(variant=OURS, phase=STEP, clock="device"),
+            **side_by_side({"naive": NAIVE, "cuDNN": CUDNN, "ours": OURS}, phase=STEP),
             "speed-up over naive": speedup(comparison="model"),
             "over cuDNN": speedup(comparison="model_cudnn"),
             "peak, naive (GiB)": memory(variant=NAIVE),
@@ -567,44 +332,23 @@ TABLES = {
     ),
 }
 
-SEQUENCE = Axis(field="sequence", title="sequence", log=2)
 RELATIVE: Any = {
+    "facet": "panel",
     "color": "attention",
     "names": {name: name for name in (NAMES.get(each, each) for each in DRAWN)},
     "y": Axis("speed relative to the fastest"),
 }
 FIGURES = {
+    **naive_page.FIGURES,
+    **tiles_page.FIGURES,
     "race": Figure(
         title="Speed relative to the fastest variant, forward and backward, causal, one head",
-        facet="panel",
-        x=SEQUENCE,
+        x=Axis(field="sequence", title="sequence", log=2),
         data=race,
         **RELATIVE,
     ),
-    "naive": Figure(
-        title="Naive attention by sequence: time and peak memory",
-        facet="panel",
-        color="attention",
-        dash="dim",
-        x=SEQUENCE,
-        y=Axis("", log=10),
-        share_y=False,
-        data=naive_panels,
-    ),
-    "tiles": Figure(
-        title="Plain kernels by tile, largest head dim and longest sequence: ms (blank: rejected)",
-        mark="heatmap",
-        facet="direction",
-        x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),
-        y=Axis(field="block_m", title="BLOCK_M (queries)", categorical=True),
-        data=lambda results: tried_tiles(
-            at_largest(results.rows, "tiles", "head_dim", "sequence"), status="ok"
-        ),
-        share_y=False,
-    ),
     "shapes": Figure(
         title="Speed relative to the fastest variant at the models' shapes, forward and backward",
-        facet="panel",
         x=Axis(field="context", title="context", log=2),
         data=shape_race,
         **RELATIVE,
@@ -613,7 +357,6 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Values that the templates use."""
     rows = chapter.own.rows
     ours = select(rows, topic="benchmark", variant=OURS)
     untimed = select(ours, quantity="time", status="ok").empty
@@ -622,7 +365,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     shapes = ours_against_best(rows, "shapes")
     return {
         "topics": {row["topic"]: row for row in records(rows.drop_duplicates("topic"))},
-        "naive": naive_facts(rows),
+        "naive": naive_page.facts(rows),
         "best": {
             precision: found
             for (precision,) in distinct(ours, ["precision"])
@@ -660,26 +403,6 @@ def excess_facts(chapter: Chapter) -> dict[str, Any] | None:
     return {**found, "host": chapter.value(quantity="host_time", **worst)}
 
 
-def naive_facts(rows: Rows) -> dict[str, Any] | None:
-    """Where naive attention ends, and how well the formula predicts its memory."""
-    largest, full = extreme_naive(rows, "ok"), extreme_naive(rows, "oom")
-    if largest is None:
-        return None
-    needs = {"quantity": "expected_memory", "stage": "peak"}
-    mine = select(rows, source=(full or largest)["source"], **needs)
-    scores = select(mine, tensor=list(naive_memory.SCORES))["value"]
-    rows = select(rows, source=largest["source"], stage="peak")
-    found = select(rows, quantity="memory", variant=NAIVE)["value"].sum()
-    return {
-        "largest": largest,
-        "full": full,
-        "need": select(mine, tensor="sum")["value"].sum(),
-        "scores": len(scores),
-        "score_bytes": scores.max(),
-        "agreement": found / select(rows, tensor="sum")["value"].sum(),
-    }
-
-
 def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
     """Ours and the fastest other variant at a leaderboard shape, with what others published."""
     mine = {key: pair.variant[key] for key in ("source", "variant", "phase")}
@@ -700,8 +423,9 @@ def checked(chapter: Chapter) -> list[dict[str, Any]]:
     another reason, and the largest errors of those that did."""
     rows, key = chapter.own.rows, ["source", "variant"]
     errors = select(rows, status="ok", quantity="error")
+    timed = is_among(errors, select(rows, quantity="time", status="ok"), key)
     failed = is_among(errors, select(rows, status="failed"), key)
-    errors = errors.assign(timed=is_timed(errors, rows, key), failed=failed)
+    errors = errors.assign(timed=timed, failed=failed)
     return [
         {
             "precision": precision,
