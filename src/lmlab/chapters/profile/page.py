@@ -9,14 +9,13 @@ import pandas as pd
 from lmlab.chapters.end_to_end.page import POINT, naming_batches
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, at_first, combine, derived, distinct, extremes, select
+from lmlab.report.frame import Results, Rows, at_first, combine, derived, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
-from lmlab.study.results import Result
 
 TITLE = "Kernels"
 
-RUN = ["source", "mode"]
+RUN, RUN_NAME = ["source", "mode"], "{size}, context {context}, {precision}"
 MODES = {
     "forward": "forward",
     "forward_backward": "forward + backward",
@@ -24,11 +23,8 @@ MODES = {
 }
 MATMULS = {"matmul_tensor_core": "tensor", "matmul_simt": "SIMT", "matmul": "unknown"}
 OTHER_FAMILIES = ("softmax", "elementwise", "reduction", "copy")
-FAMILIES = {
-    "matmul_simt": "matmul (SIMT cores)",
-    "matmul_tensor_core": "matmul (tensor cores)",
-    **{name: name for name in ("matmul", *OTHER_FAMILIES, "optimizer")},
-}
+CORES = {"matmul_simt": "matmul (SIMT cores)", "matmul_tensor_core": "matmul (tensor cores)"}
+FAMILIES = CORES | {name: name for name in ("matmul", *OTHER_FAMILIES, "optimizer")}
 PASSES = ("forward", "backward", "optimizer")
 PARTS = {
     "scores": "scores QKᵀ",
@@ -89,8 +85,7 @@ def _utilization(rows: Rows, results: Results) -> Rows:
     wall = _end_to_end(results, phase="total", **step)
     total = _of("total_time", phase="total", **step)
     rows = derived(rows, "device_share", total, lambda f: f.value / _at(wall, f))
-    factors = ("share_of_peak", "matmul_share", "device_share")
-    parts = {name: _of(name, **step) for name in factors}
+    parts = {name: _of(name, **step) for name in ("share_of_peak", "matmul_share", "device_share")}
     return combine(rows, "utilization", parts, lambda p: p.prod(axis=1))
 
 
@@ -157,8 +152,7 @@ def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
 
 def recorded(rows: Rows) -> Rows:
     """The precisions of which anything was recorded, with the points that are missing."""
-    found = distinct(select(rows, quantity="profiler_version"), ["precision"])
-    return select(rows, precision=[name for (name,) in found])
+    return select(rows, precision=set(select(rows, quantity="profiler_version")["precision"]))
 
 
 def at_longest(rows: Rows) -> Rows:
@@ -191,10 +185,9 @@ def outer_families(results: Results) -> Rows:
     rows, steps = (select(each, size=sizes[:1] + sizes[-1:]) for each in (rows, steps))
     runs = steps.groupby("context")["source"].nunique()
     context = max(runs.index, key=lambda context: (runs[context], context))
+    order = list(FAMILIES).index
     rows = select(rows, context=context)
-    rows = rows.sort_values(
-        "family", key=lambda names: names.map(list(FAMILIES).index), kind="stable"
-    )
+    rows = rows.sort_values("family", key=lambda names: names.map(order), kind="stable")
     modes = rows["mode"].map(MODES) + f", context {context}"
     return rows.assign(at=rows["size"] + "\n" + rows["precision"], mode=modes)
 
@@ -210,35 +203,31 @@ def layer_timeline(results: Results) -> Rows:
     families = layer["name"].map(lambda name: result.data["names"][name]["family"])
     between = (layer["part"] == "softmax") & (families != "softmax")
     return layer.assign(
-        run=_name(result),
+        run=RUN_NAME.format(**result.parameters),
         end_ns=layer["start_ns"] + layer["duration_ns"],
         family=families,
         lane=layer["part"].mask(between, "scale_and_mask").map(PARTS).fillna("rest of the layer"),
     )
 
 
-def _name(result: Result) -> str:
-    point = result.parameters
-    return f"{point['size']}, context {point['context']}, {point['precision']}"
-
-
 def step_timelines(results: Results) -> Rows:
     """When host and device are in which phase of a training step: the first, and the last of the
     last size."""
-    timelines = ((result, result.data.get("timeline") or {}) for result in results.of("profile"))
     found = [
         result
-        for result, lanes in timelines
-        if any(phase["phase"] == "optimizer" for phase in lanes.get("device_phases", ()))
+        for result in results.of("profile")
+        for phase in (result.data.get("timeline") or {}).get("device_phases", ())
+        if phase["phase"] == "optimizer"
     ]
-    last = list(dict.fromkeys(result.parameters["size"] for result in found))[-1:]
-    outer = [*found[:1], *[result for result in found if result.parameters["size"] in last][-1:]]
+    last_size = list(dict.fromkeys(r.parameters["size"] for r in found))[-1:]
+    of_last = [r for r in found if r.parameters["size"] in last_size]
+    outer = {RUN_NAME.format(**r.parameters): r.data["timeline"] for r in found[:1] + of_last[-1:]}
     return pd.DataFrame(
         [
             {"run": run, "lane": lane, "end_ns": phase["start_ns"] + phase["duration_ns"], **phase}
-            for run, data in {_name(r): r.data for r in outer}.items()
+            for run, timeline in outer.items()
             for lane in ("host", "device")
-            for phase in data["timeline"][f"{lane}_phases"]
+            for phase in timeline[f"{lane}_phases"]
             if phase["phase"] != "zero_grad"
         ]
     )
@@ -249,13 +238,7 @@ MATMUL_SHARES = {
     for mode, title in MODES.items()
 }
 PART_TIMES = {f"{PARTS[p]} (ms)": quantity("part_total_time", "ms", part=p) for p in PARTS}
-SOFTMAX_TIME = {"softmax / matmuls, time": quantity("softmax_to_matmuls")}
-ATTENTION = {
-    **PART_TIMES,
-    **SOFTMAX_TIME,
-    "softmax / matmuls, FLOPs": quantity("flops_to_matmuls"),
-    "scale and mask / softmax": quantity("mask_to_softmax", "times"),
-}
+ATTENTION = {**PART_TIMES, "softmax / matmuls, time": quantity("softmax_to_matmuls")}
 
 
 def _top_kernel(mode: str, title: str = "{}") -> dict[str, Any]:
@@ -278,7 +261,7 @@ TABLES = {
         title="Parts of attention in one forward pass, {precision}, all layers, longest context",
         rows=["size", "context"],
         data=lambda rows: at_longest(at_first(rows, "precision")),
-        columns={**PART_TIMES, **SOFTMAX_TIME},
+        columns=ATTENTION,
     ),
     "clock": Table(
         title="A forward pass by the host's clock and by the profiler, {precision}",
@@ -350,7 +333,11 @@ TABLES = {
     "attention": Table(
         title="Parts of attention in one forward pass, all layers, {precision}",
         **BY_CONTEXT,
-        columns=ATTENTION,
+        columns={
+            **ATTENTION,
+            "softmax / matmuls, FLOPs": quantity("flops_to_matmuls"),
+            "scale and mask / softmax": quantity("mask_to_softmax", "times"),
+        },
     ),
     "rates": Table(
         title="Rates of attention's parts by the cost model's FLOPs and bytes, {precision}",
@@ -377,12 +364,12 @@ def part_shares(results: Results) -> Rows:
     return rows.assign(panel=rows["size"] + ", " + rows["precision"])
 
 
-def _timeline(title: str, x: Axis, data: Callable[[Results], Rows], **more: Any) -> Figure:
-    lanes = Axis(field="lane", title="", categorical=True)
-    more |= {"mark": "timeline", "facet": "run", "x2": "end_ns"}
-    return Figure(title=title, x=x, y=lanes, data=data, **more)
-
-
+TIMELINE: Any = {
+    "mark": "timeline",
+    "facet": "run",
+    "x2": "end_ns",
+    "y": Axis(field="lane", title="", categorical=True),
+}
 FIGURES = {
     "families": Figure(
         title="Share of device time by kernel family, by size and precision",
@@ -404,19 +391,21 @@ FIGURES = {
         y=Axis("share of attention (%)", scale=100),
         data=part_shares,
     ),
-    "layer": _timeline(
-        "One layer of a forward pass: when its kernels run",
-        Axis(field="start_ns", title="µs since the layer's first kernel", scale=1e-3),
-        layer_timeline,
+    "layer": Figure(
+        title="One layer of a forward pass: when its kernels run",
+        x=Axis(field="start_ns", title="µs since the layer's first kernel", scale=1e-3),
+        data=layer_timeline,
         color="family",
         names=FAMILIES,
+        **TIMELINE,
     ),
-    "steps": _timeline(
-        "One profiled training step: phases on the host and on the device",
-        Axis(field="start_ns", title="ms since the step began", scale=1e-6),
-        step_timelines,
+    "steps": Figure(
+        title="One profiled training step: phases on the host and on the device",
+        x=Axis(field="start_ns", title="ms since the step began", scale=1e-6),
+        data=step_timelines,
         color="phase",
         height=2.6,
+        **TIMELINE,
     ),
 }
 
@@ -427,44 +416,40 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     rows = at_first(everything, "precision")
     if select(rows, quantity="profiler_version").empty:
         return {}
+    steps = {"mode": "train_step"}
+
+    def by_precision(name: str, value: Callable[[Rows], Any], **where: Any) -> dict[str, Any]:
+        found = select(everything, quantity=name, **where).groupby("precision", sort=False)
+        return {str(precision): value(mine) for precision, mine in found}
 
     def by_point(name: str, mode: str, field: str = "value", **where: Any) -> Any:
         return select(rows, quantity=name, mode=mode, **where).set_index("source")[field]
 
     matmul = {mode: by_point("matmul_share", mode) for mode in MODES}
     top = {mode: by_point("kernel_share", mode, "kernel", rank=1) for mode in MODES}
-    spans = select(everything, quantity="span_to_wall").groupby("precision", sort=False)["value"]
     mask = select(rows, quantity="mask_to_softmax")
-    optimizer = select(rows, quantity="family_share", family="optimizer")
-    all_steps = select(everything, quantity="matmul_share", mode="train_step")
     return {
         "gpu": any(r.machine["device"] == "cuda" for r in chapter.results.of(chapter.name)),
         "tools": sorted(set(select(rows, quantity="profiler_version")["value"])),
         "notes": sorted(set(select(rows, quantity="profiler_note")["value"])),
         "matmul": {mode: (shares.min(), shares.max()) for mode, shares in matmul.items()},
-        "steps": {
-            str(precision): {"min": shares.min(), "max": shares.max()}
-            for precision, shares in all_steps.groupby("precision", sort=False)["value"]
-        },
+        "steps": by_precision("matmul_share", _range, **steps),
         "with_backward": len(matmul["forward_backward"]),
         "with_optimizer": len(matmul["train_step"]),
         "backward_raises": _count(matmul["forward_backward"], "gt", matmul["forward"]),
         "optimizer_lowers": _count(matmul["train_step"], "lt", matmul["forward_backward"]),
-        "optimizer": extremes(optimizer),
+        "optimizer": extremes(select(rows, quantity="family_share", family="optimizer")),
         "same_top": _count(top["forward_backward"], "eq", top["forward"]),
-        "precisions": [name for (name,) in distinct(everything, ["precision"])],
-        "cores": _cores(everything),
-        "clock_agrees": {str(name): list(abs(each - 1) <= AGREES_WITHIN) for name, each in spans},
+        "precisions": list(everything["precision"].dropna().unique()),
+        "cores": by_precision("family_total_time", _cores, family=list(MATMULS), **steps),
+        "clock_agrees": by_precision(
+            "span_to_wall", lambda f: list(abs(f.value - 1) <= AGREES_WITHIN)
+        ),
         "softmax_time": extremes(select(rows, quantity="softmax_to_matmuls")),
         "softmax_flops": extremes(select(rows, quantity="flops_to_matmuls")),
         "mask": extremes(mask),
         "mask_above": int((mask["value"] > 1).sum()),
-        "pointwise": {
-            str(precision): extremes(found)
-            for precision, found in select(everything, quantity="pointwise_share").groupby(
-                "precision", sort=False
-            )
-        },
+        "pointwise": by_precision("pointwise_share", extremes),
         "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),
     }
 
@@ -474,16 +459,14 @@ def _count(values: Any, comparison: str, others: Any) -> int:
     return int(getattr(values, comparison)(others.reindex(values.index)).sum())
 
 
-def _cores(rows: Rows) -> dict[str, dict[str, float]]:
-    """Per precision: which share of a training step's matmul time ran on which cores."""
-    found = select(rows, quantity="family_total_time", mode="train_step", family=list(MATMULS))
-    return {
-        str(precision): {
-            core: float(select(mine, family=family)["value"].sum() / mine["value"].sum())
-            for family, core in MATMULS.items()
-        }
-        for precision, mine in found.groupby("precision", sort=False)
-    }
+def _range(rows: Rows) -> dict[str, float]:
+    return {"min": rows["value"].min(), "max": rows["value"].max()}
+
+
+def _cores(matmuls: Rows) -> dict[str, float]:
+    """Which share of their time matmuls ran on which cores."""
+    ms = matmuls.groupby("family")["value"].sum() / matmuls["value"].sum()
+    return {core: float(ms.get(family, 0)) for family, core in MATMULS.items()}
 
 
 def _memory(rows: Rows, l2: float | None) -> dict[str, Any] | None:
