@@ -7,7 +7,7 @@ import pandas as pd
 
 from lmlab.report.compare import Compare, Pair
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, combine, computed, distinct, records, select, table_of
+from lmlab.report.frame import Results, Rows, combine, computed, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import FORMATS, GIB, times
@@ -49,7 +49,7 @@ LAYERS = {
 }
 # Columns that exist even when no point was measured.
 SHAPE = ("size", "context", "precision", "attention", "d_model", "num_layers")
-COLUMNS = (*SHAPE, "mode", "variant", "part", "layer", "kind", "operation", "origin")
+COLUMNS = (*SHAPE, "mode", "variant", "part", "phase", "layer", "kind", "operation", "origin")
 BEST_PREDICTED = "best predicted"
 FRONT_SEGMENTS = 2
 COMPARED_SIZES = 3
@@ -63,15 +63,14 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
     rows = rows.sort_values(["d_model", "num_layers", "context"], kind="stable", ignore_index=True)
     rows = pd.concat([rows, _parts(rows), _peaks_with_phase(rows)], ignore_index=True)
-    parts = {p: {"quantity": "part", "precision": p} for p in PRECISIONS}
-    point = ("topic", "size", "context", "mode", "part")
-    peaks = {p: {**where, "part": "peak"} for p, where in parts.items()}
-    rows = combine(rows, "bf16_ratio", peaks, lambda p: p.bf16 / p.fp32, on=point)
+    peaks = {p: {"quantity": "part", "part": "peak", "precision": p} for p in PRECISIONS}
+    on: tuple[str, ...] = ("topic", "size", "context", "mode")
+    rows = combine(rows, "bf16_ratio", peaks, lambda p: p.bf16 / p.fp32, on=on)
     counters = {name: {"quantity": f"{name}_peak"} for name in ("replayed", "allocator")}
     on = ("source", "mode")
     rows = combine(rows, "replay_equal", counters, lambda p: p.replayed == p.allocator, on=on)
+    names = {"expected": "predicted_peak", "found": "peak_memory"}
     for label, topic in (("mode", TIMELINE), ("variant", CHECKPOINTING)):
-        names = {"expected": "predicted_peak", "found": "peak_memory"}
         both = {key: {"quantity": name, **topic} for key, name in names.items()}
         on = ("source", label)
         rows = combine(rows, "prediction_error", both, lambda p: p.expected / p.found - 1, on=on)
@@ -111,18 +110,14 @@ def _parts(rows: Rows) -> Rows:
 
 def _peaks_with_phase(rows: Rows) -> Rows:
     """Peaks of training steps as text: GiB and phase; a step that did not fit keeps its status."""
-    phases = select(rows, quantity="peak_phase", **ANY_STEP).set_index("source")["value"].to_dict()
-    found = []
-    for row in records(select(rows, quantity="peak_memory", **ANY_STEP)):
-        text = f"{FORMATS['GiB'](row['value'] or 0)} {phases.get(row['source'])}"
-        # A single word is the cell itself; the chapter's own tables give the reason.
-        reason = "OOM" if row["status"] == "oom" else row["reason"]
-        texts = {"peak_with_phase": text, "phase_of_peak": phases.get(row["source"])}
-        found += [
-            {**row, "quantity": name, "value": value, "reason": reason}
-            for name, value in texts.items()
-        ]
-    return table_of(found)
+    phases = select(rows, quantity="peak_phase", **ANY_STEP).set_index("source")["value"]
+    peaks = select(rows, quantity="peak_memory", **ANY_STEP)
+    phase = peaks["source"].map(phases)
+    size = peaks["value"].fillna(0).map(FORMATS["GiB"])
+    # A single word is the cell itself; the chapter's own tables give the reason.
+    peaks = peaks.assign(reason=peaks["reason"].mask(peaks["status"] == "oom", "OOM"))
+    with_phase = peaks.assign(quantity="peak_with_phase", value=size + " " + phase.astype(str))
+    return pd.concat([with_phase, peaks.assign(quantity="phase_of_peak", value=phase)])
 
 
 def _longest(rows: Rows) -> Iterator[Rows]:
@@ -130,16 +125,16 @@ def _longest(rows: Rows) -> Iterator[Rows]:
     steps = select(rows, quantity="peak_memory", **ANY_STEP)
     needs = select(rows, quantity="predicted_peak", **ANY_STEP).set_index("source")["value"]
     for _, group in steps.groupby(["size", "batch", "precision"], sort=False):
-        fits, fails = (records(select(group, status=name)) for name in ("ok", "oom"))
-        first = min(fails, key=lambda row: row["context"], default=None)
-        last = max(fits, key=lambda row: row["context"], default=None)
-        numbers = (
-            {"longest_context": last["context"], "longest_peak": last["value"]} if last else {}
-        )
-        if first:
-            numbers |= {"next_context": first["context"], "next_peak": needs.get(first["source"])}
-        if known := first or last:
-            yield computed(known, numbers, status="ok", reason=None, topic="longest")
+        ordered = group.sort_values("context", kind="stable")
+        fits, fails = (records(select(ordered, status=name)) for name in ("ok", "oom"))
+        numbers: dict[str, Any] = {}
+        if fits:
+            numbers |= {"longest_context": fits[-1]["context"], "longest_peak": fits[-1]["value"]}
+        if fails:
+            need = needs.get(fails[0]["source"])
+            numbers |= {"next_context": fails[0]["context"], "next_peak": need}
+        if known := fails[:1] or fits[-1:]:
+            yield computed(known[0], numbers, status="ok", reason=None, topic="longest")
 
 
 def _published(rows: Rows, results: Results) -> Rows:
@@ -170,9 +165,8 @@ def front_strategies(rows: Rows) -> Rows:
     """One point for the front page: the segments with the lowest peaks, none, and nested."""
     rows = select(rows, source=checkpointed_points(rows)[:1])
     every = select(rows, quantity="peak_memory", kind="every", status="ok")
-    by_peak = sorted(records(every), key=lambda row: row["value"])
-    lowest = [row["variant"] for row in by_peak[:FRONT_SEGMENTS]]
-    return select(rows, variant=["none", "nested", *lowest])
+    lowest = every.sort_values("value", key=pd.to_numeric, kind="stable").head(FRONT_SEGMENTS)
+    return select(rows, variant=["none", "nested", *lowest["variant"]])
 
 
 def checkpointed_points(rows: Rows) -> list[str]:
@@ -187,16 +181,14 @@ def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
     """Each strategy's step against the baseline of its point, in paired rounds of one job. The
     baseline is no checkpointing, or the input of every block where that does not fit."""
     found = {}
-    where = {"quantity": "time", "clock": clock}
+    times: Any = {"on": ["source"], "where": {"quantity": "time", "clock": clock}}
     for source in checkpointed_points(rows):
-        steps = select(rows, status="ok", source=source, **where)
+        steps = select(rows, status="ok", source=source, **times["where"])
         names = list(steps["variant"])
-        baseline = {"variant": next((n for n in ("none", "every-1", *names) if n in names), None)}
+        baseline = next((name for name in ("none", "every-1", *names) if name in names), None)
         for name in names:
-            compare = Compare(
-                variant={"variant": name}, baseline=baseline, on=["source"], where=where
-            )
-            found[source, name] = compare.run(steps)[0]
+            pair = Compare(variant={"variant": name}, baseline={"variant": baseline}, **times)
+            found[source, name] = pair.run(steps)[0]
     return found
 
 
@@ -207,21 +199,24 @@ def shown(slowdown: Pair) -> str:
     return slowdown.verdict
 
 
+def largest_runs(results: Results, **where: Any) -> Rows:
+    """Recorded runs of the largest size, in one precision."""
+    runs = one_precision(select(results.rows, quantity="peak_memory", status="ok", **where))
+    return select(runs, size=list(runs["size"])[-1:])
+
+
 def timeline_rows(results: Results) -> Rows:
     """A training step of the largest size, at its shortest and longest context."""
-    steps = one_precision(select(results.rows, quantity="peak_memory", status="ok", **STEP))
-    steps = select(steps, size=list(steps["size"])[-1:])
-    steps = select(steps, context=_ends(steps))
-    return _curves(results, steps, "{point}")
+    steps = largest_runs(results, **STEP)
+    return _curves(results, select(steps, context=_ends(steps)), "{point}")
 
 
 def mode_rows(results: Results) -> Rows:
     """A forward pass with its graph and a training step, of the largest size, middle context."""
-    runs = one_precision(select(results.rows, quantity="peak_memory", status="ok", **TIMELINE))
-    runs = select(runs, size=list(runs["size"])[-1:], mode=["forward_graph", "train_step"])
-    contexts = [context for (context,) in distinct(runs, ["context"])]
-    middle = select(runs, context=contexts[len(contexts) // 2 :][:1])
-    return _curves(results, middle, "{size}, context {context}, {precision}: {run}")
+    runs = select(largest_runs(results, **TIMELINE), mode=["forward_graph", "train_step"])
+    contexts = runs["context"].unique()
+    middle = select(runs, context=list(contexts[len(contexts) // 2 :][:1]))
+    return _curves(results, middle, "{point}: {run}")
 
 
 def _curves(results: Results, runs: Rows, title: str) -> Rows:
@@ -246,8 +241,7 @@ def _phase_position(event: int, phases: list[Mapping[str, Any]]) -> float:
 def composition_rows(results: Results) -> Rows:
     """Parts of the peak of the largest sizes, at the shortest and longest context that all fit."""
     parts = select(results.rows, quantity="part", part=lambda name: name != "peak", **STEP)
-    sizes = [size for (size,) in distinct(parts, ["size"])][-COMPARED_SIZES:]
-    parts = select(parts, size=sizes)
+    parts = select(parts, size=list(parts["size"].unique()[-COMPARED_SIZES:]))
     runs = parts.groupby("context")["source"].nunique()
     parts = select(parts, context=_ends(parts[parts["context"].map(runs) == runs.max()]))
     return parts.assign(bar=parts["size"] + "\n" + parts["precision"])
@@ -414,27 +408,24 @@ TABLES = {
 }
 
 
-def _timeline(title: str, data: Any) -> Figure:
-    return Figure(
-        title=title,
-        mark="area",
-        facet="point",
-        color="category",
-        names={name: name for name in CURVES.values() if name != "peak"},
-        x=Axis(
-            field="position",
-            title="phases begin at the ticks; each is drawn equally wide",
-            ticks={phase: number for number, phase in enumerate(PHASES)},
-        ),
-        y=Axis("GiB", scale=1 / GIB),
-        data=data,
-        share_x=True,
-    )
-
-
+AREA: Any = {
+    "mark": "area",
+    "facet": "point",
+    "color": "category",
+    "names": {name: name for name in CURVES.values() if name != "peak"},
+    "x": Axis(
+        field="position",
+        title="phases begin at the ticks; each is drawn equally wide",
+        ticks={phase: number for number, phase in enumerate(PHASES)},
+    ),
+    "y": Axis("GiB", scale=1 / GIB),
+    "share_x": True,
+}
 FIGURES = {
-    "timeline": _timeline("Memory during one training step", timeline_rows),
-    "modes": _timeline("Memory of a forward pass and of a training step", mode_rows),
+    "timeline": Figure(title="Memory during one training step", data=timeline_rows, **AREA),
+    "modes": Figure(
+        title="Memory of a forward pass and of a training step", data=mode_rows, **AREA
+    ),
     "composition": Figure(
         title="What exists at the peak of a training step",
         mark="stack",
@@ -459,13 +450,14 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Values that the templates use."""
     rows = select(chapter.own.rows, status="ok")
     steps = select(rows, quantity="peak_memory", **STEP)
     ratios = select(rows, quantity="bf16_ratio", **STEP)
     errors = select(rows, quantity="prediction_error", **TIMELINE)
     in_steps = select(errors, **STEP)
     shown = records(select(largest(rows), quantity="part", **STEP))
+    phases = select(rows, quantity="peak_phase", **STEP).set_index("source")["value"]
+    expected = select(rows, quantity="predicted_peak", source=list(in_steps["source"]), **STEP)
     return {
         "steps": len(steps),
         "largest": _highest(steps),
@@ -487,20 +479,12 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "errors": len(in_steps),
         "worst_error": _highest(errors, key=abs),
         "worst_step": _highest(in_steps, key=abs),
-        "same_phase": _same_phase(select(rows, source=list(in_steps["source"]))),
+        "same_phase": int((expected["phase"] == expected["source"].map(phases)).sum()),
         "checkpointing": [
             strategy_facts(select(chapter.own.rows, source=source))
             for source in checkpointed_points(rows)
         ],
     }
-
-
-def _same_phase(rows: Rows) -> int:
-    """How many steps' peaks the cost model puts into the phase in which they were measured."""
-    phases = records(select(rows, quantity="peak_phase", **STEP))
-    measured = {(row["source"], row["value"]) for row in phases}
-    predicted = records(select(rows, quantity="predicted_peak", **STEP))
-    return sum((row["source"], row["phase"]) in measured for row in predicted)
 
 
 def strategy_facts(rows: Rows) -> dict[str, Any]:
