@@ -9,17 +9,7 @@ import pandas as pd
 from lmlab.chapters.machine.page import with_share
 from lmlab.report.compare import Compare, Noise
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import (
-    Results,
-    Rows,
-    at_first,
-    combine,
-    computed,
-    derived,
-    distinct,
-    records,
-    select,
-)
+from lmlab.report.frame import Results, Rows, at_first, combine, computed, derived, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import GPU_BOUND_FROM, WITHIN, agreement
 from lmlab.report.table import Table, quantity, speedup, time
@@ -37,7 +27,8 @@ MODES = {
     "train_step": "training step",
 }
 PASSES = ("forward", "backward")
-STEP_PHASES = {**{name: name for name in (*PASSES, "optimizer")}, "total": "step"}
+PHASES = (*PASSES, "optimizer")
+STEP_PHASES = {**{name: name for name in PHASES}, "total": "step"}
 POINT = ["size", "context", "batch", "precision"]
 CLOCKS = ("wall", "device")
 # Below this share of wall time the GPU waits for the host.
@@ -49,7 +40,7 @@ SETTLED_WITHIN = 0.10
 def derive(rows: Rows, results: Results) -> Rows:
     """Per-layer times, busy share, rates and utilization next to what was measured."""
     rows = _with_main(rows)
-    passes = {p: {**STEP, "quantity": "time", "phase": p} for p in ("forward", "backward")}
+    passes = {p: {**STEP, "quantity": "time", "phase": p} for p in PASSES}
     clock, phase = ["source", "clock"], ["source", "phase"]
     rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, unit="ms", on=clock)
     rows = derived(rows, "per_layer", {"quantity": "both"}, lambda f: f.value / f.num_layers)
@@ -72,7 +63,7 @@ def times(clock: Any, phase: Any) -> dict[str, Any]:
 
 def _with_main(rows: Rows) -> Rows:
     """A column `main`, whether a row belongs to the grid that the front page shows."""
-    sizes = [size for (size,) in distinct(select(rows, status="ok", **STEP), ["size"])]
+    sizes = select(rows, status="ok", **STEP)["size"].unique()
     return rows.assign(main=rows["size"].isin(sizes) & (rows["batch"] == rows["batch"].iloc[0]))
 
 
@@ -145,20 +136,15 @@ NOISE = Noise(
 )
 
 
-def disagreement(rows: Rows) -> dict[str, dict[str, float]]:
+def disagreement(rows: Rows) -> Any:
     """By clock: how far replicates of the same phase lie apart, relative to the smaller."""
     found = select(rows, quantity="time", status="ok", **NOISE.replicates).astype({"value": float})
     groups = found.groupby([*NOISE.keys, "clock"], sort=False)["value"]
     pairs = groups.agg(["count", "min", "max"]).query("count == 2")
-    return {
-        str(clock): {
-            "count": len(apart),
-            "median": apart.median(),
-            "worst": apart.max(),
-            "within": (apart <= WITHIN).mean(),
-        }
-        for clock, apart in (pairs["max"] / pairs["min"] - 1).groupby("clock", sort=False)
-    }
+    apart = (pairs["max"] / pairs["min"] - 1).groupby("clock", sort=False)
+    within = apart.agg(lambda differences: (differences <= WITHIN).mean())
+    found = apart.agg(count="count", median="median", worst="max").assign(within=within)
+    return found.to_dict("index")
 
 
 def bf16_comparison(clock: str, phase: str) -> Compare:
@@ -196,13 +182,18 @@ def graph_checked(rows: Rows) -> Rows:
 
 def naming_batches(rows: Rows) -> Rows:
     """Sizes that name their batch, where there is more than one."""
-    if len(distinct(rows, ["batch"])) < 2:
+    if rows["batch"].nunique() < 2:
         return rows
     return rows.assign(size=rows["size"] + rows["batch"].map(", batch {}".format))
 
 
 BATCHES = ["size", "batch", "context"]
 TRAINING: Any = {"rows": BATCHES, "where": STEP}
+FIRST_STEP = {
+    "first step (ms)": quantity("first_step", "ms"),
+    "settled (ms)": quantity("settled_step", "ms"),
+}
+BF16 = "Speed-up of a bf16 training step over fp32 by context length, {basis}"
 TABLES = {
     "front_steps": Table(
         title="Training step in milliseconds by context length",
@@ -211,7 +202,7 @@ TABLES = {
         where=MAIN,
     ),
     "front_bf16": Table(
-        title="Speed-up of a bf16 training step over fp32 by context length, {basis}",
+        title=BF16,
         rows=["size"],
         data=lambda rows: at_first(select(speedups(rows), main=True), "basis"),
         columns={"{context}": speedup()},
@@ -221,8 +212,7 @@ TABLES = {
         rows=["size"],
         where=TRAINED,
         columns={
-            "first step (ms)": quantity("first_step", "ms"),
-            "settled (ms)": quantity("settled_step", "ms"),
+            **FIRST_STEP,
             "sd, 0 warm-ups (ms)": quantity("sd_0", "ms"),
             "sd, 5 warm-ups (ms)": quantity("sd_5", "ms"),
         },
@@ -247,8 +237,7 @@ TABLES = {
         rows=BATCHES,
         where={**WARM, "mode": "forward_backward"},
         columns={
-            "forward (ms)": time(phase="forward"),
-            "backward (ms)": time(phase="backward"),
+            **{f"{name} (ms)": time(phase=name) for name in PASSES},
             "both (ms)": time(phase="total"),
             "both, device (ms)": time(phase="total", clock="device"),
             "both, mean (ms)": time(phase="total", field="mean"),
@@ -274,11 +263,11 @@ TABLES = {
         "{precision}",
         **TRAINING,
         columns={
-            "wall (ms per layer)": quantity("per_layer", "ms", clock="wall"),
-            "device (ms per layer)": quantity("per_layer", "ms", clock="device"),
-            "forward, device / wall": quantity("busy_share", "percent", phase="forward"),
-            "backward, device / wall": quantity("busy_share", "percent", phase="backward"),
-            "optimizer, device / wall": quantity("busy_share", "percent", phase="optimizer"),
+            **{
+                f"{clock} (ms per layer)": quantity("per_layer", "ms", clock=clock)
+                for clock in CLOCKS
+            },
+            **{f"{p}, device / wall": quantity("busy_share", "percent", phase=p) for p in PHASES},
         },
     ),
     "graph_checks": Table(
@@ -297,18 +286,14 @@ TABLES = {
         },
     ),
     "speedups": Table(
-        title="Speed-up of a bf16 training step over fp32 by context length, {basis}",
-        rows=["size", "batch"],
-        data=speedups,
-        columns={"{context}": speedup()},
+        title=BF16, rows=["size", "batch"], data=speedups, columns={"{context}": speedup()}
     ),
     "first_steps": Table(
         title="What the first step of a fresh process costs",
         rows=["mode", "size"],
         where={"phase": WARM_UP, "status": "ok"},
         columns={
-            "first step (ms)": quantity("first_step", "ms"),
-            "settled (ms)": quantity("settled_step", "ms"),
+            **FIRST_STEP,
             "first step beyond a settled one (ms)": quantity("first_step_extra", "ms"),
             "settled from step": quantity("settles_at", "integer"),
         },
@@ -325,8 +310,7 @@ TABLES = {
         rows=["gpu", "size", "context", "precision"],
         where={"topic": "end_to_end", "batch": 4, "compile": "no", "warmup": 5},
         columns={
-            "forward (ms)": quantity("published", "ms", phase="forward"),
-            "backward (ms)": quantity("published", "ms", phase="backward"),
+            **{f"{name} (ms)": quantity("published", "ms", phase=name) for name in PASSES},
             "both (ms)": quantity("published", "ms", phase="forward_backward"),
         },
     ),
@@ -362,13 +346,10 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """What the sentences of the page need."""
     rows = select(chapter.own.rows, status="ok")
     main = select(rows, **MAIN)
     whole = {**times("wall", "total"), **MAIN}
     steps = select(rows, **whole)
-    precisions = [precision for (precision,) in distinct(steps, ["precision"])]
-    bf16 = records(select(steps, precision="bf16"))
     shortest = min(select(main, quantity="per_layer")["context"].dropna(), default=None)
     layers = {"quantity": "per_layer", "precision": "bf16", "context": shortest, **MAIN}
     busy = select(main, quantity="busy_share", phase="total")
@@ -376,19 +357,17 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     mfu = {"quantity": "mfu", "clock": "device" if len(busy) else "wall", **MAIN}
     settled = select(rows, quantity="settles_at", **TRAINED)["value"]
     cold_mean = records(select(rows, quantity="cold_mean", **TRAINED))
-    extremes = {p: chapter.extremes(precision=p, **whole) for p in precisions}
-    fp32 = extremes.get("fp32")
+    fp32 = chapter.extremes(precision="fp32", **whole)
     slowest = fp32["high"] if fp32 else {"source": None}
-    phases = select(rows, source=slowest["source"], **times("wall", [*PASSES, "optimizer"]))
+    phases = select(rows, source=slowest["source"], **times("wall", PHASES))
     return {
-        "steps": extremes,
+        "steps": {"fp32": fp32},
         "phases": {row["phase"]: row["value"] / slowest["value"] for row in records(phases)},
-        "in_bf16": {(row["size"], row["context"]): row for row in bf16},
+        "in_bf16": {(r["size"], r["context"]): r for r in records(select(steps, precision="bf16"))},
         "batch": next(iter(main["batch"]), None),
         "shortest": next(iter(steps["context"]), None),
         "unsteady": len(select(steps, stability=list(UNSTEADY))),
-        "layers_wall": chapter.extremes(clock="wall", **layers),
-        "layers_device": chapter.extremes(clock="device", **layers),
+        **{f"layers_{clock}": chapter.extremes(clock=clock, **layers) for clock in CLOCKS},
         "host_bound": len(host_bound),
         "gpu_bound": len(select(busy, value=lambda share: share >= GPU_BOUND_FROM)),
         "busy_points": len(busy),
