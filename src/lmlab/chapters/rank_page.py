@@ -4,14 +4,14 @@ Figures and sentences are about one group of ranks, the lead: one GPU per rank i
 them. Memory categories are of the rank that has allocated most; peaks are the highest of all ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from lmlab.report.compare import Compare, Comparison
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, distinct, select
+from lmlab.report.frame import Results, Rows, distinct, extremes, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity
 from lmlab.report.text import GIB
@@ -47,18 +47,13 @@ def with_ranks(rows: Rows, results: Results, labels: Sequence[str] = LABELS) -> 
         for source, result in results.results.items()
         if "ranks" in result.data
     }
-    asked = [
-        reported.get(source) or PLACEMENTS[placement].format(world_size)
-        for source, placement, world_size in rows[["source", "placement", "world_size"]].itertuples(
-            index=False, name=None
-        )
-    ]
+    keys = rows[["source", "placement", "world_size"]].itertuples(index=False, name=None)
+    asked = [reported.get(source) or PLACEMENTS[place].format(n) for source, place, n in keys]
     missing = [label for label in labels if label not in rows]
     return rows.assign(ranks=asked, **dict.fromkeys(missing))
 
 
 def describe(group: Mapping[str, Any]) -> str:
-    """A short description of a process group."""
     count, gpus = group["world_size"], group["gpus"]
     if group["device"] == "cpu":
         who = f"{count} CPU rank" + "s" * (count > 1)
@@ -79,7 +74,7 @@ def not_started(rows: Rows) -> list[dict[str, Any]]:
     """Groups that this machine could not start, with the reason; one entry per point."""
     found = select(rows[rows["quantity"].isna()], status=["unsupported", "failed", "oom"])
     keys = ["ranks", "placement", "world_size", "status", "reason"]
-    return [dict(zip(keys, values, strict=True)) for values in distinct(found, keys)]
+    return records(found[keys].drop_duplicates())
 
 
 def lead(rows: Rows) -> str | None:
@@ -90,7 +85,6 @@ def lead(rows: Rows) -> str | None:
 
 
 def of_lead(rows: Rows) -> Rows:
-    """The rows of that group."""
     return select(rows, ranks=lead(rows))
 
 
@@ -137,17 +131,23 @@ def group_facts(chapter: Chapter) -> dict[str, Any]:
 
 def _sizes(rows: Rows) -> dict[str, dict[str, Any]]:
     """By purpose: the size that was measured, and why no larger one."""
-    found = select(rows, quantity="size")
+    found = select(rows, quantity="size").assign(size=lambda sizes: sizes["candidate"])
+    left_out = select(found, status="unsupported")
     return {
         purpose: {
             "size": first_value(found, purpose=purpose),
-            "left_out": [
-                {"size": row["candidate"], "reason": row["reason"]}
-                for row in select(found, purpose=purpose, status="unsupported").to_dict("records")
-            ],
+            "left_out": records(select(left_out, purpose=purpose)[["size", "reason"]]),
         }
         for (purpose,) in distinct(found, ["purpose"])
     }
+
+
+def with_variants(
+    rows: Rows, results: Results, names: Mapping[str, str], short: Mapping[str, str]
+) -> Rows:
+    """The rows with their group of ranks, variants by name, and the most of any rank."""
+    rows = with_ranks(rows, results)
+    return with_most(rows.assign(scheme=rows.variant.map(names), short=rows.variant.map(short)))
 
 
 def with_most(rows: Rows) -> Rows:
@@ -161,24 +161,23 @@ def with_most(rows: Rows) -> Rows:
     return pd.concat(parts, ignore_index=True)
 
 
-def allocated_of(rows: Rows, variant: str) -> Any:
-    """Memory after a step of the rank with the most."""
-    return first_value(rows, quantity="most_allocated", variant=variant, stage="after_step")
+def memory_facts(rows: Rows, variants: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """By variant: memory after a step of the rank with the most, and the highest peak of a step
+    with its phase, which a CPU does not have."""
+    found: dict[str, dict[str, Any]] = {"allocated": {}, "peak": {}}
+    for name in variants:
+        after = {"quantity": "most_allocated", "variant": name, "stage": "after_step"}
+        found["allocated"][name] = first_value(rows, **after)
+        peaks = extremes(select(rows, quantity="most_peak_memory", variant=name))
+        top = peaks["high"] if peaks else None
+        found["peak"][name] = top and {"bytes": top["value"], "phase": PHASES[top["phase"]]}
+    return found
 
 
 def category_of(rows: Rows, variant: str, category: str) -> Any:
     """Memory of a category when it is complete."""
     where = {"stage": COMPLETE[category], "category": category}
     return first_value(rows, quantity="memory", variant=variant, **where)
-
-
-def peak_of(rows: Rows, variant: str) -> dict[str, Any] | None:
-    """The highest peak of a step and its phase; None on a CPU."""
-    found = select(rows, quantity="most_peak_memory", variant=variant)
-    if found.empty:
-        return None
-    top = found.sort_values("value", key=pd.to_numeric).iloc[-1]
-    return {"bytes": top["value"], "phase": PHASES[top["phase"]]}
 
 
 def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> float | None:
@@ -214,10 +213,7 @@ MEMORY_TABLES = {
         "Memory of the rank with the most allocated memory, in its first step, MiB, {ranks}. "
         "Reserved: kept by the allocator; device: as the device reports it",
         {
-            **{
-                name.replace("_", " "): quantity("memory", "MiB", category=name)
-                for name in CATEGORIES
-            },
+            **{n.replace("_", " "): quantity("memory", "MiB", category=n) for n in CATEGORIES},
             "allocated": quantity("most_allocated", "MiB"),
             "reserved": quantity("reserved", "MiB"),
             "device": quantity("device_memory", "MiB"),

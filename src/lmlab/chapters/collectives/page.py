@@ -202,5 +202,5 @@ def _group(rows: Rows, times: Rows) -> dict[str, Any]:
         **{name: largest[name] for name in ("ranks", "placement", "world_size", "size")},
         "ms": largest["value"],
         "gather_ms": first_value(mine, **gather),
-        **{n: first_value(fit, quantity=n) for n in ("latency", "bandwidth", "fit_error")},
+        **{name: first_value(fit, quantity=name) for name in ("latency", "bandwidth")},
     }

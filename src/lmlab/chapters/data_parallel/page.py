@@ -42,7 +42,6 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
-    """Display name of a variant."""
     if not isinstance(variant, str):
         return None
     if variant == TORCH:
@@ -62,13 +61,7 @@ def communication(rows: Rows) -> Rows:
     share = 1 - found["value"]
     judged = zip(share, found["verdict"], strict=True)
     text = [percent(s) if verdict == "slower" else verdict for s, verdict in judged]
-    shares = found.assign(
-        quantity="communication_share",
-        value=share,
-        share=text,
-        low=1 - found["high"],
-        high=1 - found["low"],
-    )
+    shares = found.assign(quantity="communication_share", value=share, share=text)
     added = []
     for pair in compared:
         rounds = zip(pair.variant["samples"], pair.baseline["samples"], strict=False)
@@ -265,7 +258,6 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Values that the templates use, for the group shown on the front page."""
     shared, rows = rank_page.group_facts(chapter), of_lead(chapter.own.rows)
     times = select(rows, quantity="time", phase="total", status="ok")
     if times.empty:

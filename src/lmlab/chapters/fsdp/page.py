@@ -21,15 +21,14 @@ NAMES = {
     TORCH: "PyTorch fully_shard",
 }
 SHORT = {DDP: "DDP", SHARDED: "sharded\nopt.", OURS: "FSDP", TORCH: "fully_\nshard"}
+STATE = ("parameters", "gradients", "optimizer_state")
 NO_WAIT_MS = 1.0
 """Upper bound on the wait when weights are already gathered."""
 
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Names, memory by rank, overlap, and speed relative to data parallelism."""
-    rows = rank_page.with_ranks(rows, results)
-    names = {"scheme": rows.variant.map(NAMES), "short": rows.variant.map(SHORT)}
-    rows = rank_page.with_most(rows.assign(**names))
+    rows = rank_page.with_variants(rows, results, NAMES, SHORT)
     parts = {
         name: {"quantity": "profiled_time", "activity": name}
         for name in ("compute", "communication", "overlapped")
@@ -63,9 +62,7 @@ TABLES = {
         "Memory per rank after a step and at its peak, in GiB; step time, and speed relative "
         "to data parallelism (buckets)",
         {
-            "parameters": quantity("memory", "GiB", category="parameters"),
-            "gradients": quantity("memory", "GiB", category="gradients"),
-            "optimizer state": quantity("memory", "GiB", category="optimizer_state"),
+            **{name.replace("_", " "): quantity("memory", "GiB", category=name) for name in STATE},
             "peak": quantity("most_peak_memory", "GiB", phase="forward_backward"),
             "step (ms)": time(phase="total"),
             "speed": quantity("versus_ddp", "text", field="speedup"),
@@ -106,21 +103,20 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Values that the templates use, for the group shown on the front page."""
     shared, rows = rank_page.group_facts(chapter), rank_page.of_lead(chapter.own.rows)
-    if rank_page.allocated_of(rows, DDP) is None:
+    memory = rank_page.memory_facts(rows, NAMES)
+    if memory["allocated"][DDP] is None:
         return {**shared, "ranks": None}
     sharded = rank_page.first_value(rows, quantity="sharded_bytes")
     sharded /= rank_page.first_value(rows, quantity="parameter_bytes")
     stored = 1 - (1 - 1 / shared["world_size"]) * sharded
-    share = dict.fromkeys(("parameters", "gradients", "optimizer_state"), stored)
+    share = dict.fromkeys(STATE, stored)
     waited = waits(chapter.own)
     total = select(rows, quantity="gather_wait").groupby("rank")["value"].sum()
     return {
         **shared,
+        **memory,
         "sizes": shared["sizes"]["memory and time"],
-        "allocated": {name: rank_page.allocated_of(rows, name) for name in NAMES},
-        "peak": {name: rank_page.peak_of(rows, name) for name in NAMES},
         "expected_error": rank_page.expected_error(rows, OURS, share),
         "no_wait_ms": NO_WAIT_MS,
         "gathers": len(waited),

@@ -20,10 +20,7 @@ SHORT = {PLAIN: "AdamW", OURS: "sharded", TORCH: "PyTorch\nZeRO"}
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Names, and the rank that has allocated most."""
-    rows = rank_page.with_ranks(rows, results)
-    names = {"scheme": rows.variant.map(NAMES), "short": rows.variant.map(SHORT)}
-    return rank_page.with_most(rows.assign(**names))
+    return rank_page.with_variants(rows, results, NAMES, SHORT)
 
 
 TABLES = {
@@ -61,18 +58,17 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Values that the templates use, for the group shown on the front page."""
     shared, rows = rank_page.group_facts(chapter), rank_page.of_lead(chapter.own.rows)
-    if rank_page.allocated_of(rows, OURS) is None:
+    memory = rank_page.memory_facts(rows, NAMES)
+    if memory["allocated"][OURS] is None:
         return {**shared, "ranks": None}
     owned = select(rows, quantity="owned_bytes")["value"]
     parameters, share = sum(owned), (shared["world_size"] - 1) / shared["world_size"]
     stored = {"optimizer_state": max(owned) / parameters}
     return {
         **shared,
+        **memory,
         "state": {name: rank_page.category_of(rows, name, "optimizer_state") for name in NAMES},
-        "allocated": {name: rank_page.allocated_of(rows, name) for name in NAMES},
-        "peak": {name: rank_page.peak_of(rows, name) for name in NAMES},
         "expected_error": rank_page.expected_error(rows, OURS, stored),
         "fullest_share": stored["optimizer_state"],
         # Rings: gradients are averaged everywhere, then parameters come from their owners; ZeRO-1
