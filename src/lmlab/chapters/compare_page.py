@@ -5,12 +5,11 @@ of plain records here. A source takes part where it states what a row of such a 
 context, precision, batch); the rest of it stays on the chapters' pages.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from lmlab.report.frame import Rows, select, table_of
+from lmlab.report.frame import Rows, select
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import GIB
 
@@ -66,89 +65,68 @@ TABLES = {
 
 def published(rows: Rows) -> dict[str, dict[str, Rows]]:
     """Published figures as records of chapters, by GPU."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in select(rows, chapter="published").to_dict("records"):
-        convert = CONVERSIONS.get(str(row["topic"]))
-        for chapter, record in convert(row) if convert else ():
-            base = {"chapter": chapter, "status": "ok", "unit": "", "flags": (), "source": None}
-            mine = found.setdefault(str(row["gpu"]), {}).setdefault(chapter, [])
-            mine.append({**base, **record})
+    known = select(rows, chapter="published", gpu=lambda gpu: gpu not in ("unstated", NOT_STATED))
+    found = [convert(select(known, topic=topic)) for topic, convert in CONVERSIONS.items()]
     return {
-        gpu: {chapter: _once(table_of(records)) for chapter, records in chapters.items()}
-        for gpu, chapters in found.items()
-        if gpu not in ("unstated", NOT_STATED)
+        str(gpu): {str(chapter): each for chapter, each in mine.groupby("chapter", sort=False)}
+        for gpu, mine in pd.concat(found).groupby("gpu", sort=False)
     }
 
 
-def _once(rows: Rows) -> Rows:
-    """Of the kernels of one run, the one with the most time."""
-    if "rank" not in rows:
-        return rows
-    ordered = rows.sort_values("value", ascending=False, key=pd.to_numeric)
-    return ordered.drop_duplicates(["mode", "size", "context"])
+WALL = {"quantity": "time", "clock": "wall"}
+NAIVE = {"chapter": "attention", "topic": "naive", "variant": "naive"}
+STEP = {"chapter": "end_to_end", "start": "warm", "mode": "train_step"}
 
 
-Row = Mapping[Any, Any]
-Records = Iterator[tuple[str, dict[str, Any]]]
+def _stated(value: Any) -> bool:
+    return bool(value != NOT_STATED)
 
 
-def _states(row: Row, *keys: str) -> bool:
-    return all(row[key] != NOT_STATED for key in keys)
+def _attention(rows: Rows) -> Rows:
+    eager = select(rows, implementation="eager", batch=8, phase=["forward", "backward"])
+    return eager.assign(**NAIVE, **WALL)
 
 
-def _step(row: Row) -> Records:
+def _steps(rows: Rows) -> Rows:
     phases = {"forward": "forward", "backward": "backward", "train_step": "total"}
-    same_work = row["batch"] == 4 and row["compile"] == "no" and row["warmup"] == 5
-    if same_work and row["phase"] in phases and _states(row, "size", "context"):
-        point = {key: row[key] for key in ("size", "context", "precision", "batch")}
-        mode = {"start": "warm", "mode": "train_step", "phase": phases[row["phase"]]}
-        wall = {"quantity": "time", "clock": "wall", "value": row["value"]}
-        yield "end_to_end", {**point, **mode, **wall}
+    same_work = {"batch": 4, "compile": "no", "warmup": 5, "phase": list(phases)}
+    rows = select(rows, size=_stated, context=_stated, **same_work)
+    return rows.assign(phase=rows["phase"].map(phases), **STEP, **WALL)
 
 
-def _peak(row: Row) -> Records:
-    if _states(row, "size", "context", "mode"):
-        point = {key: row[key] for key in ("size", "context", "precision", "mode")}
-        peak = {"topic": "timeline", "quantity": "peak_memory", "value": row["value"] * GIB}
-        yield "memory", {**point, **peak}
+def _kernels(rows: Rows) -> Rows:
+    """Of the kernels of one run, the one with the most time."""
+    rows = rows.sort_values("value", ascending=False, key=pd.to_numeric)
+    rows = rows.drop_duplicates(["gpu", "phase", "size", "context"])
+    rows = rows.assign(quantity="kernel_share", value=rows["value"] / 100, rank=1)
+    return rows.assign(chapter="profile", mode=rows["phase"], precision="fp32")
 
 
-def _attention(row: Row) -> Records:
-    naive = row["implementation"] == "eager" and row["batch"] == 8
-    if naive and row["phase"] in ("forward", "backward"):
-        point = {key: row[key] for key in ("head_dim", "sequence", "phase")}
-        wall = {"quantity": "time", "clock": "wall", "value": row["value"]}
-        yield "attention", {"topic": "naive", "variant": "naive", **point, **wall}
+def _leaderboard(rows: Rows) -> Rows:
+    events = {"quantity": "time", "clock": "events"}
+    return rows.assign(chapter="attention", variant="flash", phase="both", **events)
 
 
-def _leaderboard(row: Row) -> Records:
-    shape = {"topic": "leaderboard", "phase": "both", "head_dim": row["head_dim"]}
-    events = {"quantity": "time", "clock": "events", "value": row["value"]}
-    yield "attention", {**shape, "variant": "flash", **events}
+def _peaks(rows: Rows) -> Rows:
+    rows = select(rows, size=_stated, context=_stated, mode=_stated)
+    rows = rows.assign(quantity="peak_memory", value=rows["value"] * GIB)
+    return rows.assign(chapter="memory", topic="timeline")
 
 
-def _kernel(row: Row) -> Records:
-    point = {"mode": row["phase"], "size": row["size"], "context": row["context"]}
-    share = {"quantity": "kernel_share", "value": row["value"] / 100, "precision": "fp32"}
-    yield "profile", {**point, **share, "kernel": row["kernel"], "rank": 1}
-
-
-def _out_of_memory(row: Row) -> Records:
-    """A row without a value; what its source leaves open matches every row of the table."""
-    stated = {k: row[k] for k in ("size", "context", "sequence") if _states(row, k)}
-    oom = {"status": "oom", "reason": f"source {row['writeup']}"}
-    if row["value"] in ("fp32", "train step"):
-        step = {"start": "warm", "mode": "train_step", "batch": 4, "precision": "fp32"}
-        yield "end_to_end", {**oom, **step, **stated}
-    elif str(row["value"]).startswith("naive attention"):
-        yield "attention", {**oom, "topic": "naive", "variant": "naive", **stated}
+def _out_of_memory(rows: Rows) -> Rows:
+    """Rows without a value; what their source leaves open matches every row of the table."""
+    steps = select(rows, value=["fp32", "train step"]).assign(**STEP, batch=4, precision="fp32")
+    naive = select(rows, value=lambda what: str(what).startswith("naive attention"))
+    found = pd.concat([steps, naive.assign(**NAIVE)]).replace(NOT_STATED, None)
+    nothing = dict.fromkeys(["quantity", "value", "head_dim"])
+    return found.assign(status="oom", reason="source " + found["writeup"], **nothing)
 
 
 CONVERSIONS = {
-    "end_to_end": _step,
-    "memory": _peak,
     "attention": _attention,
+    "end_to_end": _steps,
+    "kernels": _kernels,
     "leaderboard": _leaderboard,
-    "kernels": _kernel,
+    "memory": _peaks,
     "out_of_memory": _out_of_memory,
 }
