@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.chapters.attention.page import NAMES
-from lmlab.chapters.machine.page import with_rates, with_share
+from lmlab.chapters.machine.page import kernel_time, with_rates, with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, combine, derived, distinct, select
@@ -50,7 +50,7 @@ COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "lay
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Rates and utilization, and which records are the ladder's own."""
-    rows = rows.reindex(columns=[*rows.columns, *(c for c in COLUMNS if c not in rows)])
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows, *COLUMNS])))
     is_own = (rows["variant"] == rows["rung"]) | (rows["side"] == "rung")
     rows = rows.assign(
         own=is_own.where(rows["rung"].notna()),
@@ -67,6 +67,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     return derived(rows, "relative", own, lambda f: f.value / f.source.map(first))
 
 
+OURS: Any = {"side": "rung", "attention": lambda name: name != "naive"}
 TABLES = {
     "front": Table(
         title="Rungs of the ladder; gain: in rounds that alternate with the rung before; "
@@ -105,11 +106,9 @@ TABLES = {
         where={"topic": "ladder"},
         data=partial(select, status="ok"),
         columns={
-            "ours (ms)": time(side="rung", attention=lambda name: name != "naive"),
+            "ours (ms)": time(**OURS),
             "other (ms)": time(side="other"),
-            "ours, device (ms)": time(
-                side="rung", attention=lambda name: name != "naive", clock="device"
-            ),
+            "ours, device (ms)": time(**OURS, clock="device"),
             "other, device (ms)": time(side="other", clock="device"),
             "other": time("text", side="other", field="attention"),
             "speed of ours against it": speedup(comparison="attention"),
@@ -127,7 +126,7 @@ TABLES = {
         rows=["size", "part", "variant"],
         where={"topic": "kernels"},
         columns={
-            "time (ms)": time(clock=["events", "wall"]),
+            "time (ms)": kernel_time(),
             "peak (MiB)": quantity("peak_memory", "MiB"),
             "error": quantity("error", "scientific"),
         },

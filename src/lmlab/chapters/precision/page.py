@@ -38,10 +38,11 @@ def _readable(rows: Rows, field: str) -> Rows:
     return known.assign(**{field: known[field].map("{:g}".format)}) if len(known) else known
 
 
-def _own_sums(label: Any) -> bool:
-    return isinstance(label, str)
-
-
+BY_SCALE: Any = {
+    "rows": ["scale"],
+    "where": {"topic": "layernorm"},
+    "data": lambda rows: _readable(rows, "scale"),
+}
 TABLES = {
     "formats": Table(
         title="Number formats, and the sum at which adding the same term again changes nothing",
@@ -73,21 +74,17 @@ TABLES = {
     ),
     "variance": Table(
         title="Relative error of a variance by scale of the input, partial sums in {sums}",
-        rows=["scale"],
-        columns={"{dtype}": quantity("variance_error", "scientific", sums=_own_sums)},
-        where={"topic": "layernorm"},
-        data=lambda rows: _readable(rows, "scale"),
+        columns={"{dtype}": quantity("variance_error", "scientific", sums=pd.notna)},
+        **BY_SCALE,
     ),
     "layernorm": Table(
         title="Largest error of LayerNorm's output, with statistics in fp32 (nn.LayerNorm) and "
         "accumulated in the format itself",
-        rows=["scale"],
         columns={
             "{dtype}, fp32 sums": quantity("output_error", "scientific", sums=pd.isna),
-            "{dtype}, own sums": quantity("output_error", "scientific", sums=_own_sums),
+            "{dtype}, own sums": quantity("output_error", "scientific", sums=pd.notna),
         },
-        where={"topic": "layernorm"},
-        data=lambda rows: _readable(rows, "scale"),
+        **BY_SCALE,
     ),
 }
 
@@ -142,9 +139,9 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 def _output_errors(errors: Rows) -> dict[str, tuple[float, float]]:
     """By format: the median error with statistics in fp32 and in the format itself."""
-    if errors.empty or not errors["sums"].map(_own_sums).any():
+    if errors.empty or errors["sums"].isna().all():
         return {}
-    found = errors.groupby(["dtype", errors["sums"].map(_own_sums)])["value"].median().unstack()
+    found = errors.groupby(["dtype", errors["sums"].notna()])["value"].median().unstack()
     return {str(dtype): (row[False], row[True]) for dtype, row in found.iterrows()}
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.chapters.machine.page import ceilings, with_rates
+from lmlab.chapters.machine.page import ceilings, kernel_time, with_rates
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, derived, select
 from lmlab.report.page import Chapter
-from lmlab.report.table import Column, Table, memory, quantity, speedup, time
+from lmlab.report.table import Table, memory, quantity, speedup
 
 TITLE = "What makes a GPU fast"
 
@@ -31,19 +31,23 @@ PANELS = {
     "tiling": ("TFLOP/s by FLOPs per byte of a tile", "rate"),
 }
 ROOF = "roof"
+SERIES = {
+    "without": "without the principle",
+    "with": "with it",
+    "library": "library",
+    ROOF: "roofline without L2",
+    **{name: name for name in ("fp32", "tf32", "fp16", "bf16")},
+}
 LIMITS = {
     "bandwidth": ("fusion", "coalescing"),
     "rate": ("divergence", "precision", "recomputation", "tiling"),
 }
 """Topics by what limits them."""
-EVENTS = ["events", "wall"]
 LABELS = ["variant", "series", "x", "pair", "tile"]
+TIMES = {"quantity": "time", "clock": ["events", "wall"]}
 COMPARISONS = {
     "pairs": Compare(
-        variant={"pair": "with"},
-        baseline={"pair": "without"},
-        on=["topic"],
-        where={"quantity": "time", "clock": EVENTS},
+        variant={"pair": "with"}, baseline={"pair": "without"}, on=["topic"], where=TIMES
     )
 }
 PARTS = ("sms", "warp_size", "registers_per_sm", "shared_memory_per_sm_bytes", "l2_bytes")
@@ -51,13 +55,13 @@ PARTS = ("sms", "warp_size", "registers_per_sm", "shared_memory_per_sm_bytes", "
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Rates, their shares of the machine's ceilings, and the points of the six panels."""
-    rows = rows.reindex(columns=[*rows.columns, *(c for c in LABELS if c not in rows)])
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows, *LABELS])))
     rows = rows.assign(principle=rows["topic"].map(NAMES))
     rows = with_rates(rows, {"rate": "flops", "bandwidth": "bytes"}, ["source", "variant"])
     limits = ceilings(results)
     # Programs that compare something else than types use the type that the device is made for.
-    on_gpu = results.value(chapter="machine", quantity="device") == "cuda"
-    usual = "bf16" if on_gpu else "fp32"
+    device = results.value(chapter="machine", quantity="device")
+    usual = "bf16" if device == "cuda" else "fp32"
     for name, topics in LIMITS.items():
         where = {"quantity": name, "topic": list(topics)}
         rows = derived(rows, "share", where, partial(_shares, limits, usual))
@@ -83,16 +87,15 @@ def _over_one_branch(found: Rows) -> Any:
 def _panels(rows: Rows) -> list[Rows]:
     panels = []
     for topic, (title, name) in PANELS.items():
-        mine = select(rows, topic=topic, quantity=name, status="ok")
-        mine = mine[mine["x"].notna()].sort_values("x", key=pd.to_numeric, kind="stable")
+        mine = select(rows, topic=topic, quantity=name, status="ok", x=pd.notna)
+        mine = mine.sort_values("x", key=pd.to_numeric, kind="stable")
         if topic == "fusion" and len(mine):
             mine = mine[mine["variant"].str.startswith("GELU")]
         if topic == "coalescing":
             mine = select(mine, series="copy").assign(series="with")
         if topic == "tiling":  # drawn as its tiles grow; their order is another matter
             mine = select(mine, series=lambda name: name != "without")
-        mine = mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}")
-        panels.append(mine.astype(object))
+        panels.append(mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}"))
     return panels
 
 
@@ -112,8 +115,8 @@ TABLES = {
         "machine card's matmul of the type or its copy",
         rows=["principle"],
         columns={
-            "without": Column({"quantity": "time", "pair": "without"}, "text", "variant"),
-            "with": Column({"quantity": "time", "pair": "with"}, "text", "variant"),
+            "without": quantity("time", "text", "variant", pair="without"),
+            "with": quantity("time", "text", "variant", pair="with"),
             "speed-up": speedup(),
             "share of ceiling": quantity("share", "percent", pair="with"),
         },
@@ -122,7 +125,7 @@ TABLES = {
         title="{principle}: all programs",
         rows=["variant"],
         columns={
-            "time (ms)": time(clock=EVENTS),
+            "time (ms)": kernel_time(),
             "TFLOP/s": quantity("rate"),
             "GB/s": quantity("bandwidth"),
             "share of ceiling": quantity("share", "percent"),
@@ -155,14 +158,10 @@ FIGURES = {
         x=Axis(field="x", title="", log=2),
         y=Axis("", log=10),
         where={"quantity": "panel"},
-        names={
-            "without": "without the principle", "with": "with it", "library": "library",
-            ROOF: "roofline without L2", "fp32": "fp32", "tf32": "tf32", "fp16": "fp16",
-            "bf16": "bf16",
-        },
+        names=SERIES,
         height=2.6,
     )
-}  # fmt: skip
+}
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
