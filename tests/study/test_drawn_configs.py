@@ -24,7 +24,7 @@ BAD = (
     *("[" * 100, "&a [*a]", "{a: 1, a: 2}", "2020-01-01", "!!binary =", "\x01"),
     *("'", "../up", "1.5"),
 )
-SCHEMA = schema._inlined(schema.config_schema())
+SCHEMA = copy.deepcopy(schema.config_schema())
 STUDIES = SCHEMA["properties"]["studies"]
 STUDY = STUDIES["properties"]["nano"]
 # Checking a configuration takes as long as it is: one study with two chapters is enough.
@@ -35,8 +35,7 @@ CHAPTERS = 2
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     """The configuration with its smallest study alone; in a folder of its own."""
-    validator = schema._strict()(SCHEMA)
-    monkeypatch.setattr(schema, "_whole", lambda: validator)
+    monkeypatch.setattr(schema, "config_schema", lambda: SCHEMA)
     monkeypatch.chdir(tmp_path)
     config = project.config()
     small = {name: size for name, size in config["sizes"].items() if name.startswith("cpu-")}

@@ -1,5 +1,7 @@
 """The fingerprint changes with what the code does, and with nothing else."""
 
+import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -7,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.fingerprint import code_fingerprint, import_closure, source_hash
+from lmlab.study import fingerprint
+from lmlab.study.files import ROOT
+from lmlab.study.fingerprint import code_fingerprint, import_closure, tree_hash
 
 PLAIN = "def double(x):\n    return 2 * x\n"
 
@@ -29,7 +33,7 @@ TEXTS = {
 
 @pytest.mark.parametrize(("text", "same"), TEXTS.values(), ids=TEXTS)
 def test_a_hash_changes_with_what_the_code_does(text: str, same: bool) -> None:
-    assert (source_hash(text) == source_hash(PLAIN)) is same
+    assert (tree_hash(ast.parse(text)) == tree_hash(ast.parse(PLAIN))) is same
 
 
 @pytest.fixture
@@ -88,17 +92,16 @@ def test_another_python_version_gives_the_same_hash() -> None:
     other = next(filter(None, map(_python, ("3.12", "3.13", "3.11"))), None)
     if other is None:
         pytest.skip("no second Python version on this machine")
-    import lmlab.study.fingerprint as module
-
-    source = Path(module.__file__)
-    script = (
-        "import pathlib, sys\n"
-        f"sys.path.insert(0, {str(source.parents[2])!r})\n"
-        "from lmlab.study.fingerprint import source_hash\n"
-        f"print(source_hash(pathlib.Path({str(source)!r}).read_text()))\n"
+    script = "from lmlab.study import fingerprint as f\nprint(f.tree_hash(f.ast.parse({!r})))"
+    text = Path(fingerprint.__file__).read_text()
+    theirs = subprocess.run(
+        [other, "-c", script.format(text)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    theirs = subprocess.run([other, "-c", script], capture_output=True, text=True, check=True)
-    assert theirs.stdout.strip() == source_hash(source.read_text())
+    assert theirs.stdout.strip() == tree_hash(ast.parse(text))
 
 
 def _python(version: str) -> str | None:

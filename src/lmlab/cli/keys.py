@@ -15,7 +15,7 @@ from lmlab.study import config_file
 from lmlab.study.config import ConfigError, Study
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point
-from lmlab.study.schema import RENAMED, config_schema, why_invalid
+from lmlab.study.schema import config_schema, why_invalid
 
 Schema = Mapping[str, Any]
 CONVERT: Mapping[str, Callable[[str], Any]] = {
@@ -59,25 +59,22 @@ def split(argument: str) -> tuple[str, str]:
 
 def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:
     """The schema of every key that can be set for some of a chapter's points, in their order."""
-    root = config_schema()
-    blocks = [root["properties"], root["$defs"]["study"]["properties"]]
-    known = {name: schema for name, schema in root["$defs"].items() if "properties" not in schema}
-    for block in (blocks[0]["ranks"], blocks[1]["common"], {"$ref": "#/$defs/size"}):
-        known.update(_keys_in("", block))
-    known["model"] = blocks[0]["model"]
-    known.update(_keys_in("", blocks[1][points[0].chapter]))
+    top, parts = config_schema()["properties"], config_schema()["$defs"]
+    blocks = parts["study"]["properties"]
+    known = {name: schema for name, schema in parts.items() if "properties" not in schema}
+    for block in (top["ranks"], blocks["common"], parts["size"], blocks[points[0].chapter]):
+        known |= _keys_in("", block)
     size = {"enum": list(study.sizes)}
-    known.update(size=size, sizes={"type": "array", "uniqueItems": True, "items": size})
-    tiles = known.get("block_m")
+    known |= {"model": top["model"], "size": size, "sizes": _list_of(size)}
+    if "block_m" in known:
+        known["tiles"] = _list_of(_tile(known["block_m"]["items"]["enum"]))
     values: dict[str, list[Any]] = {}
     for point in points:
         for key, value in {**point.parameters, **point.settings}.items():
-            values.setdefault(key, []).append(value)
-    return {
-        **{key: known.get(key, {"enum": _unique(seen)}) for key, seen in values.items()},
-        **({"topic": {"enum": _unique(values["topic"])}} if "topic" in values else {}),
-        **({"tiles": _tiles(tiles)} if "tiles" in values and tiles else {}),
-    }
+            seen = values.setdefault(key, [])
+            if value not in seen:
+                seen.append(value)
+    return {key: known.get(key, {"enum": seen}) for key, seen in values.items()}
 
 
 def read_value(key: str, text: str, schema: Schema) -> Any:
@@ -92,20 +89,12 @@ def read_value(key: str, text: str, schema: Schema) -> Any:
     return value
 
 
-def unknown_key(key: str, text: str, known: Sequence[str]) -> ValueError:
-    """The error for a key that no point has."""
-    if RENAMED.get(key) in known:
-        return ValueError(f"{key} = {text!r}: {key} is now called {RENAMED[key]}")
-    return ValueError(f"{key} = {text!r}: no such key; allowed: {', '.join(known)}")
-
-
 def _keys_in(prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Keys of a block and of its parts; a list's items also under the name of one of them."""
-    for name, each in _resolved(schema)["properties"].items():
-        part = _resolved(each)
+    for name, part in schema["properties"].items():
         if name == "placements":
             yield "placement", {"enum": list(part["properties"])}
-            yield "world_size", {"$ref": "#/$defs/positive"}
+            yield "world_size", config_schema()["$defs"]["positive"]
         elif "properties" in part:
             yield from _keys_in(f"{name}_", part)
         else:
@@ -116,17 +105,8 @@ def _keys_in(prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
                 yield name.removesuffix(plural), part["items"]
 
 
-def _resolved(schema: Schema) -> Schema:
-    reference = schema.get("$ref")
-    if reference is None:
-        return schema
-    resolved: Schema = config_schema()["$defs"][reference.rpartition("/")[2]]
-    return _resolved(resolved)
-
-
 def _convert(text: str, schema: Schema) -> Any:
     """The text converted to the type of its schema; unchanged if that fails."""
-    schema = _resolved(schema)
     if schema.get("type") == "array":
         return [_convert(part, schema["items"]) for part in text.split(",")]
     try:
@@ -135,13 +115,12 @@ def _convert(text: str, schema: Schema) -> Any:
         return text
 
 
-def _tiles(heights: Schema) -> Schema:
-    allowed = [str(rows) for rows in _resolved(heights)["items"]["enum"]]
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "uniqueItems": True, "items": items}
+
+
+def _tile(heights: Sequence[int]) -> Schema:
+    allowed = [str(rows) for rows in heights]
     pattern = f"^({'|'.join(allowed)})x({'|'.join(allowed)})$"
     description = f"rows x columns, as 128x64, each of {', '.join(allowed)}"
-    tile = {"type": "string", "pattern": pattern, "description": description}
-    return {"type": "array", "uniqueItems": True, "items": tile}
-
-
-def _unique(values: Sequence[Any]) -> list[Any]:
-    return [value for index, value in enumerate(values) if value not in values[:index]]
+    return {"type": "string", "pattern": pattern, "description": description}

@@ -23,7 +23,7 @@ from lmlab.model.shape import check_heads
 from lmlab.study.config import Size, Study, load
 from lmlab.study.points import Point
 from lmlab.study.results import Result, read
-from lmlab.study.schema import config_schema
+from lmlab.study.schema import RENAMED, config_schema
 
 CUSTOM = "custom"
 COLUMNS = ["time", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]"]
@@ -104,7 +104,10 @@ def read_args(args: Sequence[str], points: Sequence[Point], study: Study) -> dic
     given: dict[str, Any] = {}
     for key, text in map(keys.split, args):
         if key not in schemas:
-            raise keys.unknown_key(key, text, list(schemas))
+            new = RENAMED.get(key)
+            unknown = f"no such key; allowed: {', '.join(schemas)}"
+            fault = f"{key} is now called {new}" if new in schemas else unknown
+            raise ValueError(f"{key} = {text!r}: {fault}")
         if key in given:
             raise ValueError(f"{key} = {text!r}: given before; allowed: each key once")
         given[key] = keys.read_value(key, text, schemas[key])

@@ -11,7 +11,7 @@ Imports built from strings are not followed: callers pass the modules that regis
 import ast
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -80,7 +80,7 @@ def import_closure(
         parts = name.split(".")
         # Importing a module runs the `__init__` of every package above it.
         waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]
-        waiting += _imports(file, name, file.stat().st_mtime_ns)
+        waiting += _imports(file, name)
     return found
 
 
@@ -114,16 +114,13 @@ def locate(name: str, search_path: tuple[str, ...]) -> Path | None:
     return Path(file) if file and file.endswith(".py") else None
 
 
-@lru_cache(maxsize=4096)
-def _imports(file: Path, name: str, mtime_ns: int) -> tuple[str, ...]:
+def _imports(file: Path, name: str) -> Iterator[str]:
     """Every module that a file's import statements may lead to."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    names: list[str] = []
-    for level, module, imported in _facts(file, mtime_ns)["imports"]:
+    for level, module, imported in _facts(file, file.stat().st_mtime_ns)["imports"]:
         with suppress(ImportError):  # beyond the package: it would fail when run, too
             base = resolve_name("." * level + module, package)
-            names += [base, *(f"{base}.{each}" for each in imported)]
-    return tuple(names)
+            yield from (base, *(f"{base}.{each}" for each in imported))
 
 
 @lru_cache(maxsize=4096)
@@ -132,7 +129,7 @@ def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
 
     def read(source: bytes) -> dict[str, Any]:
         tree = parse(source, file)
-        return {"hash": _tree_hash(tree), "imports": list(_import_statements(tree))}
+        return {"hash": tree_hash(tree), "imports": list(_import_statements(tree))}
 
     return facts_of(file.read_bytes(), read, VERSION)
 
@@ -150,39 +147,28 @@ def _import_statements(tree: ast.Module) -> Iterator[list[Any]]:
             waiting += getattr(node, field, ())
 
 
-def source_hash(source: str) -> str:
+def tree_hash(tree: ast.Module) -> str:
     """A hash of what the code does: the same for any comment, docstring or layout."""
-    return _tree_hash(ast.parse(source))
+    return hashlib.sha256("".join(_canonical(tree)).encode()).hexdigest()
 
 
-def _tree_hash(tree: ast.Module) -> str:
-    parts: list[str] = []
-    _canonical(tree, parts.append)
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
-def _canonical(node: object, write: Callable[[str], None]) -> None:
+def _canonical(node: object) -> Iterator[str]:
     """The tree as text, without empty fields: a field that a newer Python adds is empty here."""
     if isinstance(node, ast.AST):
-        write(f"({type(node).__name__}")
-        for field in _fields(node._fields):
+        yield f"({type(node).__name__}"
+        for field in sorted({*node._fields} - IGNORED_FIELDS):
             value = getattr(node, field, None)
             if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, False):
                 value = node.body[1:]
             if value is not None and value != []:
-                write(f" {field}=")
-                _canonical(value, write)
-        write(")")
+                yield f" {field}="
+                yield from _canonical(value)
+        yield ")"
     elif isinstance(node, list):
-        write("[")
+        yield "["
         for item in node:
-            _canonical(item, write)
-            write(",")
-        write("]")
+            yield from _canonical(item)
+            yield ","
+        yield "]"
     else:
-        write(f"{type(node).__name__}:{node!r}")
-
-
-@lru_cache(maxsize=256)
-def _fields(names: tuple[str, ...]) -> list[str]:
-    return sorted(name for name in names if name not in IGNORED_FIELDS)
+        yield f"{type(node).__name__}:{node!r}"
