@@ -12,7 +12,6 @@ import statistics
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,52 +40,31 @@ def command(arguments: argparse.Namespace) -> int:
     if unknown := ignored - set(KINDS):
         raise ValueError(f"--ignore {min(unknown)!r}; allowed: {', '.join(KINDS)}")
     config = read_config(arguments.configfile, arguments.config)
-    found, count = problems(arguments.folder, config)
+    files = dict(files_of(arguments.folder))
+    results: dict[str, Result] = {}
+    found: list[Line] = []
+    for path, content in files.items():
+        try:
+            results[path] = parse(content, path)
+        except ResultError as error:
+            found.append(("unreadable", str(error)))
+    found += _foreign(arguments.folder)
+    found += _places(arguments.folder, results)
+    found += _impossible(results)
+    found += _mixed(results)
+    found += _missing(results, config)
+    found += _oversize(files)
     lines = [f"{kind}: {line}" for kind, line in found if kind not in ignored]
-    print(*lines, f"{count} results read, {len(lines)} problems", sep="\n")
+    print(*lines, f"{len(results)} results read, {len(lines)} problems", sep="\n")
     return 1 if lines else 0
 
 
-def problems(spec: str, config: Mapping[str, Any]) -> tuple[list[Line], int]:
-    """All problems of a set by kind, and how many results could be read."""
-    files = dict(files_of(spec))
-    memory = _memory(files.get("machine.json", b""))
-    results: dict[str, Result] = {}
-    unreadable, wrong = [], []
-    for path, content in files.items():
-        try:
-            result = parse(content, path)
-        except ResultError as error:
-            unreadable.append(("unreadable", str(error)))
-            continue
-        wrong += [("impossible", f"{path}: {line}") for line in impossible(result, memory)]
-        results[path] = replace(result, measurements=(), data={}, settings={})
-    foreign = [("misplaced", f"{name}: not a result") for name in _foreign(spec)]
-    found: list[Line] = [*unreadable, *foreign, *_places(spec, results), *wrong]
-    for name in VERSIONS:
-        counts = Counter(str(result.versions.get(name)) for result in results.values())
-        found += [("mixed", f"{name}: {_counts(counts)}")] if len(counts) > 1 else []
-    found += [("missing", line) for line in _missing(results, config)]
-    found += [("size", line) for line in _oversize(files)]
-    return found, len(results)
-
-
-def _memory(card: bytes) -> float | None:
-    """The memory of the device, from the machine card."""
-    try:
-        records = parse(card, "machine.json").measurements
-    except ResultError:
-        return None
-    return next((r["value"] for r in records if r["quantity"] == "memory_bytes"), None)
-
-
-def _foreign(spec: str) -> list[str]:
+def _foreign(spec: str) -> Iterator[Line]:
     """Files of a folder that are no results, and links out of it."""
     folder = Path(spec) if Path(spec).is_dir() else Path("results", spec)
-    paths = [
-        p for p in folder.rglob("*") if p.is_symlink() or (p.is_file() and p.suffix != ".json")
-    ]
-    return sorted(str(path.relative_to(folder)) for path in paths)
+    for path in sorted(folder.rglob("*"), key=str):
+        if path.is_symlink() or (path.is_file() and path.suffix != ".json"):
+            yield "misplaced", f"{path.relative_to(folder)}: not a result"
 
 
 def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
@@ -110,8 +88,16 @@ def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
         yield "misplaced", f"the folder {name!r} holds results of {min(machines)!r}: rename it"
 
 
-def impossible(result: Result, memory: float | None) -> Iterator[str]:
-    """What cannot be true of a measurement on its device, with that much memory."""
+def _impossible(results: Mapping[str, Result]) -> Iterator[Line]:
+    """What cannot be true of a measurement on its device, whose memory the machine card states."""
+    card = results["machine.json"].measurements if "machine.json" in results else ()
+    memory = next((r["value"] for r in card if r["quantity"] == "memory_bytes"), None)
+    for path, result in results.items():
+        for fault in _faults(result, memory):
+            yield "impossible", f"{path}: {fault}"
+
+
+def _faults(result: Result, memory: float | None) -> Iterator[str]:
     peaks = peaks_of(result.machine["name"]) or {"tflops": {}, "memory_tb_per_s": math.inf}
     flops: dict[str, float] = defaultdict(float)
     for record in result.measurements:
@@ -166,11 +152,18 @@ def _beyond(
         yield f"{rate:.6g} TFLOP/s, above the stated peak of {fastest:.6g}"
 
 
+def _mixed(results: Mapping[str, Result]) -> Iterator[Line]:
+    for name in VERSIONS:
+        counts = Counter(str(result.versions.get(name)) for result in results.values())
+        if len(counts) > 1:
+            yield "mixed", f"{name}: {_counts(counts)}"
+
+
 def _counts(found: Counter[str]) -> str:
     return ", ".join(f"{value} ({count} results)" for value, count in found.most_common())
 
 
-def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterator[str]:
+def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterator[Line]:
     """Points of the study that fits the device, or that the configuration names."""
     if not results:
         return
@@ -181,16 +174,20 @@ def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterat
         more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
         if labels:
             yield (
-                f"{len(labels)} of {len(points)} points of {chapter} in the study {study.name!r}: "
-                f"{'; '.join(labels[:NAMED])}{more}"
+                "missing",
+                (
+                    f"{len(labels)} of {len(points)} points of {chapter} in the study {study.name!r}: "
+                    f"{'; '.join(labels[:NAMED])}{more}"
+                ),
             )
 
 
-def _oversize(files: Mapping[str, bytes]) -> Iterator[str]:
+def _oversize(files: Mapping[str, bytes]) -> Iterator[Line]:
     for path, content in files.items():
         if len(content) > LARGEST_FILE_BYTES:
-            yield f"{path}: {len(content):,} bytes; a file has at most {LARGEST_FILE_BYTES:,}"
+            limit = f"a file has at most {LARGEST_FILE_BYTES:,}"
+            yield "size", f"{path}: {len(content):,} bytes; {limit}"
     stored = sum(len(zlib.compress(content)) for content in files.values())
     if stored > MACHINE_LIMIT_BYTES:
         limit = f"a machine takes at most {MACHINE_LIMIT_BYTES:,}"
-        yield f"{stored:,} bytes as git stores them, compressed; {limit}"
+        yield "size", f"{stored:,} bytes as git stores them, compressed; {limit}"

@@ -22,11 +22,12 @@ from scipy.special import stdtr
 
 from lmlab.report import compare
 from lmlab.report.compare import Noise
-from lmlab.report.frame import Rows, records
-from lmlab.report.verdict import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, Interval, interval
+from lmlab.report.frame import Rows, records, select
+from lmlab.report.verdict import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, interval
 from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
 
 KEYS = ["chapter", "point", "quantity", "clock"]
+COMPARED = ["value", "q1", "q3", "n", "status", "reason", "file", "pace"]
 # Settings that say how long to measure, not what.
 SAMPLING = {"steps", "samples", "rounds", "time_cap_s", "variant_cap_s", "skip_if_too_large"}
 LESS, MORE = "less", "more"
@@ -85,16 +86,12 @@ def differences(
     `where` (several values of a key are separated by commas)."""
     a, b = (_with_pace(each.rows, noise) for each in (first, second))
     variation = _variation([a, b], noise)
-    if where:
-        a, b = a[_chosen(a, first, where)], b[_chosen(b, second, where)]
-    valued = [rows[rows["status"] == "ok"] for rows in (a, b)]
+    a, b = (_chosen(rows, where or {}) for rows in (a, b))
+    valued = [rows.loc[rows["status"] == "ok", [*KEYS, *COMPARED]] for rows in (a, b)]
     both: Rows = valued[0].merge(valued[1], on=KEYS, suffixes=("_a", "_b"))
     both, other_work = _same_work(both, first, second)
-    facts = {
-        key: (first.facts.get(key, "none"), second.facts.get(key, "none"))
-        for key in {**first.facts, **second.facts}
-        if first.files and second.files
-    }
+    known = {**first.facts, **second.facts} if first.files and second.files else {}
+    facts = {key: (first.facts.get(key, "none"), second.facts.get(key, "none")) for key in known}
     return Differences(
         pairs=_judged(both, variation),
         only={first.name: _only(valued[0], b), second.name: _only(valued[1], a)},
@@ -104,18 +101,17 @@ def differences(
     )
 
 
-def _chosen(rows: Rows, of: ResultSet, where: Mapping[str, str]) -> list[bool]:
-    def matches(chapter: str, file: str, labels: Mapping[str, Any]) -> bool:
-        values = {**of.files[file]["settings"], **labels, "chapter": chapter}
-        return all(str(values.get(key)) in text.split(",") for key, text in where.items())
-
-    return list(map(matches, rows["chapter"], rows["file"], rows["labels"]))
+def _chosen(rows: Rows, where: Mapping[str, str]) -> Rows:
+    for key, text in where.items():
+        rows = rows[rows[key].map(str).isin(text.split(","))] if key in rows else rows.head(0)
+    return rows
 
 
 def _with_pace(rows: Rows, noise: Noise) -> Rows:
     """The rows with `pace`: what sets the speed of a time, from its wall and device clock."""
     numeric = ["value", "q1", "q3", "n"]
     rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numeric})
+    rows["n"] = rows["n"].fillna(1)
     keys = ["file", "point"]
     busy = rows[rows["clock"] == "device"].drop_duplicates(keys)[[*keys, "value"]]
     share = rows.merge(busy, on=keys, how="left")["value_y"].to_numpy() / rows["value"]
@@ -138,19 +134,12 @@ def between(variation: Mapping[str, tuple[float, int]], *paces: str) -> tuple[fl
 
 def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, tuple[float, int]]:
     """Variation between processes by pace; that of all wall times where a class has none."""
-    repeated: list[dict[str, Any]] = []
-    wanted = {key: list(np.atleast_1d(each)) for key, each in noise.replicates.items()}
-    for index, rows in enumerate(sets):
-        times = rows[(rows["status"] == "ok") & rows["clock"].isin(["wall", "device"])]
-        fields = (times[name] for name in ("labels", "clock", "pace", "value"))
-        for labels, clock, pace, value in zip(*fields, strict=True):
-            if all(labels.get(key) in values for key, values in wanted.items()):
-                own = {"set": index, "clock": clock, "pace": pace, "value": value}
-                repeated.append({key: labels.get(key) for key in noise.keys} | own)
-    keys = [*noise.keys, "set", "clock"]
+    rows = pd.concat([rows.assign(set=index) for index, rows in enumerate(sets)])
+    times = select(rows, status="ok", clock=["wall", "device"], **noise.replicates)
 
     def of(*paces: str) -> tuple[float, int]:
-        return compare.process_variation([row for row in repeated if row["pace"] in paces], keys)
+        found = select(times, pace=paces)
+        return compare.process_variation(records(found), [*noise.keys, "set", "clock"])
 
     wall = of(GPU, HOST, UNKNOWN)
     found = {DEVICE: of(DEVICE), GPU: of(GPU), HOST: of(HOST), UNKNOWN: wall}
@@ -178,27 +167,25 @@ def _same_work(
 def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
     """Ratio, interval and verdict of every pair, by the rule of report/verdict.py."""
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
-    both = both.drop(columns=["labels_a", "labels_b"])
-    pairs = [(row, *_interval(row, variation)) for row in records(both)]
-    bounds = ("ratio", "low", "high")
-    return both.assign(
-        **{name: [getattr(found, name) for _, found, _ in pairs] for name in bounds},
-        chance=[chance for _, _, chance in pairs],
-        verdict=[
-            _size(found.ratio) if row["quantity"] in MEMORY else found.verdict
-            for row, found, _ in pairs
-        ],
-    )
+    estimates = [_estimate(row, variation) for row in records(both)]
+    intervals = [interval(*estimate) for estimate in estimates]
+    verdicts = [
+        _size(each.ratio) if quantity in MEMORY else each.verdict
+        for quantity, each in zip(both["quantity"], intervals, strict=True)
+    ]
+    bounds = {name: [getattr(i, name) for i in intervals] for name in ("ratio", "low", "high")}
+    chances = [_chance(*estimate) for estimate in estimates]
+    return both.assign(**bounds, chance=chances, verdict=verdicts)
 
 
-def _interval(
+def _estimate(
     row: Mapping[str, Any], variation: Mapping[str, tuple[float, int]]
-) -> tuple[Interval, float]:
-    """The interval of a pair's ratio, and how likely such a ratio is if nothing differs."""
+) -> tuple[float, float, float]:
+    """A pair's ratio, the standard error of its logarithm, and degrees of freedom."""
     ratio = row["value_a"] / row["value_b"]
     ratio = 1 / ratio if row["quantity"] in RATES else ratio
     if row["identical"] or row["quantity"] in MEMORY:
-        return interval(ratio, 0.0, 1), _chance(ratio, 0.0, 1)
+        return ratio, 0.0, 1
     spread, df = between(variation, row["pace_a"], row["pace_b"])
     known = row["quantity"] == TIME and math.isfinite(df)
     errors = [
@@ -208,8 +195,7 @@ def _interval(
         for side in "ab"
     ]
     df = df if math.isfinite(df) else row["n_a"] + row["n_b"] - 2
-    error = math.hypot(spread, *errors)
-    return interval(ratio, error, df), _chance(ratio, error, df)
+    return ratio, math.hypot(spread, *errors), df
 
 
 def _chance(ratio: float, error: float, df: float) -> float:

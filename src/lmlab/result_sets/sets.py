@@ -7,18 +7,15 @@ can be compared by is retained of each record, so thousands of results stay smal
 
 import io
 import json
-import os
 import subprocess
 import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from lmlab.report.frame import Rows
+from lmlab.report.frame import Rows, rows_of, table_of
 from lmlab.study.files import ROOT
 from lmlab.study.results import SCHEMA_VERSION, Result, ResultError, parse
 
@@ -32,10 +29,6 @@ EXPLAINING = (
     *("clocks_mhz_sm_max", "clocks_mhz_memory_max", "power_limit_w", "gpu_count", "cpu_model"),
     "cpu_usable_cores",
 )
-COLUMNS = (
-    *("chapter", "point", "quantity", "clock", "value", "q1", "q3", "n", "status", "reason"),
-    *("file", "labels"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +36,7 @@ class ResultSet:
     """The results of one set, reduced to what is compared."""
 
     name: str
-    rows: Rows  # one row per time, rate or memory, and one per point without a value
+    rows: Rows  # as of report/frame.py, with `file` and `point`; times, rates and memory alone
     files: Mapping[str, Mapping[str, Any]]  # per file: settings and identity of the measurement
     facts: Mapping[str, str]
     """Machine, versions, clocks, power limit: what may explain a difference."""
@@ -62,10 +55,8 @@ def files_of(spec: str, results: Path = Path("results")) -> Iterator[tuple[str, 
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
-    names = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
-    for path in sorted(name for name in names if name.endswith(".json") and os.path.isfile(name)):
-        with open(path, "rb") as file:
-            yield path[len(str(folder)) + 1 :], file.read()
+    for path in sorted(filter(Path.is_file, folder.rglob("*.json")), key=str):
+        yield str(path.relative_to(folder)), path.read_bytes()
 
 
 def _at_revision(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:
@@ -118,17 +109,17 @@ def git(folder: Path, *arguments: str) -> bytes | None:
 
 def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
     """Read a set; what cannot be read is a problem in one line."""
-    rows: list[tuple[Any, ...]] = []
+    rows: list[dict[str, Any]] = []
     files: dict[str, dict[str, Any]] = {}
     facts: dict[str, Counter[str]] = defaultdict(Counter)
     problems: list[str] = []
     for path, content in files_of(spec, results):
         try:
-            result = _result(content, path)
-            rows += _rows(result, path)
+            result, own = _read(content, path)
         except ResultError as error:
             problems.append(str(error))
             continue
+        rows += own
         scalars = {k: v for k, v in result.settings.items() if isinstance(v, str | int | float)}
         identity = (result.started_at, result.code_fingerprint, result.elapsed_s)
         files[path] = {"settings": scalars, "identity": identity}
@@ -136,7 +127,7 @@ def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
             facts[key][str(value)] += 1
     return ResultSet(
         name=spec,
-        rows=pd.DataFrame(rows, columns=list(COLUMNS)),
+        rows=table_of(rows),
         files=files,
         facts={
             key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
@@ -146,41 +137,30 @@ def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
     )
 
 
-def _result(content: bytes, path: str) -> Result:
-    """A result without the schema's full validation, which takes longer than all the rest; only a
-    file that looks wrong is validated, for its message."""
+def _read(content: bytes, path: str) -> tuple[Result, list[dict[str, Any]]]:
+    """A result and its rows, without the schema's full validation, which takes longer than all the
+    rest; only a file that looks wrong is validated, for its message."""
     try:
         values = json.loads(content)
-        if values["schema_version"] == SCHEMA_VERSION and isinstance(values["measurements"], list):
-            return Result(**values)
-    except (ValueError, KeyError, TypeError):
+        if values["schema_version"] == SCHEMA_VERSION:
+            result = Result(**values)
+            return result, _rows(result, path)
+    except (ValueError, LookupError, TypeError, AttributeError):
         pass
-    return parse(content, path)
+    result = parse(content, path)
+    return result, _rows(result, path)
 
 
-def _rows(result: Result, path: str) -> Iterator[tuple[Any, ...]]:
-    name = " ".join(f"{key}={value}" for key, value in result.parameters.items())
-    if result.status != "ok":
-        why = (result.status, result.reason, path, result.parameters)
-        yield (result.chapter, name, TIME, *[None] * 5, *why)
-        return
-    for record in result.measurements:
-        try:
-            quantity, labels = record["quantity"], record["labels"]
-            if quantity not in (TIME, *RATES, *MEMORY):
-                continue
-            named = [
-                f"{key}={value}"
-                for key, value in labels.items()
-                if quantity not in FOUND_BY_MEASURING.get(key, ())
-            ]
-            yield (
-                *(result.chapter, " ".join([name, *named]).strip(), quantity, record.get("clock")),
-                *(record["value"], record.get("q1"), record.get("q3"), record.get("n", 1)),
-                *(record["status"], record["reason"], path, {**result.parameters, **labels}),
-            )
-        except (KeyError, TypeError) as error:
-            raise ResultError(f"{path}: a measurement is not a record ({error})") from error
+def _rows(result: Result, path: str) -> list[dict[str, Any]]:
+    """A row per record that is compared, and one for a point without a value."""
+    compared = tuple(r for r in result.measurements if r["quantity"] in (TIME, *RATES, *MEMORY))
+    rows = rows_of(replace(result, measurements=compared), Path(path))
+    for row, record in zip(rows, compared, strict=False):
+        labels = record["labels"].items()
+        named = {k: v for k, v in labels if row["quantity"] not in FOUND_BY_MEASURING.get(k, ())}
+        parts = {**result.parameters, **named}.items()
+        row["point"] = " ".join(f"{key}={value}" for key, value in parts)
+    return [{**row, "file": path, "samples": None} for row in rows]
 
 
 def _facts(result: Result) -> Iterator[tuple[str, Any]]:
