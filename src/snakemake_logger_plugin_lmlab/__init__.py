@@ -8,14 +8,16 @@ the target for a resource, and to do without a writable home (see `command_line`
 import logging
 import os
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from lmlab.study.results import ResultError, read
 from snakemake_logger_plugin_lmlab.command_line import ensure_writable, is_snakemake, repair
-from snakemake_logger_plugin_lmlab.progress import Progress
 
 __all__ = ["LogHandler"]
 
@@ -53,9 +55,11 @@ class LogHandler(LogHandlerBase):
 
     def __post_init__(self) -> None:
         """Start with nothing measured; the first message brings the number of jobs."""
-        self.progress = Progress()
         self.in_full = self.common_settings.dryrun or self.common_settings.verbose
         self.interrupted = False
+        self.expected = self.done = 0
+        self.began: float | None = None
+        self.running: dict[int, tuple[str, Sequence[str]]] = {}  # name and outputs of each job
         self.logs: dict[str, tuple[int, int]] = {}  # as earlier runs left them
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -64,7 +68,7 @@ class LogHandler(LogHandlerBase):
             return  # that jobs failed, with their whole command and log
         event, fields = getattr(record, "event", None), vars(record)
         if event == LogEvent.RUN_INFO:
-            self.progress.expected = fields["stats"]["total"]
+            self.expected = fields["stats"]["total"]
         replaced = event in REPLACED and not self.in_full
         text = self._progress(event, fields) if replaced else self.format(record)
         if INTERRUPT in text and not self.in_full:
@@ -77,18 +81,34 @@ class LogHandler(LogHandlerBase):
 
     def _progress(self, event: LogEvent | None, fields: dict[str, Any]) -> str:
         if event == LogEvent.JOB_INFO:
-            job = (fields["jobid"], fields["rule_name"], fields["wildcards"], fields["output"])
-            self.progress.start(*job)
+            self.began = time.monotonic() if self.began is None else self.began
+            # `size~small/context~128` reads as `size=small context=128`.
+            point = (fields["wildcards"] or {}).get("point", "").replace("/", " ").replace("~", "=")
+            name = f"{fields['rule_name']} {point}".strip()
+            self.running[fields["jobid"]] = (name, fields["output"])
             self.logs |= {log: stamp(log) for log in fields["log"]}
         elif event == LogEvent.JOB_FINISHED:
-            return self.progress.finish(fields["job_id"])
+            return self._finish(fields["job_id"])
         elif event == LogEvent.JOB_ERROR and self._broke(fields):
-            return failure(self.progress.name_of(fields["jobid"]) or fields["rule_name"], fields)
+            name, _ = self.running.get(fields["jobid"], (fields["rule_name"], ()))
+            return failure(name, fields)
         elif event == LogEvent.GROUP_ERROR:
             count, logs = len(fields["job_error_info"]), ", ".join(map(str, fields["aux_logs"]))
             see = f", see {logs}" if logs else ""  # there is none if it was never submitted
             return f"An allocation of {count} point{'s' * (count > 1)} failed{see}"
         return ""
+
+    def _finish(self, job: int) -> str:
+        """A line on a job that has ended: what it was, what it gave, what is left."""
+        if job not in self.running or self.began is None:
+            return ""
+        name, outputs = self.running.pop(job)
+        self.done += 1
+        left = self.expected - self.done
+        seconds = (time.monotonic() - self.began) / self.done * left
+        gave = f": {text}" if (text := outcome(outputs)) else ""
+        rest = f"; {left} left, about {duration(seconds)}" if left > 0 else ""
+        return f"[{self.done:>{len(str(self.expected))}}/{self.expected}] {name}{gave}{rest}"
 
     def _broke(self, job: dict[str, Any]) -> bool:
         """Whether a failed job is to blame: all jobs of an allocation are reported as failed."""
@@ -114,3 +134,23 @@ def failure(name: str, job: dict[str, Any]) -> str:
         if lines := log.read_text(errors="replace").strip().splitlines():
             return f"{name} failed: {lines[-1].strip()} (see {log})"
     return f"{name} failed"
+
+
+def outcome(outputs: Sequence[str]) -> str:
+    """What a measured point gave, and its failed variants; nothing for another file."""
+    for path in map(Path, outputs):
+        if path.suffix == ".json" and path.is_file() and path.parts[0] == "results":
+            try:
+                result = read(path)
+            except ResultError as error:
+                return str(error)
+            return ", ".join([result.headline(), *result.failed_variants()])
+    return ""
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,7 @@ import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from lmlab.measure import records
-from snakemake_logger_plugin_lmlab import LogHandler, stamp
-from snakemake_logger_plugin_lmlab.progress import Progress, duration
+from snakemake_logger_plugin_lmlab import LogHandler, duration, stamp
 from tests.processes import DEADLINE_S, wait_until
 from tests.study.test_results import make
 
@@ -30,29 +30,6 @@ MINE = records.without_value("time", "failed", "NameError", variant="mine")
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def test_a_finished_point_has_its_headline_and_what_is_left() -> None:
-    seconds = iter([0.0, 4.0])
-    progress = Progress(lambda: next(seconds))
-    progress.expected = 4
-    make(measurements=(*make().measurements, MINE)).write(Path(OUTPUT))
-    progress.start(7, "end_to_end", POINT, [OUTPUT])
-    assert progress.finish(7) == (
-        "[1/4] end_to_end size=small context=128: forward 2 ms, mine: NameError; 3 left, about 12 s"
-    )
-
-
-def test_other_jobs_have_short_lines_and_an_unreadable_result_is_named() -> None:
-    progress = Progress()
-    progress.expected = 2
-    progress.start(1, "report", None, ["report/writeup.md"])
-    assert progress.finish(1).startswith("[1/2] report; 1 left")
-    assert progress.finish(99) == "", "a job that was never started"
-    Path(OUTPUT).parent.mkdir(parents=True)
-    Path(OUTPUT).write_text("{")
-    progress.start(2, "end_to_end", POINT, [OUTPUT])
-    assert OUTPUT in progress.finish(2)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +81,26 @@ def emit(capsys: pytest.CaptureFixture[str]) -> Emit:
     return emit
 
 
-def test_the_handler_prints_points_and_passes_on_the_rest(emit: Emit) -> None:
-    stats = {"machine": 1, "total": 1}
-    assert emit("stats", event=LogEvent.RUN_INFO, stats=stats) == ["stats"]
-    assert emit("ten lines", event=LogEvent.JOB_INFO, output=[], log=[], **STARTED) == []
-    assert emit("finished", event=LogEvent.JOB_FINISHED, job_id=1) == ["[1/1] machine"]
+def test_the_handler_prints_points_and_passes_on_the_rest(
+    emit: Emit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", iter([0.0, 4.0, 5.0, 5.0]).__next__)
+    assert emit("stats", event=LogEvent.RUN_INFO, stats={"total": 3}) == ["stats"]
+    make(measurements=(*make().measurements, MINE)).write(Path(OUTPUT))
+    broken = Path(OUTPUT).with_name("broken.json")
+    broken.write_text("{")
+    point = "end_to_end size=small context=128: forward 2 ms, mine: NameError"
+    jobs = [
+        ("end_to_end", POINT, OUTPUT, f"[1/3] {point}; 2 left, about 8 s"),
+        ("report", None, "report/writeup.md", "[2/3] report; 1 left, about 2 s"),
+        ("memory", {}, broken, f"[3/3] memory: {broken}: not a readable JSON file"),
+    ]
+    for number, (rule, wildcards, output, expected) in enumerate(jobs):
+        started = {"jobid": number, "rule_name": rule, "wildcards": wildcards, "log": []}
+        assert emit("ten lines", event=LogEvent.JOB_INFO, output=[output], **started) == []
+        [line] = emit("finished", event=LogEvent.JOB_FINISHED, job_id=number)
+        assert line.startswith(expected)
+    assert emit("finished", event=LogEvent.JOB_FINISHED, job_id=99) == [], "it never started"
     assert emit("Select jobs to execute...") == []
     failed = {"job_error_info": [1, 2], "aux_logs": ["7.log"]}
     lines = emit("two jobs", event=LogEvent.GROUP_ERROR, **failed)

@@ -67,14 +67,17 @@ def import_closure(
     """Module name to file, for the roots and all they import from the roots' own packages."""
     path = tuple(search_path if search_path is not None else sys.path)
     waiting = list(roots)
-    homes = frozenset(_home(root, path) for root in waiting)
+    homes = set()
+    for root in waiting:
+        if (file := locate(root, path)) is None:
+            raise UnknownModule(f"module {root!r} is not on the Python path")
+        homes.add(_home(root, file))
     found: dict[str, Path] = {}
     while waiting:
         name = waiting.pop()
-        if name in found or not _lies_in(homes, name.partition(".")[0]):
-            continue
-        file = locate(name, path)
-        if file is None:  # `from package import function` names no module
+        file = None if name in found else locate(name, path)
+        # `from package import function` names no module.
+        if file is None or _home(name, file) not in homes:
             continue
         found[name] = file
         parts = name.split(".")
@@ -84,20 +87,9 @@ def import_closure(
     return found
 
 
-def _home(root: str, path: tuple[str, ...]) -> str:
-    """The folder of a root's top-level module or package."""
-    file = locate(root, path)
-    if file is None:
-        raise UnknownModule(f"module {root!r} is not on the Python path")
-    return str(file.parents[root.count(".") + (file.name == "__init__.py")])
-
-
-@lru_cache(maxsize=4096)
-def _lies_in(homes: frozenset[str], package: str) -> bool:
-    return any(
-        Path(home, f"{package}.py").is_file() or Path(home, package, "__init__.py").is_file()
-        for home in homes
-    )
+def _home(name: str, file: Path) -> Path:
+    """The folder of a module's top-level module or package."""
+    return file.parents[name.count(".") + (file.name == "__init__.py")]
 
 
 @lru_cache(maxsize=4096)
