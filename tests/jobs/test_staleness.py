@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from lmlab.jobs import staleness
 from lmlab.jobs.registry import fingerprint
-from lmlab.jobs.staleness import SETTINGS, PointState, estimate, missing_parts, state_of, summary
+from lmlab.jobs.staleness import CODE, SETTINGS, PointState, estimate, missing_parts, state_of
 from lmlab.study.results import Result
 from tests.jobs.points import precision_point
 from tests.study.test_results import make
@@ -33,10 +34,10 @@ def current(**changes: Any) -> Result:
 
 def test_the_next_run_is_estimated_from_what_the_last_one_took() -> None:
     states = [
-        PointState(point=POINT, state="ok", elapsed_s=119.5, changes={"code": "changed"}),
+        PointState(point=POINT, state="ok", elapsed_s=119.5, counted=[CODE]),
         PointState(point=POINT, state="ok", elapsed_s=1000),
         PointState(point=POINT, state="missing"),
-        PointState(point=POINT, state="ok", elapsed_s=9.0, changes={SETTINGS: "more samples"}),
+        PointState(point=POINT, state="ok", elapsed_s=9.0, counted=[SETTINGS]),
     ]
     assert estimate(states) == "3 to measure: about 2 min for 1 measured before, unknown for 2"
     assert estimate(states[1:2]) == "nothing to measure"
@@ -50,7 +51,6 @@ CASES: dict[str, tuple[dict[str, Any], bool, str]] = {
     "a new setting": ({"settings": {"seed": 0, "term": 0.01}}, True, "terms absent, now 1000"),
     "torch": ({"versions": OLD}, True, "measured with torch 2.11.0"),
     "no numbers": ({"status": "oom", "reason": "asked for 9 GiB"}, False, "asked for 9 GiB"),
-    "uncommitted code": ({"commit": {"id": None, "dirty": True}}, False, ""),
 }
 
 
@@ -60,10 +60,9 @@ def test_what_has_changed_since_makes_a_result_stale(
 ) -> None:
     current(**change).write(POINT.path(tmp_path, MACHINE))
     found = state_of(POINT, tmp_path, MACHINE, TORCH)
-    assert (found.state, bool(found.changes)) == (change.get("status", "ok"), stale)
-    assert len(found.remarks()) == bool(remark)
-    assert remark in "".join(found.remarks())
-    assert found.uncommitted == change.get("commit", {}).get("dirty", False)
+    assert (found.state, found.needs_attention) == (change.get("status", "ok"), stale)
+    assert len(found.remarks) == bool(remark)
+    assert remark in "".join(found.remarks)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_foreign_results_are_named(tmp_path: Path, change: dict[str, Any]) -> No
     current(**change).write(path)
     found = state_of(POINT, tmp_path, MACHINE, TORCH)
     assert (found.state, found.needs_attention) == ("unreadable", True)
-    [remark] = found.remarks()
+    [remark] = found.remarks
     assert str(path) in remark
     assert "\n" not in remark
 
@@ -91,7 +90,7 @@ def test_the_summary_counts_states_and_remarks(tmp_path: Path) -> None:
     for change in ({}, {"code_fingerprint": "0" * 16}, {"commit": {"id": None, "dirty": True}}):
         current(**change).write(POINT.path(tmp_path, second))
         states.append(state_of(POINT, tmp_path, second, TORCH))
-    assert summary(states) == (
+    assert staleness.summary(states) == (
         "4 points: 3 ok, 1 missing; 1 stale (code changed); 1 from uncommitted code"
     )
 

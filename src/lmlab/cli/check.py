@@ -173,13 +173,9 @@ def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterat
         labels = [p.label() for p in points if p.path(Path(), "").as_posix() not in results]
         more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
         if labels:
-            yield (
-                "missing",
-                (
-                    f"{len(labels)} of {len(points)} points of {chapter} in the study {study.name!r}: "
-                    f"{'; '.join(labels[:NAMED])}{more}"
-                ),
-            )
+            where = f"points of {chapter} in the study {study.name!r}"
+            some = f"{'; '.join(labels[:NAMED])}{more}"
+            yield "missing", f"{len(labels)} of {len(points)} {where}: {some}"
 
 
 def _oversize(files: Mapping[str, bytes]) -> Iterator[Line]:

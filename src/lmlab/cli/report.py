@@ -43,19 +43,25 @@ def write_report(
     one line per file that could not be used and per part that could not be rendered."""
     study = load_study(config, device)
     found = load_results(study, machine, results, references)
+
+    def written(faults: Mapping[str, str]) -> Attempt:
+        """The report without the results that make a page fail, given with what they make fail."""
+        kept = found
+        for path, fault in faults.items():
+            kept = kept.without([path], f"left out, its page fails: {fault}")
+        return Attempt(study, kept, templates, out)
+
     left_out: dict[str, str] = {}
-    made = Attempt(study, found, templates, out)
+    made = written(left_out)
     for _ in range(MOST_LEFT_OUT):
-        if not made.write() or not (culprits := made.culprits()):
+        if not (culprits := made.culprits()):
             break
         left_out |= culprits
-        made = Attempt(study, without(found, left_out), templates, out)
+        made = written(left_out)
     else:
-        if made.write():
-            own = {error_in(fault) for fault in made.faults}
-            guilty = {path: f for path, f in left_out.items() if error_in(f) not in own}
-            made = Attempt(study, without(found, guilty), templates, out)
-            made.write()
+        own = {error_in(fault) for fault in made.faults}
+        guilty = {path: f for path, f in left_out.items() if error_in(f) not in own}
+        made = written(guilty) if own else made
     return [*made.results.problems, *(f"not rendered: {fault}" for fault in made.faults)]
 
 
@@ -64,31 +70,22 @@ def error_in(fault: str) -> str:
     return fault.partition(": ")[2]
 
 
-def without(results: Results, faults: Mapping[str, str]) -> Results:
-    """The results but for those that make a page fail, with what they make fail."""
-    for path, fault in faults.items():
-        results = results.without([path], f"left out, its page fails: {fault}")
-    return results
-
-
 class Attempt:
-    """A report of some results, and what could not be rendered of it."""
+    """A report of some results, written, and what could not be rendered of it."""
 
     def __init__(self, study: Study, results: Results, templates: Path, out: Path) -> None:
         self.study, self.results, self.templates, self.out = study, results, templates, out
         self.chapters, self.faults = chapters_of(study, results)
-
-    def write(self) -> list[str]:
-        """Write what can be rendered; returns one line per part that cannot."""
-        if self.out.suffix == ".html":
-            self.faults += self._interactive(self.results, self.chapters, self.out)
+        if out.suffix == ".html":
+            self.faults += self._interactive(results, self.chapters, out)
         else:
-            self.faults += self._report(self.out, self.results, self.chapters).write()
-        return self.faults
+            self.faults += Report(results, self.chapters, out, templates).write()
 
     def culprits(self) -> dict[str, str]:
         """One result per failing chapter that has to be left out, and what it makes fail; if only
         the page around the chapters fails, one result for that."""
+        if not self.faults:
+            return {}
         failing = {self._chapter(fault): fault for fault in reversed(self.faults)}
         whole = failing.pop("", "")
         parts = failing or {"": whole}
@@ -116,9 +113,10 @@ class Attempt:
         names = [chapter] if chapter else self.study.chapters
         rebuilt, faults = build_chapters([(name, page_of(name)) for name in names], results)
         with TemporaryDirectory() as folder:
-            report = self._report(Path(folder), results, {**self.chapters, **rebuilt})
+            chapters = {**self.chapters, **rebuilt}
+            report = Report(results, chapters, Path(folder), self.templates)
             if self.out.suffix == ".html":
-                faults += self._interactive(results, report.chapters, Path(folder, "page.html"))
+                faults += self._interactive(results, chapters, Path(folder, "page.html"))
             elif chapter:
                 report.parts(rebuilt[chapter])
             else:
@@ -134,9 +132,6 @@ class Attempt:
             return [f"explore.html: {described(error)}"]
         write_atomically(out, page)
         return []
-
-    def _report(self, out: Path, results: Results, chapters: Mapping[str, Chapter]) -> Report:
-        return Report(results, chapters, out, self.templates)
 
 
 def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:

@@ -43,4 +43,4 @@ def command(arguments: argparse.Namespace) -> int:
 def line(each: PointState) -> str:
     """State, point, and remarks."""
     start = f"{each.state:<12}{each.point.label()}"
-    return ": ".join([start, "; ".join(each.remarks())]) if each.remarks() else start
+    return f"{start}: {'; '.join(each.remarks)}" if each.remarks else start

@@ -10,11 +10,10 @@ Snakemake itself reruns, in rules/common.smk.
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from lmlab.jobs.registry import code_modules, fingerprint_of
 from lmlab.study.files import ROOT
@@ -23,7 +22,11 @@ from lmlab.study.points import Point
 from lmlab.study.results import ResultError, read_of
 
 MISSING, UNREADABLE = "missing", "unreadable"
-CODE, SETTINGS, TORCH = "code changed", "settings changed", "measured with another torch"
+# What the summary counts, in this order.
+FAILED, UNCOMMITTED = "with failed variants", "from uncommitted code"
+CODE, SETTINGS = "stale (code changed)", "stale (settings changed)"
+TORCH = "stale (measured with another torch)"
+COUNTED = (FAILED, CODE, SETTINGS, TORCH, UNCOMMITTED)
 # Between two points: a process starts, and Snakemake chooses the next job.
 START_S = 0.5
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
@@ -35,22 +38,15 @@ class PointState:
 
     point: Point
     state: str  # a result's status, or missing, or unreadable
-    reason: str | None = None  # why there are no numbers
-    failed_variants: Sequence[str] = ()
-    changes: Mapping[str, str] = field(default_factory=dict)
-    """What makes it stale, of code, settings and torch, each with a remark."""
-    uncommitted: bool = False  # measured with code that was not committed
+    remarks: Sequence[str] = ()  # failed variants, why there are no numbers, what makes it stale
+    counted: Collection[str] = ()  # which of `COUNTED` are true of it
     elapsed_s: float | None = None  # how long the present result took
 
     @property
     def needs_attention(self) -> bool:
         """Whether a user should look at it: stale, or unreadable."""
-        return bool(self.changes) or self.state == UNREADABLE
-
-    def remarks(self) -> list[str]:
-        """What a reader should know beyond the state."""
-        reasons = [self.reason] if self.reason else []
-        return [*self.failed_variants, *reasons, *self.changes.values()]
+        stale = not {CODE, SETTINGS, TORCH}.isdisjoint(self.counted)
+        return stale or self.state == UNREADABLE
 
 
 def state_of(
@@ -68,48 +64,41 @@ def state_of(
     try:
         result = read_of(point, path, machine)
     except ResultError as error:
-        return PointState(point=point, state=UNREADABLE, reason=str(error))
-    changes = {}
+        return PointState(point=point, state=UNREADABLE, remarks=[str(error)])
+    found: dict[str, list[str]] = {}  # of what is counted, its remarks
+    if failed := result.failed_variants():
+        found[FAILED] = failed
     if result.code_fingerprint != code_of(tuple(code_modules(point))):
-        changes[CODE] = "stale: code changed"
-    if settings := _differences(result.settings, point.settings):
-        changes[SETTINGS] = f"stale: settings changed ({', '.join(settings)})"
-    then = str(result.versions["torch"])
+        found[CODE] = ["stale: code changed"]
+    then, now = result.settings, point.settings
+    if settings := [
+        f"{key} {then.get(key, 'absent')}, now {now.get(key, 'absent')}"
+        for key in {**now, **then}
+        if then.get(key) != now.get(key)
+    ]:
+        found[SETTINGS] = [f"stale: settings changed ({', '.join(settings)})"]
+    torch_then = str(result.versions["torch"])
     # Without the build's label: the package is called 2.13.0, torch says 2.13.0+cu130.
-    if torch_version and then.partition("+")[0] != torch_version.partition("+")[0]:
-        changes[TORCH] = f"measured with torch {then}"
+    if torch_version and torch_then.partition("+")[0] != torch_version.partition("+")[0]:
+        found[TORCH] = [f"measured with torch {torch_then}"]
+    if result.commit["dirty"]:
+        found[UNCOMMITTED] = []
+    reason = [result.reason] if result.reason else []
     return PointState(
         point=point,
         state=result.status,
-        reason=result.reason,
-        failed_variants=result.failed_variants(),
-        changes=changes,
-        uncommitted=bool(result.commit["dirty"]),
+        remarks=[*reason, *(remark for remarks in found.values() for remark in remarks)],
+        counted=found.keys(),
         elapsed_s=result.elapsed_s,
     )
-
-
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{key} {then.get(key, 'absent')}, now {now.get(key, 'absent')}"
-        for key in dict.fromkeys([*now, *then])
-        if then.get(key) != now.get(key)
-    ]
 
 
 def summary(states: Sequence[PointState]) -> str:
     """Number of points by state, and remarks about them."""
     counts = Counter(each.state for each in states)
-    remarks = {
-        "with failed variants": sum(bool(each.failed_variants) for each in states),
-        **{
-            f"stale ({what})": sum(what in each.changes for each in states)
-            for what in (CODE, SETTINGS, TORCH)
-        },
-        "from uncommitted code": sum(each.uncommitted for each in states),
-    }
+    counted = Counter(what for each in states for what in each.counted)
     parts = [f"{count} {state}" for state, count in counts.most_common()]
-    notes = [f"{count} {what}" for what, count in remarks.items() if count]
+    notes = [f"{counted[what]} {what}" for what in COUNTED if counted[what]]
     return "; ".join([f"{len(states)} points: {', '.join(parts)}", *notes])
 
 
@@ -117,7 +106,7 @@ def estimate(states: Sequence[PointState]) -> str:
     """How long measuring what is missing or stale will take, from what it took the last time with
     the same settings."""
     due = [each for each in states if each.state == MISSING or each.needs_attention]
-    before = [each for each in due if SETTINGS not in each.changes]
+    before = [each for each in due if SETTINGS not in each.counted]
     known = [each.elapsed_s + START_S for each in before if each.elapsed_s is not None]
     parts = [f"about {sum(known) / 60:.2g} min for {len(known)} measured before"] if known else []
     if unknown := len(due) - len(known):
