@@ -17,7 +17,7 @@ from lmlab.report.table import Table, time
 from lmlab.result_sets.differences import PACES
 from lmlab.result_sets.machines import Machine, Question, Section, ceilings
 from lmlab.study.files import REFERENCES, TEMPLATES
-from lmlab.study.selection import NoResults, compared
+from lmlab.study.selection import compared
 from tests.project import FOLDERS, GOLDEN, config
 from tests.report.study import scale
 from tests.report.test_table import cells
@@ -103,7 +103,7 @@ def test_two_machines_of_one_name_and_values_without_samples(results: Path) -> N
 def test_a_machine_without_results_is_one_line(results: Path) -> None:
     assert compared({}, results) == ["cpu-golden", "cpu-slow"]
     assert compared({"compare": "cpu-slow"}, results) == ["cpu-slow"]
-    with pytest.raises(NoResults, match=r"\A[^\n]*cpu-fast[^\n]*cpu-golden, cpu-slow\Z"):
+    with pytest.raises(ValueError, match=r"\A[^\n]*cpu-fast[^\n]*cpu-golden, cpu-slow\Z"):
         compared({"compare": "cpu-slow,cpu-fast"}, results)
 
 

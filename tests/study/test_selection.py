@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.selection import NoResults, Selection, check_results_exist, select
+from lmlab.study.selection import Selection, check_results_exist, select
 
 H200 = "nvidia-h200"
 CASES: dict[str, tuple[dict[str, str], tuple[str, str, bool]]] = {
@@ -37,7 +37,7 @@ def test_a_run_without_device_or_results_names_what_exists(
 ) -> None:
     (tmp_path / "nvidia-h200").mkdir()
     (tmp_path / "a-file").touch()
-    with pytest.raises(NoResults, match=rf"\Aconfig: {key} = '{value}'[^\n]*allowed: {allowed}\Z"):
+    with pytest.raises(ValueError, match=rf"\Aconfig: {key} = '{value}'[^\n]*allowed: {allowed}\Z"):
         check_results_exist(select({key: value}, "cpu-here", "cpu"), tmp_path, "cpu-here")
 
 

@@ -68,6 +68,7 @@ def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:
     known |= {"model": top["model"], "size": size, "sizes": _list_of(size)}
     if "block_m" in known:
         known["tiles"] = _list_of(_tile(known["block_m"]["items"]["enum"]))
+    known.pop("topic", None)  # only those that the study has
     values: dict[str, list[Any]] = {}
     for point in points:
         for key, value in {**point.parameters, **point.settings}.items():

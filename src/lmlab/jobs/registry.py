@@ -65,7 +65,7 @@ def code_modules(point: Point) -> list[str]:
     topic = f"{chapter}.{point.parameters.get('topic')}"
     named = [import_path.split(path)[0] for _, _, path in _named_code(point)]
     # A chapter with topics imports the module of the point's topic by name, as a variant's.
-    return [runner, chapter, *([topic] if locate(topic, tuple(search_path())) else []), *named]
+    return [runner, chapter, *([topic] if locate(topic, search_path()) else []), *named]
 
 
 def check_code(point: Point) -> None:
@@ -88,7 +88,7 @@ def _named_code(point: Point) -> Iterator[tuple[str, str, str]]:
 
 
 def _why_missing(module: str, name: str) -> str | None:
-    file = locate(module, tuple(search_path()))
+    file = locate(module, search_path())
     if file is None:
         return f"module {module!r} is not on the Python path"
     try:
@@ -107,6 +107,6 @@ def fingerprint_of(modules: tuple[str, ...]) -> str:
     return code_fingerprint(modules, search_path(), excluded=EXCLUDED_FROM_FINGERPRINT)
 
 
-def search_path() -> list[str]:
+def search_path() -> tuple[str, ...]:
     """Where modules are looked for: here first, then among our sources, then installed."""
-    return [os.getcwd(), str(ROOT / "src"), *sys.path]
+    return (os.getcwd(), str(ROOT / "src"), *sys.path)

@@ -111,7 +111,7 @@ def _with_pace(rows: Rows, noise: Noise) -> Rows:
     """The rows with `pace`: what sets the speed of a time, from its wall and device clock."""
     numeric = ["value", "q1", "q3", "n"]
     rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numeric})
-    rows["n"] = rows["n"].fillna(1)
+    rows["n"] = rows["n"].fillna(1).astype(int)
     keys = ["file", "point"]
     busy = rows[rows["clock"] == "device"].drop_duplicates(keys)[[*keys, "value"]]
     share = rows.merge(busy, on=keys, how="left")["value_y"].to_numpy() / rows["value"]

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 from markupsafe import Markup
 
 from lmlab.report.compare import Noise, samples_of, unpaired
@@ -99,7 +99,7 @@ class Section:
             return {
                 key if table.across else key[:-1]: cells
                 for key, cells in replace(table, columns={header: column}).cells(sides).items()
-                if _count(map(_value, cells[:measured]))
+                if np.isfinite(_values(cells[:measured])).any()
             }
 
         keys = [name for name in (table.facet, *table.rows, table.across) if name]
@@ -109,7 +109,7 @@ class Section:
         busy = entries(device) if chosen.where.get("clock") == "wall" else {}
         nothing = [Cell(device, None)] * len(machines)
         self.device = {key: busy.get(key, nothing) for key in self.entries}
-        self.values = {key: list(map(_value, cells)) for key, cells in self.entries.items()}
+        self.values = {key: _values(cells) for key, cells in self.entries.items()}
         plain_number = chosen.format in ("number", "digits", "integer") and table.across is None
         self.unit = header if plain_number else {"text": "x"}.get(chosen.format, chosen.format)
 
@@ -120,15 +120,14 @@ class Section:
     @property
     def identical(self) -> bool:
         """Whether every row has one value, on two machines or more: nothing to compare."""
-        rows = self.values.values()
-        return all(len(row) > 1 and None not in row and len(set(row)) == 1 for row in rows)
+        return all(len(row) > 1 and (row == row[0]).all() for row in self.values.values())
 
     def markdown(self) -> Markup:
         """The table; the first machine is what the others are compared with."""
         first = self.machines[0]
-        has_value = [_count(column) > 0 for column in zip(*self.values.values(), strict=True)]
         others = list(enumerate(self.machines))[1:] if not self.identical else []
-        shown = [(place, machine) for place, machine in others if has_value[place]]
+        rows = self.values.values()
+        shown = [(place, m) for place, m in others if any(np.isfinite(row[place]) for row in rows)]
         bound = [machine for _, machine in shown if self.timed and self._bounds(machine)]
         header = [*self.keys, *(m.name for m in self.machines)]
         header += [("speed, " if self.timed else "") + m.over(first) for _, m in shown]
@@ -137,8 +136,8 @@ class Section:
         for key, cells in self.entries.items():
             line = [escape(plain(part)) for part in key]
             for cell, device, machine in zip(cells, self.device[key], self.machines, strict=True):
-                known = _value(device) is not None
-                line.append(_text(cell, machine) + f" ({device.text()})" * known)
+                text = NOT_STATED if cell.row is None and machine.published else cell.text()
+                line.append(text + f" ({device.text()})" * math.isfinite(_value(device)))
             line += [self._ratio(key, place) for place, _ in shown]
             line += [_ratios(m, first, (_precision(cells), COPY)) for m in bound]
             lines.append(line)
@@ -162,10 +161,10 @@ class Section:
         """Another machine's value over the first one's; where it is a time, the speed, with its
         verdict. Device times are compared where both have them."""
         cells, device = ([each[key][0], each[key][place]] for each in (self.entries, self.device))
-        values, busy = (np.array([*map(_value, each)], float) for each in (cells, device))
+        values, busy = _values(cells), _values(device)
         compared = device if np.isfinite(busy).all() else cells
-        a, b = (_value(cell) or 0.0 for cell in compared)
-        if min(a, b) <= 0:
+        a, b = _values(compared)
+        if not (a > 0 and b > 0):
             return NOTHING
         if not self.timed:
             return times(b / a)
@@ -183,16 +182,16 @@ class Section:
     def figure(self, path: Path) -> bool:
         """Grouped bars of the rows that most machines have; False if there is nothing to draw."""
         scale = {**SCALES, "percent": 100.0}.get(self.unit, 1.0)
-        device = {key: list(map(_value, cells)) for key, cells in self.device.items()}
-        by_device = max(map(_count, device.values()), default=0) > 1
+        device = {key: _values(cells) for key, cells in self.device.items()}
+        by_device = any(np.isfinite(values).sum() > 1 for values in device.values())
         shown = device if by_device else self.values
-        most = max(map(_count, shown.values()), default=0)
-        drawn = [key for key, values in shown.items() if _count(values) == most][:MAX_BARS]
+        count = {key: np.isfinite(values).sum() for key, values in shown.items()}
+        drawn = [key for key in shown if count[key] == max(count.values())][:MAX_BARS]
         rows: list[dict[str, Any]] = [
             {"point": "\n".join(map(str, key)), "machine": m.name, "value": value * scale}
             for key in drawn
             for value, m in zip(shown[key], self.machines, strict=True)
-            if value is not None and value > 0
+            if value > 0
         ]
         if not rows or self.identical:
             return False
@@ -231,19 +230,16 @@ def questions(
 
 
 def _chosen(table: Table, column: str | None) -> tuple[str, Column]:
-    if column is not None:
-        return column, table.columns[column]
-    for formats in PREFERRED:
-        for header, each in table.columns.items():
-            if each.format in formats:
-                return header, each
-    return next(iter(table.columns.items()))
+    columns = table.columns
+    preferred = [h for formats in PREFERRED for h in columns if columns[h].format in formats]
+    header = column or [*preferred, *columns][0]
+    return header, columns[header]
 
 
 def _reduced(found: Entries, keys: Sequence[str]) -> tuple[Entries, int]:
     """Rows that two machines have, else those that one has; at most so many. Of rows that differ
     in a length alone the one that most machines have, then the longest."""
-    count = {key: _count(map(_value, cells)) for key, cells in found.items()}
+    count = {key: np.isfinite(_values(cells)).sum() for key, cells in found.items()}
     enough = 2 if max(count.values(), default=0) > 1 else 1
     shared = chosen = [key for key in found if count[key] >= enough]
     for name in LENGTHS:
@@ -256,19 +252,16 @@ def _reduced(found: Entries, keys: Sequence[str]) -> tuple[Entries, int]:
     return {key: found[key] for key in chosen[:MAX_ROWS]}, len(shared) - len(chosen[:MAX_ROWS])
 
 
-def _value(cell: Cell) -> float | None:
+def _value(cell: Cell) -> float:
+    """The number in a cell; NaN if there is none."""
     value = cell.row["value"] if cell.row is not None and cell.measured else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or pd.isna(value):
-        return None
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return math.nan
 
 
-def _count(values: Iterable[float | None]) -> int:
-    return sum(value is not None for value in values)
-
-
-def _text(cell: Cell, machine: Machine) -> str:
-    return NOT_STATED if cell.row is None and machine.published else cell.text()
+def _values(cells: Sequence[Cell]) -> npt.NDArray[np.float64]:
+    return np.array([_value(cell) for cell in cells])
 
 
 def _precision(cells: Sequence[Cell]) -> str:

@@ -10,7 +10,6 @@ Imports built from strings are not followed: callers pass the modules that regis
 
 import ast
 import hashlib
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -30,15 +29,8 @@ VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-class UnknownModule(ValueError):
-    """A module that is not on the search path."""
-
-
 def code_fingerprint(
-    roots: Iterable[str],
-    search_path: Sequence[str] | None = None,
-    *,
-    excluded: Collection[str] = (),
+    roots: Iterable[str], search_path: Sequence[str], *, excluded: Collection[str] = ()
 ) -> str:
     """One hash over every file in the import closure of the modules named.
 
@@ -61,16 +53,14 @@ def _data(file: Path) -> bytes:
     return repr(yaml.safe_load(file.read_text())).encode()
 
 
-def import_closure(
-    roots: Iterable[str], search_path: Sequence[str] | None = None
-) -> dict[str, Path]:
+def import_closure(roots: Iterable[str], search_path: Sequence[str]) -> dict[str, Path]:
     """Module name to file, for the roots and all they import from the roots' own packages."""
-    path = tuple(search_path if search_path is not None else sys.path)
+    path = tuple(search_path)
     waiting = list(roots)
     homes = set()
     for root in waiting:
         if (file := locate(root, path)) is None:
-            raise UnknownModule(f"module {root!r} is not on the Python path")
+            raise ValueError(f"module {root!r} is not on the Python path")
         homes.add(_home(root, file))
     found: dict[str, Path] = {}
     while waiting:

@@ -11,24 +11,20 @@ import socket
 from pathlib import Path
 
 
-class RunLocked(ValueError):
-    """Another run uses the folder, in one line."""
-
-
 def hold(records: Path) -> int:
     """Lock Snakemake's folder of records for as long as this process lives; returns the file's
-    descriptor. Raises `RunLocked` while another process lives that holds it."""
+    descriptor. Raises a ValueError while another process lives that holds it."""
     try:
         records.mkdir(exist_ok=True)
         handle = os.open(records / "lmlab.lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise RunLocked(f"{records}: {error.strerror}; a run keeps its records there") from error
+        raise ValueError(f"{records}: {error.strerror}; a run keeps its records there") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
         os.close(handle)
-        raise RunLocked(
+        raise ValueError(
             f"{owner} is running in this folder ({records.resolve().parent}); wait for it or end it"
         ) from error
     here = socket.gethostname()

@@ -26,10 +26,6 @@ def device_of(folder: str) -> str:
     return "cpu" if folder.startswith("cpu-") else "cuda"
 
 
-class NoResults(ValueError):
-    """A run that may not measure, for a machine without results; in one line."""
-
-
 @dataclass(frozen=True)
 class Selection:
     """The folder of the machine's results, its kind of device, and whether to measure."""
@@ -62,7 +58,7 @@ def check_results_exist(selection: Selection, results: Path, here: str) -> None:
     else:
         fault = f"machine = {selection.machine!r} has no results here"
         allowed = [f"{here} (this one)", *others]
-    raise NoResults(f"config: {fault}; allowed: {', '.join(allowed)}")
+    raise ValueError(f"config: {fault}; allowed: {', '.join(allowed)}")
 
 
 def compared(config: Mapping[str, Any], results: Path) -> list[str]:
@@ -71,6 +67,6 @@ def compared(config: Mapping[str, Any], results: Path) -> list[str]:
     wanted = str(config.get("compare", "all"))
     names = present if wanted == "all" else wanted.split(",")
     if unknown := [name for name in names if name not in present]:
-        allowed = ", ".join(["all", *present])
-        raise NoResults(f"config: compare = {unknown[0]!r} has no results here; allowed: {allowed}")
+        fault = f"compare = {unknown[0]!r} has no results here"
+        raise ValueError(f"config: {fault}; allowed: {', '.join(['all', *present])}")
     return names
