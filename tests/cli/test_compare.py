@@ -86,9 +86,10 @@ def test_two_runs_pass_the_gate_until_a_step_gets_slower(compare: Compare, tmp_p
     status, found = compare(*gate)
     by_device = {pair["verdict"] for pair in found["pairs"] if pair["clock"] == "device"}
     assert by_device <= {"same", "undecided"}
-    assert {pair["verdict"] for pair in found["pairs"] if pair["clock"] == "wall"} >= {"slower"}
-    assert status == 0, "of hundreds of pairs, some differ by chance"
-    rewrite(step(second), slower(1.1))
+    by_wall = {pair["verdict"] for pair in found["pairs"] if pair["clock"] == "wall"}
+    assert by_wall & {"faster", "slower"}, "of hundreds of pairs, some differ by chance"
+    assert status == 0
+    rewrite(step(second, context=512), slower(1.1))
     assert compare(*gate)[0] == 1
 
 

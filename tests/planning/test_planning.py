@@ -42,23 +42,13 @@ def test_block_times_by_hand() -> None:
     assert astuple(times) == pytest.approx(by_hand)
 
 
-def test_a_mesh_dimension_of_one_device_sends_nothing() -> None:
-    alone = Mesh(fsdp=1, tp=1)
-    assert astuple(block_times(SMALL, alone, TALL, 8))[1:] == (0, 0)
-    assert batch.min_tokens_overlapped(SMALL, alone, TALL) == 0
-    assert batch.min_tokens_exposed(SMALL, alone, TALL) == 0
-
-
 @pytest.mark.parametrize("matrices", [2, 3])
 @pytest.mark.parametrize("mesh", [MESH, Mesh(fsdp=64, tp=2), Mesh(fsdp=8, tp=8, tp_axes=2)])
 def test_at_the_minimum_batch_computing_equals_sending(mesh: Mesh, matrices: int) -> None:
     block = replace(XXL, matrices=matrices)
-    hidden, exposed = (
-        batch.min_tokens_overlapped(V5P, mesh, block),
-        batch.min_tokens_exposed(V5P, mesh, block),
-    )
-    assert hidden is not None
-    assert exposed is not None
+    hidden = batch.min_tokens_overlapped(V5P, mesh, block) or 0
+    exposed = batch.min_tokens_exposed(V5P, mesh, block) or 0
+    assert 0 < hidden < exposed
     times = block_times(V5P, mesh, block, hidden)
     assert times.compute == pytest.approx(times.weights)
     assert times.activations <= times.compute
@@ -66,19 +56,26 @@ def test_at_the_minimum_batch_computing_equals_sending(mesh: Mesh, matrices: int
     assert times.compute == pytest.approx(times.weights + times.activations)
 
 
-def test_no_batch_hides_too_much_tensor_parallelism() -> None:
-    # 10 FLOPs per byte, F = 40: up to 4 devices.
-    assert batch.max_tensor_parallel(SMALL, TALL) == 4
-    assert batch.min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=4), TALL) == 20
-    assert batch.min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5), TALL) is None
-    assert batch.min_tokens_overlapped(SMALL, Mesh(fsdp=2, tp=5, tp_axes=2), TALL) == 20
-    assert batch.min_tokens_exposed(SMALL, Mesh(fsdp=2, tp=4), TALL) is None
+@pytest.mark.parametrize(
+    ("mesh", "overlapped", "exposed"),
+    [
+        # 10 FLOPs per byte, F = 40: tensor parallelism is hidden on up to 4 devices per axis.
+        (Mesh(fsdp=1, tp=1), 0, 0),
+        (Mesh(fsdp=4, tp=1), 40, 40),
+        (Mesh(fsdp=2, tp=4), 20, None),
+        (Mesh(fsdp=2, tp=5), None, None),
+        (Mesh(fsdp=2, tp=4, tp_axes=2), 20, 40),
+    ],
+)
+def test_the_minimum_batch_by_hand(
+    mesh: Mesh, overlapped: float | None, exposed: float | None
+) -> None:
+    assert batch.min_tokens_overlapped(SMALL, mesh, TALL) == overlapped
+    assert batch.min_tokens_exposed(SMALL, mesh, TALL) == exposed
 
 
 def test_what_lowers_the_batch() -> None:
-    fsdp = Mesh(fsdp=4, tp=1)
-    assert batch.min_tokens_overlapped(SMALL, fsdp, TALL) == 40
-    assert batch.min_tokens_overlapped(SMALL, fsdp, TALL, weight_bytes=1) == 20
+    assert batch.min_tokens_overlapped(SMALL, Mesh(fsdp=4, tp=1), TALL, weight_bytes=1) == 20
     # The best split needs intensity^2 / F; with F = 4 not even TP of 1 is hidden.
     assert batch.min_tokens_per_device(SMALL, TALL) == 2.5
     assert batch.min_tokens_per_device(SMALL, replace(TALL, d_ff=4)) == 10

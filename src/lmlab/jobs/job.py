@@ -39,8 +39,8 @@ class Job:
     def record(self, status: str, reason: str) -> int:
         """Write a result without numbers; in a warm process, since it names torch's version."""
         given = {"point": self.point.to_json(), "out": str(self.out), "began_s": self._began_s}
-        ending = {"status": status, "reason": reason}
-        return shell_status(warm_start.run(RECORDER, [json.dumps({**given, **ending})]))
+        given |= {"status": status, "reason": reason}
+        return shell_status(warm_start.run(RECORDER, [json.dumps(given)]))
 
     def _written_at(self) -> int | None:
         return self.out.stat().st_mtime_ns if self.out.exists() else None

@@ -125,9 +125,10 @@ def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
         files[path] = {"settings": scalars, "identity": identity}
         for key, value in _facts(result):
             facts[key][str(value)] += 1
+    table = table_of(rows)
     return ResultSet(
         name=spec,
-        rows=table_of(rows),
+        rows=table if rows else table.assign(file=None, point=None),
         files=files,
         facts={
             key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
