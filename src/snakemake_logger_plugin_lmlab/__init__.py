@@ -21,8 +21,8 @@ from snakemake_logger_plugin_lmlab.command_line import ensure_writable, is_snake
 
 __all__ = ["LogHandler"]
 
-repair(sys.argv)
 if is_snakemake(sys.argv):
+    repair(sys.argv)
     ensure_writable(os.environ)
 
 # Snakemake prints ten lines per job; a study has hundreds of jobs.

@@ -27,8 +27,6 @@ def is_snakemake(argv: list[str]) -> bool:
 
 def repair(argv: list[str]) -> None:
     """Move swallowed targets to the front of a Snakemake command line, in place."""
-    if not is_snakemake(argv):
-        return
     targets: list[str] = []
     rest: list[str] = []
     assignments: int | None = None  # None: not after such an option

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_logger_plugin_lmlab.command_line import ensure_writable, repair
+from snakemake_logger_plugin_lmlab.command_line import ensure_writable, is_snakemake, repair
 
 TARGET = "report/writeup.md"
 
@@ -27,7 +27,6 @@ LEFT_ALONE = [
     "snakemake --resources gpu",
     "snakemake --cores 1 --forcerun a b",
     "snakemake --config study=tiny --cores 1",
-    f"pytest --resources gpu=1 {TARGET}",
 ]
 
 
@@ -36,8 +35,10 @@ LEFT_ALONE = [
 )
 def test_only_a_swallowed_target_is_moved_to_the_front(typed: str, read: str) -> None:
     argv = typed.split()
+    assert is_snakemake(argv)
     repair(argv)
     assert argv == read.split()
+    assert not is_snakemake(["pytest", *argv])
 
 
 def test_a_home_that_cannot_be_written_is_replaced_as_a_cache(tmp_path: Path) -> None:

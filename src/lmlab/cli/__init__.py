@@ -88,14 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        status: int = import_module(f"lmlab.cli.{arguments.command}").command(arguments)
+        return import_module(f"lmlab.cli.{arguments.command}").command(arguments)
     except ValueError as error:
         print(f"lmlab: {error}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
         print("lmlab: interrupted, nothing is written", file=sys.stderr)
         return INTERRUPTED
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ from lmlab.cli import WRONG_USE
 from lmlab.cli.compare import gate, line, records
 from lmlab.report.compare import paired
 from lmlab.report.frame import Rows
-from lmlab.result_sets.sets import commit_of, git
+from lmlab.result_sets.sets import commit_of, git, repository_of
 from lmlab.study.files import ROOT
 from lmlab.study.results import Result, parse
 
@@ -36,8 +36,7 @@ SIDES = ("A", "B")
 
 def command(arguments: argparse.Namespace) -> int:
     """Measure, print the verdicts; 1 if the gate finds something slower."""
-    top = git(Path(), "rev-parse", "--show-toplevel")
-    root = ROOT if top is None else Path(top.decode().rstrip("\n"))
+    root = repository_of(Path()) or ROOT
     revisions = (arguments.first, arguments.second)
     commits = [commit_of(root, revision) for revision in revisions]
     point = [word for word in arguments.point if word != "--"]

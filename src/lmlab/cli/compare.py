@@ -120,5 +120,4 @@ def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str
 
 def records(rows: Rows) -> Sequence[Any]:
     """Rows as JSON values: null for what is not finite."""
-    found: Sequence[Any] = json.loads(rows.to_json(orient="records", double_precision=15))
-    return found
+    return json.loads(rows.to_json(orient="records", double_precision=15))

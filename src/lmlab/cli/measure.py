@@ -16,7 +16,7 @@ from typing import Any
 from lmlab.cli import keys
 from lmlab.jobs.catalog import points_of
 from lmlab.jobs.job import SIGNAL_BASE, run_job
-from lmlab.jobs.launch import ranks_per_node, run_ranks, torchrun_command
+from lmlab.jobs.launch import run_ranks, torchrun_command
 from lmlab.jobs.registry import check_code, has_ranks
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.model.shape import check_heads
@@ -62,7 +62,6 @@ def measured(point: Point, machine: Machine, study: Study) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "point.json")
         if has_ranks(point):
-            ranks_per_node(point)
             command = torchrun_command(point, out, study.ranks)
             status = run_ranks(point, machine.id, out, command)
         else:

@@ -19,6 +19,7 @@ from lmlab.report.frame import Rows, rows_of, table_of
 from lmlab.study.files import ROOT
 from lmlab.study.results import SCHEMA_VERSION, Result, ResultError, parse
 
+RESULTS = Path("results")
 # What is compared: milliseconds, the rates of the machine card, where more is better, and bytes.
 TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
 MEMORY = ("peak_memory", "phase_peak", "memory", "saved_memory", "saved_for_backward")
@@ -43,10 +44,10 @@ class ResultSet:
     problems: Sequence[str] = ()
 
 
-def files_of(spec: str, results: Path = Path("results")) -> Iterator[tuple[str, bytes]]:
+def files_of(spec: str) -> Iterator[tuple[str, bytes]]:
     """The JSON files of a set, by path within it."""
-    folder = next((path for path in (Path(spec), results / spec) if path.is_dir()), None)
-    found = _at_revision(spec, results) if folder is None else _in_folder(folder)
+    folder = next((path for path in (Path(spec), RESULTS / spec) if path.is_dir()), None)
+    found = _at_revision(spec) if folder is None else _in_folder(folder)
     first = next(found, None)
     if first is None:
         raise ValueError(f"{spec}: no result files (*.json)")
@@ -59,21 +60,19 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield str(path.relative_to(folder)), path.read_bytes()
 
 
-def _at_revision(spec: str, results: Path) -> Iterator[tuple[str, bytes]]:
+def _at_revision(spec: str) -> Iterator[tuple[str, bytes]]:
     name, _, revision = spec.rpartition(":")
     if not name:
-        known = sorted(path.name for path in results.glob("*/"))
+        known = sorted(path.name for path in RESULTS.glob("*/"))
         raise ValueError(
-            f"{spec!r} is neither a folder nor a machine in {results}; allowed: a folder, NAME or "
+            f"{spec!r} is neither a folder nor a machine in {RESULTS}; allowed: a folder, NAME or "
             f"NAME:REVISION; machines here: {', '.join(known) or 'none'}"
         )
-    for folder in (results / name, Path(name), ROOT / "results" / name):
+    for folder in (RESULTS / name, Path(name), ROOT / "results" / name):
         where = folder.absolute()
         existing = next(parent for parent in (where, *where.parents) if parent.is_dir())
-        top = git(existing, "rev-parse", "--show-toplevel")
-        if top is None:
+        if (root := repository_of(existing)) is None:
             continue
-        root = Path(top.decode().rstrip("\n"))
         inside = existing.resolve().relative_to(root) / where.relative_to(existing)
         archive = git(root, "archive", commit_of(root, revision), "--", str(inside))
         if archive is not None:
@@ -88,6 +87,12 @@ def _members(archive: bytes, inside: str) -> Iterator[tuple[str, bytes]]:
                 continue  # extractfile follows links
             if content := tar.extractfile(member):
                 yield member.name.removeprefix(inside), content.read()
+
+
+def repository_of(folder: Path) -> Path | None:
+    """The working tree that a folder belongs to."""
+    top = git(folder, "rev-parse", "--show-toplevel")
+    return None if top is None else Path(top.decode().rstrip("\n"))
 
 
 def commit_of(root: Path, revision: str) -> str:
@@ -107,13 +112,13 @@ def git(folder: Path, *arguments: str) -> bytes | None:
         return None
 
 
-def load_set(spec: str, results: Path = Path("results")) -> ResultSet:
+def load_set(spec: str) -> ResultSet:
     """Read a set; what cannot be read is a problem in one line."""
     rows: list[dict[str, Any]] = []
     files: dict[str, dict[str, Any]] = {}
     facts: dict[str, Counter[str]] = defaultdict(Counter)
     problems: list[str] = []
-    for path, content in files_of(spec, results):
+    for path, content in files_of(spec):
         try:
             result, own = _read(content, path)
         except ResultError as error:
