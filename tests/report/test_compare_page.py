@@ -12,10 +12,11 @@ import pytest
 from lmlab.chapters import compare_page
 from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.machines import write_comparison
-from lmlab.report.frame import load_references, table_of
+from lmlab.report.frame import table_of
 from lmlab.report.table import Table, time
 from lmlab.result_sets.differences import PACES
 from lmlab.result_sets.machines import Machine, Question, Section, ceilings
+from lmlab.result_sets.published import load_published
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.selection import compared
 from tests.project import FOLDERS, GOLDEN, config
@@ -194,14 +195,14 @@ def test_device_time_decides_where_both_have_it_else_the_pace_of_wall_time(
 def test_every_reference_file_is_used() -> None:
     files = {file.stem for file in REFERENCES.glob("*.csv")}
     assert files == {*compare_page.CONVERSIONS, "distributed"}  # that one on the ranks' pages
-    found = compare_page.published(load_references(REFERENCES))
+    found = compare_page.published(load_published(REFERENCES))
     assert {"H800 PCIe", "H100", "A10", "RTX 4090"} <= set(found)
     assert set(found["H800 PCIe"]) == {"end_to_end", "memory", "attention"}
     assert "unstated" not in found
 
 
 def test_a_source_takes_part_where_it_states_enough() -> None:
-    found = compare_page.published(load_references(REFERENCES))
+    found = compare_page.published(load_published(REFERENCES))
     steps = compare_page.TABLES["How long is a step?"].cells([found["H800 PCIe"]["end_to_end"]])
     assert steps["fp32", "forward", "small", 4, 512, "ms"][0].text() == "27.2"
     assert "end_to_end" not in {

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lmlab.measure.records import value
-from lmlab.report.frame import combine, derived, load, load_references, select
+from lmlab.report.frame import combine, derived, load, select
+from lmlab.result_sets.published import load_published
 from lmlab.study.points import Point
 from tests.report.study import MACHINE, result, small_study, time_record, written
 
@@ -62,7 +63,7 @@ def test_what_is_computed_from_an_unsteady_time_is_marked(
 
 def test_what_a_published_source_leaves_out_is_not_stated(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("source,gpu,context,ms\n001,A100,,2.5\n001,A100,128,3\n")
-    rows = load_references(tmp_path)
+    rows = load_published(tmp_path)
     assert list(rows["context"]) == ["not stated", 128]
     assert list(rows["value"]) == [2.5, 3]
     assert set(rows["topic"]) == {"times"}

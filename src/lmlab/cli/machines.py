@@ -12,10 +12,11 @@ from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.chapters.machine.page import ceilings as ceilings_of
 from lmlab.cli.report import chapters_of, load_results, page_of
 from lmlab.measure.peaks import known_devices, peaks_of
-from lmlab.report.frame import load_references, select, table_of
+from lmlab.report.frame import select, table_of
 from lmlab.report.page import described, environment_for
 from lmlab.result_sets.differences import PACES, differences
 from lmlab.result_sets.machines import COPY, Machine, Question, Section, ceilings, questions
+from lmlab.result_sets.published import load_published
 from lmlab.result_sets.sets import load_set
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
@@ -86,7 +87,7 @@ def _measured(
 def _published(references: Path) -> list[Machine]:
     """Other GPUs with the figures that write-ups state; ceilings as their vendor states them."""
     machines = []
-    for gpu, chapters in compare_page.published(load_references(references)).items():
+    for gpu, chapters in compare_page.published(load_published(references)).items():
         names = [name for name in known_devices() if name.endswith(f" {gpu}")]
         peaks = peaks_of(names[0]) if len(names) == 1 else None
         machines.append(

@@ -18,8 +18,9 @@ import pandas as pd
 
 from lmlab.jobs.catalog import all_points
 from lmlab.report.explore import explorer
-from lmlab.report.frame import Results, load, load_references
+from lmlab.report.frame import Results, load
 from lmlab.report.page import Chapter, Report, build_chapters, described
+from lmlab.result_sets.published import load_published
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
 from lmlab.study.files import write_atomically
@@ -139,7 +140,7 @@ def load_results(study: Study, machine: str, results: Path, references: Path) ->
     where there is one."""
     points, second = all_points(study), f"{machine}@{REPEAT}"
     found = load(points, results, machine)
-    rows = pd.concat([found.rows, load_references(references)], ignore_index=True)
+    rows = pd.concat([found.rows, load_published(references)], ignore_index=True)
     repeat = load(points, results, second) if (results / second).is_dir() else None
     return replace(found, rows=rows, repeat=repeat)
 

@@ -30,9 +30,6 @@ NO_STATISTICS = {name: None for name in STATISTICS if name not in NOISE}
 RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cache", "stopped")
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
-# The column of a published file that holds its number.
-PUBLISHED_VALUES = ("mean_ms", "ms", "peak_gib", "time_percent", "value", "what")
-
 Rows = pd.DataFrame
 Positions = npt.NDArray[np.intp]
 
@@ -97,22 +94,6 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
             without = {"status": INVALID, "reason": str(error)}
         rows.append({**blank, **without})
     return Results(machine, table_of(rows), results, blanks, tuple(problems))
-
-
-def load_references(folder: Path) -> Rows:
-    """Published figures of other GPUs: rows of the chapter `published`, one CSV file per `topic`.
-    What a source does not state is "not stated"."""
-    frames = [table_of([])]
-    for file in sorted(folder.glob("*.csv")):
-        found = pd.read_csv(file, dtype={"source": str}).astype(object)
-        number = next(name for name in PUBLISHED_VALUES if name in found)
-        found = found.rename(columns={"source": "writeup", number: "value"}).fillna("not stated")
-        # A column with a gap is read as floats.
-        found = found.map(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)
-        frames.append(
-            found.assign(chapter="published", topic=file.stem, quantity="published", status="ok")
-        )
-    return pd.concat(frames, ignore_index=True)
 
 
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,28 @@
+"""Published figures of other GPUs, from CSV files with one row per figure.
+
+What a source does not state is "not stated".
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from lmlab.report.frame import Rows, table_of
+
+# The column that holds the figure.
+VALUES = ("mean_ms", "ms", "peak_gib", "time_percent", "value", "what")
+
+
+def load_published(folder: Path) -> Rows:
+    """All published figures as rows of the chapter `published`, the name of a file as `topic`."""
+    frames = [table_of([])]
+    for file in sorted(folder.glob("*.csv")):
+        found = pd.read_csv(file, dtype={"source": str}).astype(object)
+        number = next(name for name in VALUES if name in found)
+        found = found.rename(columns={"source": "writeup", number: "value"}).fillna("not stated")
+        # A column with a gap is read as floats.
+        found = found.map(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)
+        frames.append(
+            found.assign(chapter="published", topic=file.stem, quantity="published", status="ok")
+        )
+    return pd.concat(frames, ignore_index=True)
