@@ -68,8 +68,8 @@ TABLES = {
         },
     ),
     "levers": Table(
-        title="What lowers the batch that the same number of devices needs; with two pipeline "
-        "stages, each has half of them, and this is one micro-batch",
+        title="What lowers the batch that the same number of devices needs; two pipeline "
+        "stages: half the devices each, tokens per micro-batch",
         rows=["change"],
         columns={
             "FSDP": quantity("lever_fsdp"),

@@ -208,7 +208,8 @@ TABLES = {
         columns={"{context}": speedup()},
     ),
     "front_warm_up": Table(
-        title="Cold processes: first and settled training step, standard deviation over ten steps",
+        title="Cold processes, one per number of warm-ups: first and settled training step, "
+        "standard deviation over ten steps",
         rows=["size"],
         where=TRAINED,
         columns={

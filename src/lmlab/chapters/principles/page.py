@@ -111,8 +111,8 @@ def _roof(rows: Rows, limits: dict[str, float]) -> Rows:
 
 TABLES = {
     "pairs": Table(
-        title="One pair of programs per principle, which differ in that one thing; ceiling: the "
-        "machine card's matmul of the type or its copy",
+        title="A pair of programs per principle, differing in that alone; ceiling: the "
+        "machine card's matmul or copy, measured separately",
         rows=["principle"],
         columns={
             "without": quantity("time", "text", "variant", pair="without"),
