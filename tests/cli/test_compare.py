@@ -132,6 +132,23 @@ def test_what_one_set_lacks_is_named_with_the_reason(compare: Compare, tmp_path:
     assert len(found["b"]["problems"]) == 1
 
 
+def test_a_record_without_a_value_is_a_problem(compare: Compare, tmp_path: Path) -> None:
+    changed = copied(H200, tmp_path / "a", "end_to_end")
+    rewrite(step(changed), lambda result: result["measurements"][0].pop("value"))
+    _, found = compare(H200, changed, "--chapter", "end_to_end")
+    assert len(found["b"]["problems"]) == 1
+
+
+def test_a_set_without_a_measured_point_has_nothing_to_compare(compare: Compare) -> None:
+    status, found = compare(H200 / "fsdp/placement~own_gpu", H200)
+    assert (status, found["pairs"], found["a"]["problems"]) == (0, [], [])
+
+
+def test_results_are_chosen_by_a_setting_named_as_a_field(compare: Compare) -> None:
+    chosen = ("--chapter", "attention", "--where", "topic=leaderboard", "--where", "samples=100")
+    assert compare(H200, H200, *chosen)[1]["pairs"]
+
+
 def test_other_work_is_not_compared(compare: Compare, tmp_path: Path) -> None:
     changed = copied(H200, tmp_path / "a", "end_to_end")
     rewrite(step(changed), lambda result: result["settings"].update(vocab_size=5))

@@ -66,7 +66,12 @@ TABLES = {
 def published(rows: Rows) -> dict[str, dict[str, Rows]]:
     """Published figures as records of chapters, by GPU."""
     known = select(rows, chapter="published", gpu=lambda gpu: gpu not in ("unstated", NOT_STATED))
-    found = [convert(select(known, topic=topic)) for topic, convert in CONVERSIONS.items()]
+    if known.empty:
+        return {}
+    found = [known.head(0)]
+    for topic, convert in CONVERSIONS.items():
+        if len(mine := select(known, topic=topic)):
+            found.append(convert(mine))
     return {
         str(gpu): {str(chapter): each for chapter, each in mine.groupby("chapter", sort=False)}
         for gpu, mine in pd.concat(found).groupby("gpu", sort=False)

@@ -38,7 +38,7 @@ class PointState:
 
     point: Point
     state: str  # a result's status, or missing, or unreadable
-    remarks: Sequence[str] = ()  # failed variants, why there are no numbers, what makes it stale
+    remarks: Sequence[str] = ()  # why there are no numbers, failed variants, what makes it stale
     counted: Collection[str] = ()  # which of `COUNTED` are true of it
     elapsed_s: float | None = None  # how long the present result took
 

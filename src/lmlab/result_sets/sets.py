@@ -1,8 +1,8 @@
 """Sets of results: a folder, a machine by name, or either at a git revision (`nvidia-h200:HEAD~3`).
 
 A set is whatever result files a folder holds, of any study. At a revision, files are read out of
-`git archive` in memory: nothing is checked out, nothing of that revision runs. Only what two sets
-can be compared by is retained of each record, so thousands of results stay small.
+`git archive` in memory: nothing is checked out, nothing of that revision runs. Only times, rates
+and memory are retained, without their samples, so thousands of results stay small.
 """
 
 import io
@@ -25,6 +25,8 @@ TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
 MEMORY = ("peak_memory", "phase_peak", "memory", "saved_memory", "saved_for_backward")
 # The shape at which a rate was highest; another machine may prefer another one.
 FOUND_BY_MEASURING = {"side": RATES, "bytes": ("copy_bandwidth",)}
+# What every record has.
+RECORD = {"quantity", "labels", "status", "reason", "value"}
 # Facts of the machine card that may explain a difference.
 EXPLAINING = (
     *("clocks_mhz_sm_max", "clocks_mhz_memory_max", "power_limit_w", "gpu_count", "cpu_model"),
@@ -133,7 +135,7 @@ def load_set(spec: str) -> ResultSet:
     table = table_of(rows)
     return ResultSet(
         name=spec,
-        rows=table if rows else table.assign(file=None, point=None),
+        rows=table.reindex(columns=list(dict.fromkeys([*table, "file", "point"]))),
         files=files,
         facts={
             key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
@@ -148,7 +150,8 @@ def _read(content: bytes, path: str) -> tuple[Result, list[dict[str, Any]]]:
     rest; only a file that looks wrong is validated, for its message."""
     try:
         values = json.loads(content)
-        if values["schema_version"] == SCHEMA_VERSION:
+        complete = all(record.keys() >= RECORD for record in values["measurements"])
+        if values["schema_version"] == SCHEMA_VERSION and complete:
             result = Result(**values)
             return result, _rows(result, path)
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -166,7 +169,9 @@ def _rows(result: Result, path: str) -> list[dict[str, Any]]:
         named = {k: v for k, v in labels if row["quantity"] not in FOUND_BY_MEASURING.get(k, ())}
         parts = {**result.parameters, **named}.items()
         row["point"] = " ".join(f"{key}={value}" for key, value in parts)
-    return [{**row, "file": path, "samples": None} for row in rows]
+    # Not those of a record: a setting has the same name, by which rows can be chosen.
+    samples = result.settings.get("samples")
+    return [{**row, "file": path, "samples": samples} for row in rows]
 
 
 def _facts(result: Result) -> Iterator[tuple[str, Any]]:

@@ -102,7 +102,7 @@ def serve(listener: socket.socket, idle_s: float) -> None:
         try:
             client, _ = listener.accept()
         except TimeoutError:
-            if os.getpid() not in (parent for parent, _ in processes.live_processes().values()):
+            if os.getpid() not in (parent for parent, _ in processes.all_processes().values()):
                 return
             continue
         with client, contextlib.suppress(OSError):  # no process to be had: the client notices
@@ -115,7 +115,7 @@ def _clean_up() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    for pid, (parent, session) in processes.live_processes().items():
+    for pid, (parent, session) in processes.all_processes().items():
         if parent == os.getpid() and session != os.getsid(0):
             processes.kill_family(pid)
 

@@ -72,7 +72,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(f"prctl({option}, {value}) failed")
 
 
-def live_processes() -> dict[int, tuple[int, int]]:
+def all_processes() -> dict[int, tuple[int, int]]:
     """Parent and session id of every visible process."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -94,7 +94,7 @@ def kill_family(root: int) -> None:
 
 
 def _family(root: int) -> set[int]:
-    processes = live_processes()
+    processes = all_processes()
     members = {pid for pid, (_, session) in processes.items() if root in (pid, session)}
     while new := {pid for pid, (parent, _) in processes.items() if parent in members} - members:
         members |= new
