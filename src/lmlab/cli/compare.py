@@ -89,9 +89,9 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
         rows = largest[(largest["chapter"] == chapter) & ~largest["identical"]]
         yield from [f"\n{chapter}: largest differences"] if len(rows) else []
         yield from (f"  {line(row)}" for row in rows.to_dict("records"))
-    for name, rows in found.only.items():
+    for each, rows in zip((first, second), found.only, strict=True):
         files = Counter(zip(rows["file"], rows["other_status"], strict=True))
-        yield from [f"\nonly {name}: {len(files)} points"] if files else []
+        yield from [f"\nonly {each.name}: {len(files)} points"] if files else []
         others = {status: f" (the other: {status})" for _, status in files} | {"missing": ""}
         lines = [f"  {f}: {count} records{others[s]}" for (f, s), count in files.items()]
         yield from _listed(lines)
@@ -114,7 +114,7 @@ def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str
         "other_work": found.other_work,
         "chapters": records(found.chapters()),
         "pairs": records(found.pairs),
-        "only": {side: records(rows) for side, rows in zip("ab", found.only.values(), strict=True)},
+        "only": {side: records(rows) for side, rows in zip("ab", found.only, strict=True)},
     }
 
 

@@ -42,7 +42,7 @@ class Differences:
     """How the second set differs from the first."""
 
     pairs: Rows  # one row per record that both have: values, ratio, low, high, verdict, chance
-    only: Mapping[str, Rows]  # records with a value in one set alone, by the set's name
+    only: tuple[Rows, Rows]  # records with a value in the first set alone, and in the second
     differs: Mapping[str, tuple[str, str]]
     """Facts of the machines and versions that are not the same."""
     other_work: Mapping[str, tuple[Any, Any]]
@@ -94,7 +94,7 @@ def differences(
     facts = {key: (first.facts.get(key, "none"), second.facts.get(key, "none")) for key in known}
     return Differences(
         pairs=_judged(both, variation),
-        only={first.name: _only(valued[0], b), second.name: _only(valued[1], a)},
+        only=(_only(valued[0], b), _only(valued[1], a)),
         differs={key: values for key, values in facts.items() if values[0] != values[1]},
         other_work=other_work,
         variation=variation,
