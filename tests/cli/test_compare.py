@@ -149,6 +149,17 @@ def test_results_are_chosen_by_a_setting_named_as_a_field(compare: Compare) -> N
     assert compare(H200, H200, *chosen)[1]["pairs"]
 
 
+@pytest.mark.parametrize("condition", ["sizee=small", "size=tiny", "size=small,tiny"])
+def test_a_condition_that_no_record_meets_is_refused(
+    capsys: pytest.CaptureFixture[str], condition: str
+) -> None:
+    folder = str(H200 / "end_to_end")
+    assert main(["compare", folder, folder, "--where", condition, "--fail-if-slower=5%"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert condition.partition("=")[0] in line
+    assert "allowed: " in line
+
+
 def test_other_work_is_not_compared(compare: Compare, tmp_path: Path) -> None:
     changed = copied(H200, tmp_path / "a", "end_to_end")
     rewrite(step(changed), lambda result: result["settings"].update(vocab_size=5))

@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
-from lmlab.report.frame import Rows
+from lmlab.report.frame import FIELDS, Rows
 from lmlab.report.text import MIB, number
 from lmlab.report.verdict import SLOWER
 from lmlab.result_sets.differences import COUNTED, Differences, differences
@@ -33,12 +35,25 @@ def command(arguments: argparse.Namespace) -> int:
     where = dict(map(split, arguments.where))
     where |= {k: v for k in ("chapter", "variant") if (v := getattr(arguments, k)) is not None}
     first, second = (load_set(spec) for spec in (arguments.first, arguments.second))
+    check_conditions(pd.concat([first.rows, second.rows]), where)
     found = differences(first, second, NOISE, where)
     if arguments.json:
         print(json.dumps(as_json(first, second, found), allow_nan=False))
     else:
         print(*report(first, second, found), sep="\n")
     return gate(found.certain(), arguments.gate) if arguments.gate is not None else 0
+
+
+def check_conditions(rows: Rows, where: Mapping[str, str]) -> None:
+    """Refuse a key or a value that no record has: with nothing to compare, a gate would pass."""
+    for key, text in where.items():
+        known = set(map(str, rows[key].dropna())) if key in rows else set()
+        if not known:
+            names = [str(n) for n in rows if n not in FIELDS or n in ("chapter", "clock")]
+            raise ValueError(f"{key} = {text!r}: no record has this; allowed: {', '.join(names)}")
+        if unknown := set(text.split(",")) - known:
+            allowed = ", ".join(sorted(known))
+            raise ValueError(f"{key} = {min(unknown)!r}: no record has this; allowed: {allowed}")
 
 
 def gate(pairs: Rows, allowed: float | None) -> int:
