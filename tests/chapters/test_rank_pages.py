@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from lmlab.chapters.data_parallel import page as data_parallel
 from lmlab.chapters.rank_page import describe
-from lmlab.jobs import memory_stages
+from lmlab.jobs import memory_stages, rank_work
 from lmlab.jobs.memory_stages import Training, memory_records, two_steps
 from lmlab.jobs.rank_work import per_rank
+from lmlab.measure import across_ranks
 from lmlab.measure.records import Record, value, without_value
+from lmlab.measure.statistics import Measurement
 from lmlab.report.frame import Results
 from lmlab.report.page import Chapter
 from tests.chapters.pages import built, rendered
@@ -45,7 +47,20 @@ def step_records(variant: str, samples: list[float], phase: str = "total") -> li
         time_record([s - rank for s in samples], quantity="rank_time", **labels, rank=rank)
         for rank in range(2)
     ]
-    return [time_record(samples, **labels), *ranks]
+    busy = [time_record([1.0, 1.0], "device", **labels)] if phase == "total" else []
+    return [*busy, time_record(samples, **labels), *ranks]
+
+
+def test_device_time_is_that_of_the_busiest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [
+        Measurement(samples_ms=own, clock="device", stopped="2 profiled steps")
+        for own in ((1.0, 4.0), (3.0, 2.0))
+    ]
+    monkeypatch.setattr(rank_work, "device_time", lambda *_: ranks[0])
+    monkeypatch.setattr(across_ranks, "gather", lambda own: [own, ranks[1]])
+    (record,) = rank_work.device_time_record("flat", lambda: None, torch.device("cuda"))
+    assert record["samples"] == [3.0, 4.0]
+    assert (record["clock"], record["labels"]) == ("device", {"variant": "flat", "phase": "total"})
 
 
 def test_peaks_are_those_of_a_step_that_begins_with_optimizer_state(

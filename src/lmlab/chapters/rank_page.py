@@ -33,6 +33,7 @@ COMPLETE = {
     "activations": "after_forward",
 }
 PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer step"}
+STEP = {"quantity": "time", "clock": "wall", "phase": "total"}
 LABELS = (
     *("variant", "phase", "stage", "category", "rank", "scope", "purpose", "candidate"),
     *("activity", "torch_bucket_mb"),
@@ -118,7 +119,7 @@ def group_facts(chapter: Chapter) -> dict[str, Any]:
     if rows.empty:
         return facts
     first = rows.iloc[0]
-    times = select(rows, quantity="time", phase="total", status="ok")
+    times = select(rows, status="ok", **STEP)
     return {
         **facts,
         **{name: first[name] for name in ("world_size", "context", "precision", "step_limit_s")},

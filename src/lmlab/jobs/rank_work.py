@@ -5,8 +5,9 @@ differ and averaging them has an effect. The optimizer is `torch.optim.AdamW` fo
 these chapters compare communication, and PyTorch's sharded variants take PyTorch's optimizers. The
 other chapters use the library's own AdamW.
 
-Records: `time` per variant and phase (slowest rank of each round), `rank_time` per variant, phase
-and rank; from one profiled step per variant `profiled_time` per activity (compute, communication,
+Records: `time` per variant and phase (slowest rank of each round) and, from a few profiled steps,
+device time (busiest rank of each step); `rank_time` per variant, phase and rank; from one more
+profiled step per variant `profiled_time` per activity (compute, communication,
 copies, and overlapped: computation while a message was in flight; rank 0), `messages_seen`,
 `messages_seen_as`, and `overlapped_share` per rank; what a step consists of.
 """
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from lmlab.jobs.workload import OWN_ATTENTION, Workload, workload_of
 from lmlab.measure import across_ranks
+from lmlab.measure.busy import device_time
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.overlap import profile_overlap, start_profiler
 from lmlab.measure.records import Label, Record, timed, value, without_value
@@ -153,7 +155,7 @@ def round_records(rounds: Rounds, phases: Sequence[str] = ("total",)) -> list[Re
 def overlap_records(
     variants: Mapping[str, Ready], device: torch.device
 ) -> tuple[list[Record], dict[str, Any]]:
-    """One profiled step per variant: records, and rank 0's intervals for a figure."""
+    """Profiled steps of every variant: records, and rank 0's intervals of one for a figure."""
     start_profiler(device)
     records: list[Record] = []
     intervals = {}
@@ -161,6 +163,7 @@ def overlap_records(
         with ready() as step:
             dist.barrier()
             found = profile_overlap(step, device)
+            records += device_time_record(variant, step, device)
         intervals[variant] = found["intervals_ms"]
         records += [
             value("profiled_time", found[f"{name}_ms"], "ms", variant=variant, activity=name)
@@ -172,6 +175,19 @@ def overlap_records(
         shares = across_ranks.gather(found["overlapped_share"])
         records += per_rank("overlapped_share", shares, "", variant=variant)
     return records, intervals
+
+
+def device_time_record(
+    variant: str, step: Callable[[], object], device: torch.device
+) -> list[Record]:
+    """Busy time of a step on its busiest rank; nothing on a CPU. Ranks that share a GPU take turns,
+    and a kernel lasts until its own turn is over: the others' turns count, too."""
+    ranks = [own for own in across_ranks.gather(device_time(step, device)) if own]
+    if not ranks:
+        return []
+    steps = zip(*(own.samples_ms for own in ranks), strict=True)
+    busiest = replace(ranks[0], samples_ms=tuple(map(max, steps)))
+    return [timed(busiest, "time", variant=variant, phase="total")]
 
 
 def work_records(work: RankWork, model: nn.Module) -> list[Record]:

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from lmlab.chapters import rank_page
-from lmlab.chapters.rank_page import against, first_value, of_lead, variant_table
+from lmlab.chapters.rank_page import STEP, against, first_value, of_lead, variant_table
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, computed, distinct, select, table_of
@@ -138,7 +138,7 @@ def _overlaps(variant: str) -> bool:
 def step_parts(results: Results) -> Rows:
     """The step of each variant: a step without communication, and what communication adds."""
     rows = of_lead(results.rows)
-    alone = select(rows, quantity="time", variant=ALONE, phase="total", status="ok")
+    alone = select(rows, variant=ALONE, status="ok", **STEP)
     if alone.empty:
         return alone
     added = select(rows, quantity="added")
@@ -191,6 +191,7 @@ TABLES = {
         "A training step by variant, {ranks}",
         {
             **VARIANT_COLUMNS,
+            "device (ms)": time(phase="total", clock="device"),
             "fastest": time(phase="total", field="min"),
             "slowest": time(phase="total", field="max"),
             "sd": time(phase="total", field="sd"),
@@ -259,7 +260,7 @@ COMPARISONS = {
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     shared, rows = rank_page.group_facts(chapter), of_lead(chapter.own.rows)
-    times = select(rows, quantity="time", phase="total", status="ok")
+    times = select(rows, status="ok", **STEP)
     if times.empty:
         return {**shared, "ranks": None}
     backward = first_value(rows, quantity="phase_time", phase="backward")

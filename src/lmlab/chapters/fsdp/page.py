@@ -75,6 +75,7 @@ TABLES = {
         "communication (the share of the step with messages in flight and nothing computed)",
         {
             "step (ms)": time(phase="total"),
+            "device (ms)": time(phase="total", clock="device"),
             "fastest round": time(phase="total", field="min"),
             "slowest round": time(phase="total", field="max"),
             "sd": time(phase="total", field="sd"),
@@ -123,5 +124,5 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "in_time": records(waited[waited["value"] <= NO_WAIT_MS]),
         "longest_wait": None if waited.empty else waited.sort_values("value").iloc[-1].to_dict(),
         "waited": max(total, default=None),
-        "step": rank_page.first_value(rows, quantity="time", variant=OURS, phase="total"),
+        "step": rank_page.first_value(rows, variant=OURS, **rank_page.STEP),
     }

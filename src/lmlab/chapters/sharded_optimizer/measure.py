@@ -15,6 +15,7 @@ that each rank updates with our optimizer), `loss` per variant, step and rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
     candidates,
+    device_time_record,
     per_rank,
     relative_error,
     release,
@@ -140,6 +142,8 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
     share_state(optimizers, model, work)
     steps = {name: step_with(optimizer, model, work) for name, optimizer in optimizers.items()}
     records = round_records(take_turns(steps, point, device), (OPTIMIZER, "total"))
+    for name, step in steps.items():
+        records += device_time_record(name, partial(step, PhaseClock(device)), device)
     return [*records, *choice.records("time"), *work_records(work, model)]
 
 

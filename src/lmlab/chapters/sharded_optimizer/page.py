@@ -46,6 +46,7 @@ TABLES = {
             "optimizer (ms)": time(phase="optimizer"),
             "optimizer, sd": time(phase="optimizer", field="sd"),
             "step (ms)": time(phase="total"),
+            "step, device (ms)": time(phase="total", clock="device"),
             "step, sd": time(phase="total", field="sd"),
         },
     ),

@@ -128,8 +128,11 @@ class Compared:
             with self._variants.attempt(name):
                 self.visit(run, settings["steps"])
             if name not in self._variants.running:
-                # What forward left for a backward pass that never finished.
-                vars(self._step)["_loss"] = None
+                self._drop_graph()
+
+    def _drop_graph(self) -> None:
+        """Release what forward left for a backward pass that never finished."""
+        vars(self._step)["_loss"] = None
 
     def visit(self, run: Run, steps: int) -> None:
         """One untimed step, noting what its forward pass leaves, and then the timed ones."""
@@ -154,6 +157,8 @@ class Compared:
             run = self._runs[name]
             with self._profiled.attempt(name), checkpointed(self._model, run.strategy):
                 run.device_time = device_time(self._one_step, self._device)
+            if run.device_time is None:
+                self._drop_graph()
 
     def _one_step(self) -> None:
         for _, phase in self._step.phases():

@@ -20,6 +20,7 @@ from lmlab.measure.memory.recorder import Recording, record
 from lmlab.measure.memory.summary import summarize
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, by_label, value, values, without_value
+from lmlab.measure.time_spent import measuring
 from lmlab.model import peak
 from lmlab.study.points import Point
 from lmlab.study.results import Status
@@ -178,6 +179,7 @@ def accounting_records(accounting: Mapping[str, Any], **labels: str) -> list[Rec
     return [*by_label("device_memory", "layer", layers, **labels), *values(others, **labels)]
 
 
+@measuring()
 def _warm_up(step: Step, mode: Mode, device: torch.device) -> int | None:
     """One step unrecorded; its peak, or None on a CPU. If it runs out of memory, so does the
     recorded one after it, which then gives the reason."""
