@@ -190,8 +190,9 @@ TABLES = {
     "variants": variant_table(
         "A training step by variant, {ranks}",
         {
-            **VARIANT_COLUMNS,
+            "step (ms)": time(phase="total"),
             "device (ms)": time(phase="total", clock="device"),
+            **VARIANT_COLUMNS,
             "fastest": time(phase="total", field="min"),
             "slowest": time(phase="total", field="max"),
             "sd": time(phase="total", field="sd"),
