@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmlab.jobs.catalog import points_of
-from lmlab.study.config import ConfigError, load
+from lmlab.study.config import load
 from lmlab.study.points import Point
 from tests.chapters.pages import answer, rendered
 from tests.project import config
@@ -76,7 +76,7 @@ def test_another_tool_replaces_a_result_instead_of_adding_one(changes: dict[str,
 )
 def test_wrong_values_are_one_line(chapter: str, part: str | None, key: str, wrong: Any) -> None:
     place = ".".join(word for word in (chapter, part, key) if word)
-    with pytest.raises(ConfigError, match=rf"^[^\n]*{place}[^\n]*(allowed|now called)[^\n]*$"):
+    with pytest.raises(ValueError, match=rf"^[^\n]*{place}[^\n]*(allowed|now called)[^\n]*$"):
         points(chapter, part, **{key: wrong})
 
 

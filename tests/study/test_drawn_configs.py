@@ -13,7 +13,7 @@ import pytest
 
 from lmlab.jobs.catalog import all_points
 from lmlab.study import config_file, schema
-from lmlab.study.config import ConfigError, load
+from lmlab.study.config import load
 from tests import project
 
 Config = dict[str, Any]
@@ -133,7 +133,7 @@ def test_configurations_give_points_or_one_line(draws: int, base: Config, tmp_pa
         try:
             names = spoilt(config, draw, file)
             all_points(load(config, "cpu"))
-        except ConfigError as error:
+        except ValueError as error:
             message = str(error)
         else:
             valid += 1

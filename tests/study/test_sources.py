@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.sources import BrokenSource, may_define, parse
+from lmlab.study.sources import may_define, parse
 
 HAS_NET = {
     "a class": "class Net: ...",
@@ -53,7 +53,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("source", "message"), BROKEN.values(), ids=BROKEN)
 def test_what_is_no_python_is_one_line_with_its_place(source: bytes, message: str) -> None:
-    with pytest.raises(BrokenSource, match=rf"\A{message}[^\n]*\Z"):
+    with pytest.raises(ValueError, match=rf"\A{message}[^\n]*\Z"):
         parse(source, Path("mine.py"))
 
 

@@ -40,16 +40,12 @@ VARIANTS: dict[str, str] = {
 }
 
 
-class UnknownAttentionError(ValueError):
-    """An attention name that is neither registered nor a usable import path."""
-
-
 def path_of(name: str) -> str:
     """Import path "module:function" of a variant; imports nothing."""
     if name in VARIANTS:
         return VARIANTS[name]
     if ":" not in name:
-        raise UnknownAttentionError(
+        raise ValueError(
             f"attention: {name!r} is not known; allowed: {', '.join(sorted(VARIANTS))}"
             " or your own 'package.module:function'"
         )
@@ -60,6 +56,6 @@ def load(name: str) -> Attention:
     """The attention function of that name; imports its module only."""
     function = import_path.resolve(path_of(name))
     if not callable(function):
-        raise UnknownAttentionError(f"attention: {name!r} is not a function, it is {function!r}")
+        raise ValueError(f"attention: {name!r} is not a function, it is {function!r}")
     # Keyword and shapes cannot be checked without calling it.
     return cast(Attention, function)

@@ -20,7 +20,7 @@ from lmlab.jobs.catalog import points_of
 from lmlab.measure.peaks import peaks_of
 from lmlab.result_sets.sets import RATES, files_of
 from lmlab.study.config import load
-from lmlab.study.points import Point, PointError
+from lmlab.study.points import Point
 from lmlab.study.results import LARGEST_FILE_BYTES, Result, ResultError, parse
 from lmlab.study.selection import machine_of
 
@@ -73,7 +73,7 @@ def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
     for path, result in results.items():
         try:
             expected = Point(result.chapter, result.parameters).path(Path(), "").as_posix()
-        except PointError as error:
+        except ValueError as error:
             expected = f"a point without a path ({error})"
         key = repr((result.chapter, sorted(result.parameters.items())))
         if (first := seen.setdefault(key, path)) != path:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lmlab.study import config_file
-from lmlab.study.config import ConfigError, Study
+from lmlab.study.config import Study
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.schema import config_schema, why_invalid
@@ -44,16 +44,16 @@ def _value(key: str, text: str) -> Any:
     try:
         return config_file.parse(text)
     except config_file.RepeatedKey as error:
-        raise ConfigError(f"config: {key} = {text!r}: {error}") from error
+        raise ValueError(f"config: {key} = {text!r}: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"config: {key} = {text!r} is not a YAML value") from error
+        raise ValueError(f"config: {key} = {text!r} is not a YAML value") from error
 
 
 def split(argument: str) -> tuple[str, str]:
     """Key and value of `key=value`."""
     key, equals, value = argument.partition("=")
     if not key or not equals:
-        raise ConfigError(f"{argument!r} is not key=value")
+        raise ValueError(f"{argument!r} is not key=value")
     return key, value
 
 

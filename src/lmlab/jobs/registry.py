@@ -18,7 +18,7 @@ from lmlab.attention import registry as attention
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
-from lmlab.study.sources import BrokenSource, may_define
+from lmlab.study.sources import may_define
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ def _why_missing(module: str, name: str) -> str | None:
         return f"module {module!r} is not on the Python path"
     try:
         return None if may_define(file, name) else f"there is no {name!r} in {file}"
-    except BrokenSource as error:
+    except ValueError as error:
         return str(error)
 
 

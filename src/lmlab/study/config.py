@@ -25,10 +25,6 @@ REPORTS_FOLDER = "docs"  # holds reports, one folder each
 STUDY_FOR_DEVICE = {"cuda": "full", "cpu": "tiny"}
 
 
-class ConfigError(ValueError):
-    """An invalid configuration, in one line."""
-
-
 @dataclass(frozen=True)
 class Size:
     """The hyper-parameters of a model size."""
@@ -74,10 +70,10 @@ class Study:
 
 
 def load(config: Mapping[str, Any], device: str) -> Study:
-    """The study that a configuration asks for on a device, or a `ConfigError`."""
+    """The study that a configuration asks for on a device, or a one-line ValueError."""
     _check_keys("", config)
     if error := why_invalid(config):
-        raise ConfigError(f"config: {error}")
+        raise ValueError(f"config: {error}")
     _check_report(config["report"])
     sizes = {name: Size(**shape) for name, shape in config["sizes"].items()}
     for name, shape in sizes.items():
@@ -85,7 +81,7 @@ def load(config: Mapping[str, Any], device: str) -> Study:
     for key, size in _sizes_named(config["studies"]):
         if size not in sizes:
             allowed = ", ".join(sizes)
-            raise ConfigError(f"config: studies.{key} names {size!r}; allowed: {allowed}")
+            raise ValueError(f"config: studies.{key} names {size!r}; allowed: {allowed}")
     name = STUDY_FOR_DEVICE[device] if config["study"] == "auto" else config["study"]
     # 120 and 120.0 are the same setting.
     blocks = {
@@ -108,7 +104,7 @@ def _check_keys(key: str, value: object) -> None:
         for name, inner in value.items():
             path = f"{key}.{name}" if key else str(name)
             if not isinstance(name, str):
-                raise ConfigError(f"config: {path}: keys must be strings, quote it")
+                raise ValueError(f"config: {path}: keys must be strings, quote it")
             _check_keys(path, inner)
 
 
@@ -125,7 +121,7 @@ def _check_report(report: str) -> None:
         fault = "is taken by the project"
     else:
         return
-    raise ConfigError(
+    raise ValueError(
         f"config: report = {short(report)} {fault}; allowed: a separate folder, such as report or "
         f"{REPORTS_FOLDER}/mine"
     )
@@ -139,7 +135,7 @@ def _check_size(name: str, shape: Size) -> None:
     pairs = shape.d_model // 2
     allowed = [str(heads) for heads in range(1, pairs + 1) if pairs % heads == 0]
     fault = "does not divide" if rest else f"gives heads of odd width {width} at"
-    raise ConfigError(
+    raise ValueError(
         f"config: sizes.{name}.num_heads = {shape.num_heads} {fault} d_model = {shape.d_model}; "
         f"allowed: {'an even d_model' if shape.d_model % 2 else ', '.join(allowed)}"
     )

@@ -13,8 +13,6 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
-from lmlab.study.config import ConfigError
-
 DEEPEST, MOST_VALUES = 20, 100_000
 TOO_DEEP = f"more than {DEEPEST} levels, more than {MOST_VALUES:,} values, or one inside itself"
 
@@ -71,18 +69,18 @@ def _count(value: object, depth: int, counted: int) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The keys and values of a file, or a `ConfigError`."""
+    """The keys and values of a file, or a one-line ValueError."""
     try:
         text = path.read_text(encoding="utf-8")
         # YAML forbids the tabs that JSON allows.
         config = parse(text.expandtabs() if path.suffix == ".json" else text)
     except RepeatedKey as error:
-        raise ConfigError(f"{path}, line {error.line}: {error}") from error
+        raise ValueError(f"{path}, line {error.line}: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         line = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not a readable YAML file ({line})") from error
+        raise ValueError(f"{path}: not a readable YAML file ({line})") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"{path}: holds {type(config).__name__}, allowed: keys and values")
+        raise ValueError(f"{path}: holds {type(config).__name__}, allowed: keys and values")
     return config
 
 

@@ -22,10 +22,6 @@ SEPARATOR = "~"
 SAFE_VALUE = re.compile(r"[A-Za-z0-9_.+-]+\Z")
 
 
-class PointError(ValueError):
-    """A point without a valid path or JSON form."""
-
-
 @dataclass(frozen=True)
 class Point:
     """One thing to measure: where it belongs, what identifies it, what else influences it."""
@@ -62,7 +58,7 @@ def point_from_json(text: str) -> Point:
         values = json.loads(text)
         return Point(values["chapter"], values["parameters"], values["settings"])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise PointError(
+        raise ValueError(
             f"point {text[:80]!r} is not a JSON object with chapter, parameters and settings"
         ) from error
 
@@ -70,7 +66,7 @@ def point_from_json(text: str) -> Point:
 def _path_part(key: str, value: Scalar) -> str:
     text = str(value).replace(":", ".")  # an import path, as of a user's own attention
     if not SAFE_VALUE.match(text) or text in {".", ".."}:
-        raise PointError(
+        raise ValueError(
             f"{key} = {text!r} cannot be part of a path; "
             "allowed: letters, digits, '_', '.', '+' and '-'"
         )

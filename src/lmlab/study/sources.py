@@ -25,18 +25,14 @@ HIDE_NAMES = frozenset({"*", "__getattr__", "globals", "setattr"})
 MAX_ENTRIES = 1000
 
 
-class BrokenSource(ValueError):
-    """A file that is not valid Python, in one line."""
-
-
 def parse(source: bytes, file: Path) -> ast.Module:
-    """The syntax tree of a file's text, or a `BrokenSource`."""
+    """The syntax tree of a file's text, or a ValueError in one line."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError) as error:  # the latter, in some versions, for null bytes
         line = getattr(error, "lineno", None)
         where = f"{file}, line {line}" if line else str(file)
-        raise BrokenSource(f"{where}: {getattr(error, 'msg', error)}") from error
+        raise ValueError(f"{where}: {getattr(error, 'msg', error)}") from error
 
 
 def may_define(file: Path, name: str) -> bool:
