@@ -10,7 +10,7 @@ from functools import cache
 from lmlab.cli.keys import read_config
 from lmlab.jobs.catalog import all_points
 from lmlab.jobs.registry import check_code, fingerprint_of
-from lmlab.jobs.staleness import PointState, estimate, installed_torch, state_of, summary
+from lmlab.jobs.staleness import estimate, installed_torch, state_of, summary
 from lmlab.measure.identity import find_machine
 from lmlab.study.config import load
 from lmlab.study.selection import check_results_exist, machine_of, select
@@ -34,13 +34,9 @@ def command(arguments: argparse.Namespace) -> int:
         state_of(point, arguments.results, selection.machine, torch_version, code_of)
         for point in points
     ]
-    print(*map(line, states), sep="\n")
+    for each in states:
+        remarks = f": {'; '.join(each.remarks)}" if each.remarks else ""
+        print(f"{each.state:<12}{each.point.label()}{remarks}")
     print(estimate(states))
     print(f"{study.name} on {selection.machine}: {summary(states)}")
     return 0
-
-
-def line(each: PointState) -> str:
-    """State, point, and remarks."""
-    start = f"{each.state:<12}{each.point.label()}"
-    return f"{start}: {'; '.join(each.remarks)}" if each.remarks else start

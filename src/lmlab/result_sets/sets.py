@@ -6,7 +6,6 @@ and memory are retained, without their samples, so thousands of results stay sma
 """
 
 import io
-import json
 import subprocess
 import tarfile
 from collections import Counter, defaultdict
@@ -17,7 +16,7 @@ from typing import Any
 
 from lmlab.report.frame import Rows, rows_of, table_of
 from lmlab.study.files import ROOT
-from lmlab.study.results import SCHEMA_VERSION, Result, ResultError, parse
+from lmlab.study.results import Result, ResultError, parse
 
 RESULTS = Path("results")
 # What is compared: milliseconds, the rates of the machine card, where more is better, and bytes.
@@ -25,8 +24,6 @@ TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
 MEMORY = ("peak_memory", "phase_peak", "memory", "saved_memory", "saved_for_backward")
 # The shape at which a rate was highest; another machine may prefer another one.
 FOUND_BY_MEASURING = {"side": RATES, "bytes": ("copy_bandwidth",)}
-# What every record has.
-RECORD = {"quantity", "labels", "status", "reason", "value"}
 # Facts of the machine card that may explain a difference.
 EXPLAINING = (
     *("clocks_mhz_sm_max", "clocks_mhz_memory_max", "power_limit_w", "gpu_count", "cpu_model"),
@@ -49,17 +46,16 @@ class ResultSet:
 def files_of(spec: str) -> Iterator[tuple[str, bytes]]:
     """The JSON files of a set, by path within it."""
     folder = next((path for path in (Path(spec), RESULTS / spec) if path.is_dir()), None)
-    found = _at_revision(spec) if folder is None else _in_folder(folder)
+    if folder is None:
+        found = _at_revision(spec)
+    else:
+        paths = sorted(filter(Path.is_file, folder.rglob("*.json")), key=str)
+        found = ((str(path.relative_to(folder)), path.read_bytes()) for path in paths)
     first = next(found, None)
     if first is None:
         raise ValueError(f"{spec}: no result files (*.json)")
     yield first
     yield from found
-
-
-def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(filter(Path.is_file, folder.rglob("*.json")), key=str):
-        yield str(path.relative_to(folder)), path.read_bytes()
 
 
 def _at_revision(spec: str) -> Iterator[tuple[str, bytes]]:
@@ -122,11 +118,11 @@ def load_set(spec: str) -> ResultSet:
     problems: list[str] = []
     for path, content in files_of(spec):
         try:
-            result, own = _read(content, path)
+            result = parse(content, path)
+            rows += _rows(result, path)
         except ResultError as error:
             problems.append(str(error))
             continue
-        rows += own
         scalars = {k: v for k, v in result.settings.items() if isinstance(v, str | int | float)}
         identity = (result.started_at, result.code_fingerprint, result.elapsed_s)
         files[path] = {"settings": scalars, "identity": identity}
@@ -143,21 +139,6 @@ def load_set(spec: str) -> ResultSet:
         },
         problems=problems,
     )
-
-
-def _read(content: bytes, path: str) -> tuple[Result, list[dict[str, Any]]]:
-    """A result and its rows, without the schema's full validation, which takes longer than all the
-    rest; only a file that looks wrong is validated, for its message."""
-    try:
-        values = json.loads(content)
-        complete = all(record.keys() >= RECORD for record in values["measurements"])
-        if values["schema_version"] == SCHEMA_VERSION and complete:
-            result = Result(**values)
-            return result, _rows(result, path)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        pass
-    result = parse(content, path)
-    return result, _rows(result, path)
 
 
 def _rows(result: Result, path: str) -> list[dict[str, Any]]:

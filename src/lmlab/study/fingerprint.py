@@ -40,17 +40,11 @@ def code_fingerprint(
     for name, file in sorted(import_closure(roots, search_path).items()):
         if not any(fnmatchcase(name, pattern) for pattern in excluded):
             digest.update(f"{name}\0{_facts(file, file.stat().st_mtime_ns)['hash']}\0".encode())
-            digest.update(_data(file.with_suffix(".yaml")))
+            if (data := file.with_suffix(".yaml")).is_file():
+                import yaml  # here, so that hashing source code needs Python alone
+
+                digest.update(repr(yaml.safe_load(data.read_text())).encode())
     return digest.hexdigest()[:16]
-
-
-def _data(file: Path) -> bytes:
-    """The content of a YAML file, without comments; empty if it does not exist."""
-    if not file.is_file():
-        return b""
-    import yaml  # here, so that hashing source code needs Python alone
-
-    return repr(yaml.safe_load(file.read_text())).encode()
 
 
 def import_closure(roots: Iterable[str], search_path: Sequence[str]) -> dict[str, Path]:
