@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from functools import cache
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from lmlab.jobs.registry import check_code, code_modules, fingerprint_of, has_ra
 from lmlab.jobs.staleness import (
     MISSING,
     advice,
-    installed_torch,
     missing_parts,
     report_fingerprint,
     state_of,
@@ -58,7 +58,7 @@ def stop(message):
 # Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
 code_of = cache(fingerprint_of)
 HERE = find_machine()
-TORCH = installed_torch()
+TORCH = version("torch")  # without importing it
 # Keys that a module was not given belong to the workflow that uses it.
 TYPED = config_file.typed(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})

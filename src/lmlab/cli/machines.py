@@ -73,7 +73,7 @@ def _measured(
 ) -> Machine:
     study = load_study(config, device_of(name))
     found = load_results(study, name, results, references)
-    chapters, failed = chapters_of(study, replace(found, repeat=None))
+    chapters, failed = chapters_of(study.chapters, replace(found, repeat=None))
     faults += [f"{name}: {fault}" for fault in (*found.problems, *failed)]
     label = name.partition("@")[2]
     return Machine(

@@ -5,7 +5,7 @@ for, left out and named, so that one bad file costs its own numbers and not a ch
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -76,7 +76,7 @@ class Attempt:
 
     def __init__(self, study: Study, results: Results, templates: Path, out: Path) -> None:
         self.study, self.results, self.templates, self.out = study, results, templates, out
-        self.chapters, self.faults = chapters_of(study, results)
+        self.chapters, self.faults = chapters_of(study.chapters, results)
         if out.suffix == ".html":
             self.faults += self._interactive(results, self.chapters, out)
         else:
@@ -111,8 +111,7 @@ class Attempt:
 
     def _fails(self, chapter: str, left_out: list[str]) -> bool:
         results = self.results.without(left_out)
-        names = [chapter] if chapter else self.study.chapters
-        rebuilt, faults = build_chapters([(name, page_of(name)) for name in names], results)
+        rebuilt, faults = chapters_of([chapter] if chapter else self.study.chapters, results)
         with TemporaryDirectory() as folder:
             chapters = {**self.chapters, **rebuilt}
             report = Report(results, chapters, Path(folder), self.templates)
@@ -145,9 +144,9 @@ def load_results(study: Study, machine: str, results: Path, references: Path) ->
     return replace(found, rows=rows, repeat=repeat)
 
 
-def chapters_of(study: Study, results: Results) -> tuple[dict[str, Chapter], list[str]]:
-    """The chapters of the study, built from their page modules."""
-    return build_chapters([(name, page_of(name)) for name in study.chapters], results)
+def chapters_of(names: Iterable[str], results: Results) -> tuple[dict[str, Chapter], list[str]]:
+    """Chapters built from their page modules, and what could not be."""
+    return build_chapters([(name, page_of(name)) for name in names], results)
 
 
 def page_of(chapter: str) -> ModuleType:

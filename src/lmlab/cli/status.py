@@ -6,11 +6,12 @@ the machine that measured: what is installed here says nothing about a result fr
 
 import argparse
 from functools import cache
+from importlib.metadata import version
 
 from lmlab.cli.keys import read_config
 from lmlab.jobs.catalog import all_points
 from lmlab.jobs.registry import check_code, fingerprint_of
-from lmlab.jobs.staleness import estimate, installed_torch, state_of, summary
+from lmlab.jobs.staleness import estimate, state_of, summary
 from lmlab.measure.identity import find_machine
 from lmlab.study.config import load
 from lmlab.study.selection import check_results_exist, machine_of, select
@@ -25,7 +26,7 @@ def command(arguments: argparse.Namespace) -> int:
     selection = select(config, here.id, here.device)
     study = load(config, selection.device)
     check_results_exist(selection, arguments.results, here.id)
-    torch_version = installed_torch() if machine_of(selection.machine) == here.id else None
+    torch_version = version("torch") if machine_of(selection.machine) == here.id else None
     points = all_points(study)
     for point in points:
         check_code(point)

@@ -12,7 +12,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from lmlab.jobs.registry import code_modules, fingerprint_of
@@ -119,11 +118,6 @@ def advice(study: str, machine: str, *, measuring: bool) -> str:
     command = ["lmlab", "status", "--machine", machine, "--config", f"study={study}"]
     again = "; delete them to measure them again" if measuring else ""
     return f"`{shlex.join(command)}` lists them{again}"
-
-
-def installed_torch() -> str:
-    """The version of torch that a measurement would use now, without importing it."""
-    return version("torch")
 
 
 def report_fingerprint(chapters: Iterable[str], *more: str) -> str:

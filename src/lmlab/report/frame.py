@@ -178,12 +178,7 @@ def _matches(rows: Rows, key: str, wanted: Any, among: Positions) -> npt.NDArray
 
 
 def derived(
-    rows: Rows,
-    quantity: str,
-    where: Mapping[str, Any],
-    value: Callable[[Rows], Any],
-    *,
-    unit: str = "",
+    rows: Rows, quantity: str, where: Mapping[str, Any], value: Callable[[Rows], Any]
 ) -> Rows:
     """The rows plus a new quantity computed from those that match (`value` sees them all at once);
     of their statistics, only whether they are noisy or unsteady. What has no value is left out."""
@@ -192,7 +187,7 @@ def derived(
         return rows
     chosen["value"] = value(chosen)
     chosen = chosen[chosen["value"].notna()]
-    return _appended(rows, chosen, quantity, chosen["value"], unit)
+    return _appended(rows, chosen, quantity, chosen["value"])
 
 
 def combine(
@@ -200,8 +195,6 @@ def combine(
     quantity: str,
     parts: Mapping[str, Mapping[str, Any]],
     value: Callable[[Rows], Any],
-    *,
-    unit: str = "",
     on: Sequence[str] = ("source",),
 ) -> Rows:
     """The rows plus a quantity computed from several others, matched on the fields `on` (by default
@@ -218,7 +211,7 @@ def combine(
     if not complete.any():
         return rows
     values = list(value(columns[complete]))
-    return _appended(rows, first[complete].reset_index(), quantity, values, unit)
+    return _appended(rows, first[complete].reset_index(), quantity, values)
 
 
 def computed(row: Mapping[str, Any], numbers: Mapping[str, Any], **fields: Any) -> Rows:
@@ -236,8 +229,8 @@ def extremes(rows: Rows) -> dict[str, Any] | None:
     return {"count": len(ordered), "low": ordered[0], "high": ordered[-1]}
 
 
-def _appended(rows: Rows, new: Rows, quantity: str, values: Any, unit: str) -> Rows:
-    new = new.assign(value=values, quantity=quantity, unit=unit, **NO_STATISTICS)
+def _appended(rows: Rows, new: Rows, quantity: str, values: Any) -> Rows:
+    new = new.assign(value=values, quantity=quantity, unit=None, **NO_STATISTICS)
     return pd.concat([rows, new.astype(object)], ignore_index=True)
 
 

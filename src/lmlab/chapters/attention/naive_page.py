@@ -21,8 +21,8 @@ def with_softmax(rows: Rows) -> Rows:
     time_of = {"topic": "softmax", "quantity": "time"}
     parts = {part: {**time_of, "part": part} for part in ("softmax", "scores", "output")}
     steps = {part: {**time_of, "part": part} for part in WRITTEN_OUT}
-    rows = combine(rows, "matmuls", parts, lambda p: p.scores + p.output, unit="ms")
-    rows = combine(rows, "written_out", steps, lambda p: p.sum(axis=1), unit="ms")
+    rows = combine(rows, "matmuls", parts, lambda p: p.scores + p.output)
+    rows = combine(rows, "written_out", steps, lambda p: p.sum(axis=1))
     both = {name: {"quantity": name} for name in ("matmuls", "written_out")}
     fused = {"fused": parts["softmax"], **both}
     rows = combine(rows, "fused_to_matmuls", fused, lambda p: p.fused / p.matmuls)

@@ -64,11 +64,11 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = pd.concat([rows, naive_page.expected_memory(rows)], ignore_index=True)
     peak = {"topic": "model", "quantity": "peak_memory"}
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
-    rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash, unit="B")
+    rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash)
     rows = naive_page.with_softmax(rows)
+    on = ["source", "phase"]
     work = {name: {"quantity": name, "topic": [*ON]} for name in ("time", "flops")}
-    on, rate = ["source", "phase"], "TFLOP/s"
-    rows = combine(rows, "rate", work, lambda p: p.flops / p.time / 1e9, unit=rate, on=on)
+    rows = combine(rows, "rate", work, lambda p: p.flops / p.time / 1e9, on=on)
     return with_share(rows, "matmul_share", results, "matmul_rate")
 
 

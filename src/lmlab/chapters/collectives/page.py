@@ -47,12 +47,12 @@ def derive(rows: Rows, results: Results) -> Rows:
         collective=rows["operation"].map(lambda n: str(n).replace("_", "-"), na_action="ignore"),
     )
     sent = {"quantity": "time", **SEVERAL}
-    rows = derived(rows, "algbw", sent, lambda f: f.bytes / f.value / 1e6, unit="GB/s")
+    rows = derived(rows, "algbw", sent, lambda f: f.bytes / f.value / 1e6)
 
     def on_bus(found: Rows) -> Any:
         return found.value * [*map(bus_factor, found.operation, found.world_size)]
 
-    rows = derived(rows, "busbw", {"quantity": "algbw"}, on_bus, unit="GB/s")
+    rows = derived(rows, "busbw", {"quantity": "algbw"}, on_bus)
     return _fits(rows)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.chapters.machine.page import with_share
+from lmlab.chapters.machine.page import with_rates, with_share
 from lmlab.report.compare import Compare, Noise
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, at_first, combine, computed, derived, records, select
@@ -42,13 +42,12 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = _with_main(rows)
     passes = {p: {**STEP, "quantity": "time", "phase": p} for p in PASSES}
     clock, phase = ["source", "clock"], ["source", "phase"]
-    rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, unit="ms", on=clock)
+    rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, on=clock)
     rows = derived(rows, "per_layer", {"quantity": "both"}, lambda f: f.value / f.num_layers)
     both = {clock: times(clock, list(STEP_PHASES)) for clock in reversed(CLOCKS)}
     rows = combine(rows, "busy_share", both, lambda p: (p.device / p.wall).clip(upper=1), on=phase)
     rows = _with_bottleneck(rows)
-    parts = {"total": times("wall", "total"), "tokens": {"quantity": "tokens"}}
-    rows = combine(rows, "throughput", parts, lambda p: p.tokens / p.total * 1e3)
+    rows = with_rates(rows, {"throughput": "tokens"}, ["source"], clock="wall", phase="total")
     replay = ("graph_replay_time", "graph_busy_time", "kernels")
     parts = {**{key: {"quantity": key} for key in replay}, "device": times("device", PASSES)}
     for name, check in GRAPH_CHECKS.items():
@@ -88,7 +87,7 @@ def _utilization(rows: Rows, results: Results) -> Rows:
     matmuls = select(rows, quantity="flops", kind="matmul")
     work = matmuls.groupby("source", sort=False)["value"].sum()
     step = {**times(list(CLOCKS), "total"), "source": list(work.index)}
-    rows = derived(rows, "rate", step, lambda f: f.source.map(work) / f.value / 1e9, unit="TFLOP/s")
+    rows = derived(rows, "rate", step, lambda f: f.source.map(work) / f.value / 1e9)
     rows = with_share(rows, "mfu", results, "stated_matmul_rate")
     return with_share(rows, "measured_mfu", results, "matmul_rate")
 

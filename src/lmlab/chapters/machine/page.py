@@ -5,7 +5,7 @@ outside is not wrong, but a reader should know before comparing it with anything
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,12 @@ TITLE = "The machine"
 MEASURED, STATED = ["matmul_rate", "copy_bandwidth"], ["stated_matmul_rate", "stated_bandwidth"]
 SLOWER_IS_LESS = ("TFLOP/s", "GB/s")
 NOT_SLOW = "newer libraries, or work that was left out"
-# Unit of a rate by the work it counts, and its factor for times in milliseconds.
-RATES = {"flops": ("TFLOP/s", 1e-9), "bytes": ("GB/s", 1e-6), "tokens": ("1/s", 1e3)}
+# TFLOP/s, GB/s and tokens per second from a time in milliseconds.
+RATES: Mapping[str, Callable[[Rows], Any]] = {
+    "flops": lambda p: 1e-9 * p.work / p.time,
+    "bytes": lambda p: 1e-6 * p.work / p.time,
+    "tokens": lambda p: 1e3 * p.work / p.time,
+}
 # Quantities that templates name.
 CARD = (
     *("copy_bandwidth", "stated_bandwidth", "stated_source", "power_limit_w", "cpu_model"),
@@ -73,13 +77,8 @@ def with_rates(rows: Rows, rates: Mapping[str, str], on: Sequence[str], **times:
     """Another chapter's rows with work per time: rates by name, with the quantity of the work."""
     for name, work in rates.items():
         parts = {"time": {"quantity": "time", **times}, "work": {"quantity": work}}
-        unit, factor = RATES[work]
-        rows = combine(rows, name, parts, partial(_per_time, factor), unit=unit, on=on)
+        rows = combine(rows, name, parts, RATES[work], on=on)
     return rows
-
-
-def _per_time(factor: float, parts: Rows) -> Any:
-    return factor * parts.work / parts.time
 
 
 # The time of a kernel: by CUDA events, or by wall clock on a CPU.

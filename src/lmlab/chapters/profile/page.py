@@ -139,11 +139,11 @@ def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
     whole = select(rows, **time_of).groupby("source")["value"].sum()
     rows = derived(rows, "part_share", time_of, lambda f: f.value / f.source.map(whole))
     cost = {"flops": _of("flops"), "bytes": _of("traffic"), "ms": time_of}
-    rows = combine(rows, "rate", cost, lambda p: p.flops / p.ms / 1e9, unit="TFLOP/s", on=on)
-    rows = combine(rows, "bandwidth", cost, lambda p: p.bytes / p.ms / 1e6, unit="GB/s", on=on)
+    rows = combine(rows, "rate", cost, lambda p: p.flops / p.ms / 1e9, on=on)
+    rows = combine(rows, "bandwidth", cost, lambda p: p.bytes / p.ms / 1e6, on=on)
     # A softmax reads and writes every score once in each layer.
     moved = _of("traffic", part="softmax")
-    rows = derived(rows, "scores_bytes", moved, lambda f: f.value / 2 / f.num_layers, unit="B")
+    rows = derived(rows, "scores_bytes", moved, lambda f: f.value / 2 / f.num_layers)
     if copy_bandwidth is None:
         return rows
     bandwidth = _of("bandwidth", part="softmax")
