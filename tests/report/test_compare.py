@@ -1,6 +1,7 @@
 """The one rule for faster, slower, same and undecided; and how far two sets of a study agree."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlab.measure.records import Record, value
-from lmlab.report.compare import Compare, paired, process_variation, unpaired
+from lmlab.report.compare import Compare, Variation, paired, process_variation, unpaired
 from lmlab.report.frame import Results
 from lmlab.report.repeat import DEVICE, GPU_BOUND, OTHER, agreement
-from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval
+from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval, interval
 from lmlab.study.results import Result
 from tests.report.study import result, time_record, written
+
+
+def between_jobs(
+    ours: Sequence[float], theirs: Sequence[float], *variations: Variation
+) -> Interval:
+    return interval(*unpaired(time_record(ours), time_record(theirs), *variations))
+
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e3)
 SAMPLES = st.lists(POSITIVE, min_size=2, max_size=20)
@@ -40,8 +48,8 @@ def test_the_interval_decides(ratio: float, low: float, high: float, verdict: st
 @given(SAMPLES, SAMPLES)
 def test_swapping_sides_swaps_the_verdict(ours: list[float], theirs: list[float]) -> None:
     swapped = {FASTER: SLOWER, SLOWER: FASTER, SAME: SAME, UNDECIDED: UNDECIDED}
-    for interval in (paired, unpaired):
-        there, back = interval(ours, theirs), interval(theirs, ours)
+    for judged in (paired, between_jobs) if len(ours) == len(theirs) else (between_jobs,):
+        there, back = judged(ours, theirs), judged(theirs, ours)
         assert back.verdict == swapped[there.verdict]
         assert there.ratio * back.ratio == pytest.approx(1)
 
@@ -49,25 +57,20 @@ def test_swapping_sides_swaps_the_verdict(ours: list[float], theirs: list[float]
 @given(SAMPLES, POSITIVE)
 def test_the_unit_of_time_does_not_matter(samples: list[float], unit: float) -> None:
     other = [sample * 1.3 for sample in samples]
-    scaled = unpaired([s * unit for s in samples], [s * unit for s in other])
-    assert scaled.ratio == pytest.approx(unpaired(samples, other).ratio)
+    scaled = between_jobs([s * unit for s in samples], [s * unit for s in other])
+    assert scaled.ratio == pytest.approx(between_jobs(samples, other).ratio)
 
 
 def test_pairing_cancels_drift() -> None:
     drift = np.linspace(1, 2, 10)
     ours, theirs = list(10 * drift), list(11 * drift)
     assert paired(ours, theirs).verdict == FASTER
-    assert unpaired(ours, theirs).verdict == UNDECIDED
-
-
-def test_a_variant_that_was_sampled_longer_is_judged_by_all_its_samples() -> None:
-    slow_start = [1.05] * 10 + [1.0] * 90
-    assert paired(slow_start, [1.0] * 10).verdict == SAME
+    assert between_jobs(ours, theirs).verdict == UNDECIDED
 
 
 def test_one_sample_decides_nothing_without_replicates() -> None:
-    assert unpaired([1.0], [2.0]).verdict == UNDECIDED
-    assert unpaired([1.0], [2.0], between=0.01, df=10).verdict == FASTER
+    assert between_jobs([1.0], [2.0]).verdict == UNDECIDED
+    assert between_jobs([1.0], [2.0], (0.01, 10)).verdict == FASTER
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.2])
@@ -93,6 +96,12 @@ def test_false_alarms_are_rare() -> None:
 
 
 OURS = Compare(variant={"variant": "ours"}, baseline={"variant": "theirs"}, on=["size"])
+
+
+def test_a_variant_that_was_sampled_longer_is_judged_by_all_its_samples(tmp_path: Path) -> None:
+    slow_start = time_record([1.05] * 10 + [1.0] * 90, variant="ours")
+    point = result({"size": "a"}, [slow_start, time_record([1.0] * 10, variant="theirs")])
+    assert [pair.verdict for pair in OURS.run(written(tmp_path, [point]).rows)] == [SAME]
 
 
 def test_points_are_matched_and_summarized(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from statistics import geometric_mean, quantiles, variance
+from statistics import geometric_mean, variance
 from typing import Any
 
 import numpy as np
@@ -20,50 +20,42 @@ from lmlab.report.frame import STATISTICS, Rows, records, select, table_of
 from lmlab.report.text import times
 from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval, interval
 
+Row = Mapping[str, Any]
+Variation = tuple[float, int]
+"""Between processes: standard deviation of log values, and degrees of freedom; 0 if unknown."""
+
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval. If one
-    variant has more samples than the other, they are not pairs, and medians are compared."""
-    if (n := len(variant)) != len(baseline):
-        return unpaired(variant, baseline)
+    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval."""
     logs = np.log(np.asarray(baseline, float)) - np.log(np.asarray(variant, float))
+    n = len(logs)
     error = float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     return interval(math.exp(float(logs.mean())), error, n - 1)
 
 
-def unpaired(
-    variant: Sequence[float],
-    baseline: Sequence[float],
-    *,
-    between: float = 0.0,
-    df: float = math.inf,
-) -> Interval:
-    """Two jobs: spread within each, plus `between`, the standard error of the log ratio that comes
-    from the variation between processes. `df` is the degrees of freedom of that estimate; infinite
-    means that there was none."""
-    known = math.isfinite(df)
-    medians, errors = [], []
-    for samples in (variant, baseline):
-        # Ten times as fast as numpy on a few samples, and needs two of them.
-        two = samples if len(samples) > 1 else [*samples] * 2
-        q1, median, q3 = quantiles(two, n=4, method="inclusive")
-        errors.append(median_error(q1, median, q3, len(samples), known=known))
-        medians.append(median)
-    freedom = df if known else len(variant) + len(baseline) - 2
-    ratio = float(np.divide(medians[1], medians[0]))  # of zeros: not a number, so undecided
-    return interval(ratio, math.hypot(*errors, between), freedom)
+def unpaired(variant: Row, baseline: Row, *variations: Variation) -> tuple[float, float, float]:
+    """Two jobs: the ratio of their medians, the standard error of its logarithm, and degrees of
+    freedom. The error holds the spread within each job, from the interquartile range so that one
+    outlier does not decide, and the variation between the processes of both. A single sample says
+    nothing about its error, unless that variation is known, which contains it."""
+    known = min((df for _, df in variations if df), default=0)
+    errors = [spread for spread, _ in variations]
+    for row in (variant, baseline):
+        if count_of(row) > 1:
+            spread = np.divide(row["q3"] - row["q1"], row["value"])
+            errors.append(float(1.2533 * spread / 1.349 / math.sqrt(row["n"])))
+        elif not known:
+            errors.append(math.inf)
+    ratio = float(np.divide(baseline["value"], variant["value"]))  # of zeros: nan, so undecided
+    return ratio, math.hypot(*errors), known or count_of(variant) + count_of(baseline) - 2
 
 
-def median_error(q1: float, median: float, q3: float, n: float, *, known: bool) -> float:
-    """Relative standard error of a median, from the interquartile range so that one outlier does
-    not decide. A single sample says nothing about its error, unless the variation between
-    processes is `known`, which contains it."""
-    if n < 2:
-        return 0.0 if known else math.inf
-    return float(1.2533 * np.divide(q3 - q1, median) / 1.349 / math.sqrt(n))
+def count_of(row: Row) -> int:
+    """How many samples a value is the median of; one that was computed is like a single sample."""
+    return 1 if row["n"] is None or math.isnan(row["n"]) else int(row["n"])
 
 
-def process_variation(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> tuple[float, int]:
+def process_variation(rows: Iterable[Row], keys: Sequence[str]) -> Variation:
     """Standard deviation of log values among replicates: rows that agree on `keys` but come from
     different processes. Pooled over all groups, with its degrees of freedom."""
     groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
@@ -113,38 +105,31 @@ class Compare:
             if key in baselines
         )
 
-    def _variation(self, rows: Rows) -> Callable[[Any], tuple[float, float]]:
+    def _variation(self, rows: Rows) -> Callable[[Row], Variation]:
         """Variation between processes for a row: of its class, or of all rows where its class has
         no replicates; none where the comparison declares none."""
         if self.noise is None:
-            return lambda row: (0.0, math.inf)
+            return lambda row: (0.0, 0)
         found, keys = select(rows, **self.noise.replicates), self.noise.keys
         used = {*keys, *self.pool, "value"}
         replicates = records(found[[name for name in found if name in used]])
         overall = process_variation(replicates, keys)
 
         @cache
-        def of_class(key: tuple[Any, ...]) -> tuple[float, float]:
+        def of_class(key: tuple[Any, ...]) -> Variation:
             mine = [r for r in replicates if tuple(r.get(name) for name in self.pool) == key]
-            between, freedom = process_variation(mine, keys)
-            return (between, freedom) if freedom else (overall[0], overall[1] or math.inf)
+            own = process_variation(mine, keys)
+            return own if own[1] else overall
 
         return lambda row: of_class(tuple(row.get(name) for name in self.pool))
 
 
-def samples_of(row: Mapping[str, Any]) -> Sequence[float]:
-    """What was timed; of a quantity that was computed, its value."""
-    return row["samples"] if isinstance(row["samples"], list | tuple) else [float(row["value"])]
-
-
-def _interval_of(
-    variant: Any, baseline: Any, variation: Callable[[Any], tuple[float, float]]
-) -> Interval:
-    ours, theirs = samples_of(variant), samples_of(baseline)
-    if variant["source"] == baseline["source"]:
-        return paired(ours, theirs)
-    (own, own_df), (other, other_df) = variation(variant), variation(baseline)
-    return unpaired(ours, theirs, between=math.hypot(own, other), df=min(own_df, other_df))
+def _interval_of(variant: Row, baseline: Row, variation: Callable[[Row], Variation]) -> Interval:
+    if variant["source"] != baseline["source"]:
+        return interval(*unpaired(variant, baseline, variation(variant), variation(baseline)))
+    if count_of(variant) == count_of(baseline) > 1:
+        return paired(variant["samples"], baseline["samples"])
+    return interval(*unpaired(variant, baseline))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ STATUS_CELLS = {
 }
 # What a cell knows of its row besides the key of the table and its column's field.
 CELL_FIELDS = (
-    *("quantity", "status", "reason", "flags", "clock", "value", "q1", "q3", "n", "samples"),
+    *("quantity", "status", "reason", "flags", "clock", "value", "q1", "q3", "n"),
     *("noisy", "stability", "precision"),
 )
 EXPLAINED = ("oom", "unsupported", "failed")

@@ -21,7 +21,7 @@ import pandas as pd
 from scipy.special import stdtr
 
 from lmlab.report import compare
-from lmlab.report.compare import Noise
+from lmlab.report.compare import Noise, Variation
 from lmlab.report.frame import Rows, records, select
 from lmlab.report.verdict import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, interval
 from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
@@ -47,7 +47,7 @@ class Differences:
     """Facts of the machines and versions that are not the same."""
     other_work: Mapping[str, tuple[Any, Any]]
     """Settings by which files of the same point were left out, with an example of both values."""
-    variation: Mapping[str, tuple[float, int]]
+    variation: Mapping[str, Variation]
     """By pace: standard deviation of log times between processes, degrees of freedom."""
 
     def chapters(self) -> Rows:
@@ -125,19 +125,12 @@ def pace_of(clock: Any, busy: Any, noise: Noise) -> Any:
     return np.where(np.isin(clock, ["device", "events"]), DEVICE, wall)
 
 
-def between(variation: Mapping[str, tuple[float, int]], *paces: str) -> tuple[float, float]:
-    """Standard error of a log ratio of two times that comes from the variation between processes,
-    and its degrees of freedom; infinite if the variation is not known."""
-    spreads, freedoms = zip(*(variation[pace] for pace in paces), strict=True)
-    return math.hypot(*spreads), min(freedom or math.inf for freedom in freedoms)
-
-
-def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, tuple[float, int]]:
+def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, Variation]:
     """Variation between processes by pace; that of all wall times where a class has none."""
     rows = pd.concat([rows.assign(set=index) for index, rows in enumerate(sets)])
     times = select(rows, status="ok", clock=["wall", "device"], **noise.replicates)
 
-    def of(*paces: str) -> tuple[float, int]:
+    def of(*paces: str) -> Variation:
         found = select(times, pace=paces)
         return compare.process_variation(records(found), [*noise.keys, "set", "clock"])
 
@@ -164,7 +157,7 @@ def _same_work(
     return both.assign(identical=identical)[~both["file_a"].isin(wrong)], unlike
 
 
-def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
+def _judged(both: Rows, variation: Mapping[str, Variation]) -> Rows:
     """Ratio, interval and verdict of every pair, by the rule of report/verdict.py."""
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
     estimates = [_estimate(row, variation) for row in records(both)]
@@ -179,23 +172,17 @@ def _judged(both: Rows, variation: Mapping[str, tuple[float, int]]) -> Rows:
 
 
 def _estimate(
-    row: Mapping[str, Any], variation: Mapping[str, tuple[float, int]]
+    row: Mapping[str, Any], variation: Mapping[str, Variation]
 ) -> tuple[float, float, float]:
     """A pair's ratio, the standard error of its logarithm, and degrees of freedom."""
     ratio = row["value_a"] / row["value_b"]
     ratio = 1 / ratio if row["quantity"] in RATES else ratio
     if row["identical"] or row["quantity"] in MEMORY:
         return ratio, 0.0, 1
-    spread, df = between(variation, row["pace_a"], row["pace_b"])
-    known = row["quantity"] == TIME and math.isfinite(df)
-    errors = [
-        compare.median_error(
-            *(row[f"{name}_{side}"] for name in ("q1", "value", "q3", "n")), known=known
-        )
-        for side in "ab"
-    ]
-    df = df if math.isfinite(df) else row["n_a"] + row["n_b"] - 2
-    return ratio, math.hypot(spread, *errors), df
+    a, b = ({name: row[f"{name}_{side}"] for name in ("q1", "value", "q3", "n")} for side in "ab")
+    paces = (row["pace_a"], row["pace_b"]) if row["quantity"] == TIME else ()
+    _, error, df = compare.unpaired(b, a, *(variation[pace] for pace in paces))
+    return ratio, error, df
 
 
 def _chance(ratio: float, error: float, df: float) -> float:

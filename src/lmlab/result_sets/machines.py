@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from lmlab.report.compare import Noise, samples_of, unpaired
+from lmlab.report.compare import Noise, Variation, count_of, unpaired
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
 from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
-from lmlab.result_sets.differences import between, pace_of
+from lmlab.report.verdict import interval
+from lmlab.result_sets.differences import pace_of
 
 MAX_ROWS, MAX_BARS = 30, 12
 # A table shows one column here; the first of these formats that it has.
@@ -85,7 +86,7 @@ class Section:
         question: Question,
         machines: Sequence[Machine],
         noise: Noise,
-        variation: Mapping[str, tuple[float, int]],
+        variation: Mapping[str, Variation],
         column: str | None = None,
     ) -> None:
         self.question, self.machines = question, machines
@@ -172,12 +173,11 @@ class Section:
             return times(a / b)
         rows = [cell.row or {} for cell in compared]
         paces = pace_of([row["clock"] for row in rows], busy / values, self.noise)
-        spread, df = between(self.variation, *paces)
-        first, other = map(samples_of, rows)
-        if max(len(first), len(other)) < 2 and math.isinf(df):
+        variations = [self.variation[pace] for pace in paces]
+        if max(map(count_of, rows)) < 2 and not any(df for _, df in variations):
             return times(a / b)  # computed from single values: nothing to judge it by
-        interval = unpaired(other, first, between=spread, df=df)
-        return times(interval.ratio) if interval.decided else interval.verdict
+        found = interval(*unpaired(rows[1], rows[0], *variations))
+        return times(found.ratio) if found.decided else found.verdict
 
     def figure(self, path: Path) -> bool:
         """Grouped bars of the rows that most machines have; False if there is nothing to draw."""
