@@ -5,14 +5,13 @@ interactive page, so both always show the same data.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 import pandas as pd
 
 matplotlib.use("agg")
@@ -253,29 +252,22 @@ def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
 
 def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     """Bars next to each other, or on top of each other."""
-    groups = groups_of(rows, figure.color)
-    stacked = figure.mark == "stack"
-    width = 0.7 if stacked else 0.8 / len(groups)
-    base: dict[int, float] = defaultdict(float)
-    for index, (value, mine) in enumerate(groups):
-        offset = 0.0 if stacked else (index - (len(groups) - 1) / 2) * width
-        places = _ranks(figure.x, mine, rows)
-        heights = [float(height) for height in mine[figure.y.field]]
-        axes.bar(
-            [place + offset for place in places],
-            heights,
-            bottom=[base[place] for place in places] if stacked else 0.0,
-            width=width,
-            color=colors[value],
-            label=figure.label(value) if figure.color else None,
-        )
-        for place, height in zip(places, heights, strict=True):
-            base[place] += height
+    stacked, groups = figure.mark == "stack", groups_of(rows, figure.color)
+    x, y = figure.x.field, figure.y.field
+    # Of two bars in one place (machines of one name) the higher one shows.
+    heights = {value: mine[y].astype(float).groupby(mine[x]).max() for value, mine in groups}
+    pd.DataFrame(heights, index=values_of(rows, x)).rename(columns=figure.label).plot.bar(
+        ax=axes,
+        stacked=stacked,
+        width=0.7 if stacked else 0.8,
+        color=[colors[value] for value in heights],
+        rot=0,
+        legend=False,
+    )
     if figure.span:
         ends = rows.dropna(subset=list(figure.span))
         low, high = (ends[name].astype(float) * figure.y.scale for name in figure.span)
         axes.vlines(_ranks(figure.x, ends, rows), low, high, color="black", linewidth=1.2)
-    _categories(figure.x, axes, rows, always=True)
 
 
 def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
@@ -284,8 +276,8 @@ def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) 
     cells = cells.reindex(index=lines, columns=columns).astype(float)
     axes.imshow(cells, aspect="auto", cmap="viridis")
     darkest, brightest = float(rows["value"].min()), float(rows["value"].max())
-    for (y, line), (x, column) in product(enumerate(lines), enumerate(columns)):
-        if pd.notna(cell := cells.loc[line, column]):
+    for (y, x), cell in np.ndenumerate(cells.to_numpy()):
+        if pd.notna(cell):
             color = "black" if cell > 0.6 * brightest + 0.4 * darkest else "white"
             axes.text(x, y, number(float(cell)), ha="center", va="center", color=color)
     axes.set_xticks(range(len(columns)), [str(value) for value in columns])
@@ -296,12 +288,11 @@ def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) 
 def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     lanes = values_of(rows, figure.y.field)
     for value, mine in groups_of(rows, figure.color):
-        for lane, name in enumerate(lanes):
-            here = select(mine, **{figure.y.field: name})
+        for name, here in groups_of(mine, figure.y.field):
             starts = here[figure.x.field].astype(float)
             spans = list(zip(starts, here[str(figure.x2)].astype(float) - starts, strict=True))
-            label = figure.label(value) if lane == 0 or not spans else None
-            axes.broken_barh(spans, (lane - 0.4, 0.8), color=colors[value], label=label)
+            place, label = (lanes.index(name) - 0.4, 0.8), figure.label(value)
+            axes.broken_barh(spans, place, color=colors[value], label=label)
     axes.set_yticks(range(len(lanes)), [str(value) for value in lanes])
     axes.set_ylim(len(lanes) - 0.5, -0.5)  # the first lane on top, also where panels share it
 
@@ -311,9 +302,9 @@ def _ranks(axis: Axis, rows: Rows, everything: Rows) -> list[int]:
     return [order[value] for value in rows[axis.field]]
 
 
-def _categories(axis: Axis, axes: Axes, rows: Rows, *, always: bool = False) -> None:
+def _categories(axis: Axis, axes: Axes, rows: Rows) -> None:
     values = values_of(rows, axis.field)
-    if axis.categorical or always:
+    if axis.categorical:
         axes.set_xticks(range(len(values)), [str(value) for value in values])
     elif axis.log:
         shown = values[:: 2 if len(values) > MAX_TICKS else 1]

@@ -31,7 +31,6 @@ RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cach
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
 Rows = pd.DataFrame
-Positions = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -156,19 +155,19 @@ def _matching(rows: Rows, where: Mapping[str, Any], lenient: npt.NDArray[np.bool
     left = np.arange(len(rows))
     # The quantity first, which few rows match: comparing objects is slow.
     for key, wanted in sorted(where.items(), key=lambda condition: condition[0] != "quantity"):
-        matches = _matches(rows, key, wanted, left)
+        if key not in rows:
+            left = left[lenient[left]]
+            continue
+        found = rows[key].to_numpy()[left]
+        matches = _matches(found, wanted)
         lacks = ~matches & lenient[left]
-        if key in rows and lacks.any():
-            lacks[lacks] = rows[key].iloc[left[lacks]].isna()
+        if lacks.any():
+            lacks[lacks] = pd.isna(found[lacks])
         left = left[matches | lacks]
     return rows.iloc[left]
 
 
-def _matches(rows: Rows, key: str, wanted: Any, among: Positions) -> npt.NDArray[np.bool_]:
-    """Which of the rows at some positions match: those that the conditions before have left."""
-    if key not in rows:
-        return np.zeros(len(among), bool)
-    found = rows[key].to_numpy()[among]
+def _matches(found: npt.NDArray[Any], wanted: Any) -> npt.NDArray[np.bool_]:
     if callable(wanted):
         return np.fromiter((bool(wanted(each)) for each in found), bool, len(found))
     if isinstance(wanted, list | tuple | set | frozenset):

@@ -162,13 +162,12 @@ def _judged(both: Rows, variation: Mapping[str, Variation]) -> Rows:
     both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
     estimates = [_estimate(row, variation) for row in records(both)]
     intervals = [interval(*estimate) for estimate in estimates]
-    verdicts = [
-        _size(each.ratio) if quantity in MEMORY else each.verdict
-        for quantity, each in zip(both["quantity"], intervals, strict=True)
-    ]
-    bounds = {name: [getattr(i, name) for i in intervals] for name in ("ratio", "low", "high")}
-    chances = [_chance(*estimate) for estimate in estimates]
-    return both.assign(**bounds, chance=chances, verdict=verdicts)
+    found = {name: [getattr(i, name) for i in intervals] for name in ("ratio", "low", "high")}
+    found |= {"chance": [_chance(*estimate) for estimate in estimates]}
+    both = both.assign(**found, verdict=[each.verdict for each in intervals])
+    memory, most = both["quantity"].isin(MEMORY), 1 + SMALLEST_MEMORY_DIFFERENCE
+    sizes = np.select([both["ratio"] > most, both["ratio"] < 1 / most], [LESS, MORE], SAME)
+    return both.assign(verdict=both["verdict"].mask(memory, sizes))
 
 
 def _estimate(
@@ -190,11 +189,6 @@ def _chance(ratio: float, error: float, df: float) -> float:
     if not error or not math.isfinite(error) or df < 1:
         return float(bool(error) or ratio == 1)
     return float(2 * stdtr(df, -abs(math.log(ratio)) / error))
-
-
-def _size(ratio: float) -> str:
-    most = 1 + SMALLEST_MEMORY_DIFFERENCE
-    return LESS if ratio > most else MORE if ratio < 1 / most else SAME
 
 
 def _only(mine: Rows, other: Rows) -> Rows:

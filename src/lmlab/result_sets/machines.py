@@ -129,7 +129,8 @@ class Section:
         others = list(enumerate(self.machines))[1:] if not self.identical else []
         rows = self.values.values()
         shown = [(place, m) for place, m in others if any(np.isfinite(row[place]) for row in rows)]
-        bound = [machine for _, machine in shown if self.timed and self._bounds(machine)]
+        precisions = set(map(_precision, self.entries.values())) if self.timed else ()
+        bound = [m for _, m in shown if any(m.ceiling_over(first, p) for p in precisions)]
         header = [*self.keys, *(m.name for m in self.machines)]
         header += [("speed, " if self.timed else "") + m.over(first) for _, m in shown]
         header += [f"matmul, copy: {m.over(first)}" for m in bound]
@@ -140,7 +141,9 @@ class Section:
                 text = NOT_STATED if cell.row is None and machine.published else cell.text()
                 line.append(text + f" ({device.text()})" * math.isfinite(_value(device)))
             line += [self._ratio(key, place) for place, _ in shown]
-            line += [_ratios(m, first, (_precision(cells), COPY)) for m in bound]
+            for m in bound:
+                ratios = [m.ceiling_over(first, name) for name in (_precision(cells), COPY)]
+                line.append(", ".join(times(ratio) if ratio else NOT_STATED for ratio in ratios))
             lines.append(line)
         notes = [f"{self.left_out} more rows are on the machines' own pages"] * bool(self.left_out)
         notes += ["The same on all machines"] * self.identical
@@ -152,11 +155,6 @@ class Section:
         title = re.sub(r"\{(\w+)\}", r"each \1", self.question.table.title)
         caption = ". ".join([f"{escape(title)}: {escape(self.unit)}", *notes])
         return Markup(f"{markdown_table(header, lines, len(self.keys))}\n\n*{caption}.*")
-
-    def _bounds(self, other: Machine) -> bool:
-        """Whether a ratio of matmul rates is known for some row."""
-        precisions = set(map(_precision, self.entries.values()))
-        return any(other.ceiling_over(self.machines[0], name) is not None for name in precisions)
 
     def _ratio(self, key: tuple[Any, ...], place: int) -> str:
         """Another machine's value over the first one's; where it is a time, the speed, with its
@@ -266,12 +264,6 @@ def _values(cells: Sequence[Cell]) -> npt.NDArray[np.float64]:
 
 def _precision(cells: Sequence[Cell]) -> str:
     return next((str(cell.row.get("precision")) for cell in cells if cell.row is not None), "")
-
-
-def _ratios(other: Machine, first: Machine, names: Sequence[str]) -> str:
-    """Ratios of the ceilings that bound a time: arithmetic in its precision, and memory."""
-    ratios = [other.ceiling_over(first, name) for name in names]
-    return ", ".join(NOT_STATED if ratio is None else times(ratio) for ratio in ratios)
 
 
 def ceilings(machines: Sequence[Machine]) -> Markup:
