@@ -21,7 +21,7 @@ rule report:
         script=script("report.py"),
         study=report_arguments,
         folders=unrecorded("--templates", str(TEMPLATES), "--references", str(REFERENCES)),
-        made_with=report_fingerprint(STUDY.chapters),
+        made_with=report_fingerprint("lmlab.cli.report", STUDY.chapters),
         out=lambda wildcards, output: os.path.dirname(output.page),
     shell:
         "{params.script} {params.study} {params.folders} --out {params.out:q} > {log:q} 2>&1"

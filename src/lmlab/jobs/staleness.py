@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lmlab.jobs.registry import code_modules, fingerprint_of
 from lmlab.study.files import ROOT
-from lmlab.study.fingerprint import code_fingerprint
+from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
 from lmlab.study.results import ResultError, read_of
 
@@ -120,15 +120,11 @@ def advice(study: str, machine: str, *, measuring: bool) -> str:
     return f"`{shlex.join(command)}` lists them{again}"
 
 
-def report_fingerprint(chapters: Iterable[str], *more: str) -> str:
-    """A hash of the code that turns the results of some chapters into pages; `more` names further
-    modules of it."""
-    source = ROOT / "src"
-    pages = [source / "lmlab" / "chapters" / chapter / "page.py" for chapter in chapters]
-    files = [*(source / "lmlab" / "report").rglob("*.py"), *filter(Path.exists, pages)]
-    modules = [".".join(file.relative_to(source).with_suffix("").parts) for file in files]
-    roots = [module.removesuffix(".__init__") for module in modules]
-    return code_fingerprint([*roots, *more], [str(source)])
+def report_fingerprint(program: str, chapters: Iterable[str]) -> str:
+    """A hash of the code by which a module turns the results of some chapters into pages."""
+    path = (str(ROOT / "src"),)
+    pages = (f"lmlab.chapters.{chapter}.page" for chapter in chapters)
+    return code_fingerprint([program, *(page for page in pages if locate(page, path))], path)
 
 
 def missing_parts(pages: Iterable[str]) -> list[Path]:

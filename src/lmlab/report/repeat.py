@@ -6,13 +6,11 @@ a wall time where the GPU was busy for nearly all of it, or another wall time; t
 very differently, so they are counted separately.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from lmlab.report.frame import Results, Rows, select
-from lmlab.study.results import Result
 
 WITHIN = 0.03
 # From this share of wall time on, the GPU is the bottleneck.
@@ -26,18 +24,14 @@ def agreement(results: Results, chapter: str) -> list[dict[str, Any]]:
     empty without a second set."""
     if results.repeat is None:
         return []
-    names = identity([*results.of(chapter), *results.repeat.of(chapter)])
+    both = [*results.of(chapter), *results.repeat.of(chapter)]
+    labels = (record["labels"] for result in both for record in result.measurements)
+    named = [*(result.parameters for result in both), *labels]
+    names = list(dict.fromkeys(name for each in named for name in each))
     found = pairs(results, results.repeat, chapter, names)
     varying = [name for name in names if found[name].nunique(dropna=False) > 1]
     kinds = {kind: select(found, kind_of_time=kind) for kind in (DEVICE, GPU_BOUND, OTHER)}
     return [{"kind": kind, **_counted(rows, varying)} for kind, rows in kinds.items() if len(rows)]
-
-
-def identity(results: Sequence[Result]) -> list[str]:
-    """The names of all parameters and labels."""
-    records = [record for result in results for record in result.measurements]
-    holders = [*(result.parameters for result in results), *(r["labels"] for r in records)]
-    return list(dict.fromkeys(name for holder in holders for name in holder))
 
 
 def pairs(one: Results, other: Results, chapter: str, names: list[str]) -> Rows:

@@ -8,10 +8,8 @@ machines by a factor of a thousand; so all candidate sizes are settings, largest
 from collections.abc import Mapping
 from typing import Any
 
-from lmlab.study.config import Study
+from lmlab.study.config import Size, Study
 from lmlab.study.points import Point
-
-SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
 def rank_points(
@@ -21,7 +19,7 @@ def rank_points(
     shared = ("step_limit_s", "warmup", "rounds", "time_cap_s")
     one = study.size_settings(block["sizes"][0])
     settings = {
-        **{key: value for key, value in one.items() if key not in SHAPE},
+        **{key: value for key, value in one.items() if key not in Size.__dataclass_fields__},
         "sizes": study.shapes(block["sizes"]),
         **study.rank_settings(),
         **{key: block[key] for key in (*own, *shared)},

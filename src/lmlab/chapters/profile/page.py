@@ -433,7 +433,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "tools": sorted(set(select(rows, quantity="profiler_version")["value"])),
         "notes": sorted(set(select(rows, quantity="profiler_note")["value"])),
         "matmul": {mode: (shares.min(), shares.max()) for mode, shares in matmul.items()},
-        "steps": by_precision("matmul_share", _range, **steps),
+        "steps": by_precision("matmul_share", lambda f: (f.value.min(), f.value.max()), **steps),
         "with_backward": len(matmul["forward_backward"]),
         "with_optimizer": len(matmul["train_step"]),
         "backward_raises": _count(matmul["forward_backward"], "gt", matmul["forward"]),
@@ -457,10 +457,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 def _count(values: Any, comparison: str, others: Any) -> int:
     """At how many points the comparison holds; the others may have more points."""
     return int(getattr(values, comparison)(others.reindex(values.index)).sum())
-
-
-def _range(rows: Rows) -> dict[str, float]:
-    return {"min": rows["value"].min(), "max": rows["value"].max()}
 
 
 def _cores(matmuls: Rows) -> dict[str, float]:
