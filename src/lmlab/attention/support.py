@@ -27,7 +27,4 @@ def why_unsupported(
     except ImportError as error:
         return f"{name} cannot be imported: {error}"
     judge = getattr(module, "why_unsupported", None)
-    if judge is None:
-        return None
-    reason: str | None = judge(function, device=device, dtype=dtype, head_dim=head_dim)
-    return reason
+    return judge(function, device=device, dtype=dtype, head_dim=head_dim) if judge else None

@@ -68,13 +68,11 @@ def published(rows: Rows) -> dict[str, dict[str, Rows]]:
     known = select(rows, chapter="published", gpu=lambda gpu: gpu not in ("unstated", NOT_STATED))
     if known.empty:
         return {}
-    found = [known.head(0)]
-    for topic, convert in CONVERSIONS.items():
-        if len(mine := select(known, topic=topic)):
-            found.append(convert(mine))
+    topics = {topic: select(known, topic=topic) for topic in CONVERSIONS}
+    found = [CONVERSIONS[topic](mine) for topic, mine in topics.items() if len(mine)]
     return {
         str(gpu): {str(chapter): each for chapter, each in mine.groupby("chapter", sort=False)}
-        for gpu, mine in pd.concat(found).groupby("gpu", sort=False)
+        for gpu, mine in pd.concat([known.head(0), *found]).groupby("gpu", sort=False)
     }
 
 

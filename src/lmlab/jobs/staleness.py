@@ -18,7 +18,7 @@ from lmlab.jobs.registry import code_modules, fingerprint_of
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
-from lmlab.study.results import ResultError, read_of
+from lmlab.study.results import ResultError, checked, read
 
 MISSING, UNREADABLE = "missing", "unreadable"
 # What the summary counts, in this order.
@@ -61,7 +61,7 @@ def state_of(
     if not path.exists():
         return PointState(point=point, state=MISSING)
     try:
-        result = read_of(point, path, machine)
+        result = checked(read(path), point, path, machine)
     except ResultError as error:
         return PointState(point=point, state=UNREADABLE, remarks=[str(error)])
     found: dict[str, list[str]] = {}  # of what is counted, its remarks

@@ -19,7 +19,7 @@ import pandas as pd
 
 from lmlab.report.text import UNSTEADY
 from lmlab.study.points import Point
-from lmlab.study.results import Result, ResultError, read_of
+from lmlab.study.results import Result, ResultError, checked, read
 
 MISSING, INVALID, UNCOMMITTED = "missing", "invalid", "uncommitted"
 STATISTICS = ("samples", "n", "q1", "q3", "min", "max", "mean", "sd", "noisy", "drift", "stability")
@@ -84,7 +84,7 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
         without = {"status": MISSING, "reason": "not measured"}
         try:
             if path.exists():
-                result = read_of(point, path, machine)
+                result = checked(read(path), point, path, machine)
                 rows += rows_of(result, path)
                 results[str(path)] = result
                 continue

@@ -95,6 +95,8 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
         points = rows.iloc[np.argsort(rows["status"] != "ok", kind="stable")]
         states = Counter(points.drop_duplicates("source").sort_index()["status"])
         flags = Counter(flag for result in mine for flag in result.flags)
+        parts = Path(rows["source"].iloc[0]).parts
+        target = Path(*parts[: parts.index(results.machine) + 2])  # the chapter's folder or file
         found = {name: _distinct(result.versions.get(name) for result in mine) for name in VERSIONS}
         table = {
             "points": _counted(states),
@@ -105,7 +107,7 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
             "measured": f"{' to '.join(dict.fromkeys([starts[0], starts[-1]]))}, "
             f"{number(sum(result.elapsed_s for result in mine))} s",
             "flags": join([f"{flag} ({count})" for flag, count in flags.items()]) or "none",
-            "results": _link(results, mine[0], folder),
+            "results": f"[{escape(target)}]({os.path.relpath(target, folder)})",
         }
         lines.append(markdown_table(["", ""], [list(row) for row in table.items()], 2))
     failed = select(rows, status=lambda state: state != "ok")
@@ -123,10 +125,3 @@ def _counted(states: Mapping[str, int]) -> str:
 
 def _distinct(values: Iterable[str | None]) -> list[str]:
     return [escape(value) for value in dict.fromkeys(values) if value]
-
-
-def _link(results: Results, result: Result, folder: Path) -> str:
-    path = next(path for path, found in results.results.items() if found is result)
-    parts = Path(path).parts
-    target = Path(*parts[: parts.index(results.machine) + 2])  # the chapter's folder or only file
-    return f"[{escape(target)}]({os.path.relpath(target, folder)})"

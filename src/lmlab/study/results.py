@@ -124,13 +124,9 @@ def parse(content: str | bytes, path: Path | str) -> Result:
     return Result(**values, measurements=measurements, flags=flags)
 
 
-def read_of(point: Point, path: Path, machine: str) -> Result:
-    """The result of that point on that machine: a file may have been copied here by hand."""
-    return checked(read(path), point, path, machine)
-
-
 def checked(result: Result, point: Point, path: Path, machine: str) -> Result:
-    """The result, if it is that of the point on that machine; else a `ResultError`."""
+    """The result, if it is that of the point on that machine; else a `ResultError`: a file may have
+    been copied here by hand."""
     if (result.chapter, dict(result.parameters)) != (point.chapter, dict(point.parameters)):
         raise ResultError(f"{path}: holds the result of another point")
     if result.machine["id"] != machine_of(machine):

@@ -39,7 +39,8 @@ SETTLED_WITHIN = 0.10
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Per-layer times, busy share, rates and utilization next to what was measured."""
-    rows = _with_main(rows)
+    sizes = select(rows, status="ok", **STEP)["size"].unique()
+    rows = rows.assign(main=rows["size"].isin(sizes) & (rows["batch"] == rows["batch"].iloc[0]))
     passes = {p: {**STEP, "quantity": "time", "phase": p} for p in PASSES}
     clock, phase = ["source", "clock"], ["source", "phase"]
     rows = combine(rows, "both", passes, lambda p: p.forward + p.backward, on=clock)
@@ -58,12 +59,6 @@ def derive(rows: Rows, results: Results) -> Rows:
 def times(clock: Any, phase: Any) -> dict[str, Any]:
     """The condition for one phase's time, or for those of several."""
     return {"quantity": "time", "clock": clock, "phase": phase}
-
-
-def _with_main(rows: Rows) -> Rows:
-    """A column `main`, whether a row belongs to the grid that the front page shows."""
-    sizes = select(rows, status="ok", **STEP)["size"].unique()
-    return rows.assign(main=rows["size"].isin(sizes) & (rows["batch"] == rows["batch"].iloc[0]))
 
 
 def _with_bottleneck(rows: Rows) -> Rows:
