@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -92,7 +91,7 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     if mine := results.of(chapter):
         starts = sorted(result.started_at[:10] for result in mine)
         # One row per point: one with a value, if it has any.
-        points = rows.iloc[np.argsort(rows["status"] != "ok", kind="stable")]
+        points = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
         states = Counter(points.drop_duplicates("source").sort_index()["status"])
         flags = Counter(flag for result in mine for flag in result.flags)
         parts = Path(rows["source"].iloc[0]).parts

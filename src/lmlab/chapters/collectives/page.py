@@ -44,15 +44,12 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = rows.assign(
         mib=(known / MIB).round(),
         size=known.map(size_name).astype(object),
+        on_bus=[*map(bus_factor, rows["operation"], rows["world_size"])],
         collective=rows["operation"].map(lambda n: str(n).replace("_", "-"), na_action="ignore"),
     )
     sent = {"quantity": "time", **SEVERAL}
     rows = derived(rows, "algbw", sent, lambda f: f.bytes / f.value / 1e6)
-
-    def on_bus(found: Rows) -> Any:
-        return found.value * [*map(bus_factor, found.operation, found.world_size)]
-
-    rows = derived(rows, "busbw", {"quantity": "algbw"}, on_bus)
+    rows = derived(rows, "busbw", {"quantity": "algbw"}, lambda f: f.value * f.on_bus)
     return _fits(rows)
 
 
@@ -88,7 +85,7 @@ def _fits(rows: Rows) -> Rows:
             continue
         latency, per_ms, worst = fit_line(group["bytes"], group["value"])
         first: Any = group.iloc[0].to_dict()
-        carried = bus_factor(first["operation"], first["world_size"]) * per_ms / 1e6
+        carried = first["on_bus"] * per_ms / 1e6
         line = {"latency": latency, "bytes_per_ms": per_ms, "bandwidth": carried}
         no_size = dict.fromkeys(["unit", "bytes", "mib", "size"])
         found.append(computed(first, {**line, "fit_error": worst}, **no_size))
