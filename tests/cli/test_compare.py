@@ -140,8 +140,10 @@ def test_a_record_without_a_value_is_a_problem(compare: Compare, tmp_path: Path)
 
 
 def test_a_set_without_a_measured_point_has_nothing_to_compare(compare: Compare) -> None:
-    status, found = compare(H200 / "fsdp/placement~own_gpu", H200)
+    sets = (H200 / "fsdp/placement~own_gpu", H200)
+    status, found = compare(*sets)
     assert (status, found["pairs"], found["a"]["problems"]) == (0, [], [])
+    assert compare(*sets, "--fail-if-slower", "5%")[0] == 2
 
 
 def test_results_are_chosen_by_a_setting_named_as_a_field(compare: Compare) -> None:

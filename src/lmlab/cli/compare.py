@@ -41,7 +41,9 @@ def command(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(first, second, found), allow_nan=False))
     else:
         print(*report(first, second, found), sep="\n")
-    return gate(found.certain(), arguments.gate) if arguments.gate is not None else 0
+    if arguments.gate is not None and found.pairs.empty:
+        raise ValueError("--fail-if-slower: the sets have no record in common")
+    return gate(found.certain(), arguments.gate)
 
 
 def check_conditions(rows: Rows, where: Mapping[str, str]) -> None:
