@@ -6,8 +6,8 @@ too, with a status and a reason and neither quantity nor labels, so that a table
 is empty. Everything downstream (tables, figures, comparisons) selects rows and never reads files.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from sys import intern
@@ -40,7 +40,6 @@ class Results:
     machine: str
     rows: Rows
     results: Mapping[str, Result] = field(default_factory=dict)  # by path; the readable ones
-    blanks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # rows without a result
     problems: tuple[str, ...] = ()  # one line per file that could not be used
     repeat: "Results | None" = None  # a second set of the same study on a machine of the same model
 
@@ -52,17 +51,6 @@ class Results:
     def of(self, chapter: str) -> list[Result]:
         """The readable results of one chapter."""
         return [result for result in self.results.values() if result.chapter == chapter]
-
-    def without(self, paths: Collection[str], why: str = "") -> "Results":
-        """The same without some results, each of which becomes a row without a value."""
-        out = self.rows["source"].isin(list(paths))
-        blanks = [{**self.blanks[path], "status": INVALID, "reason": why} for path in paths]
-        return replace(
-            self,
-            rows=pd.concat([self.rows[~out], table_of(blanks)], ignore_index=True),
-            results={path: each for path, each in self.results.items() if path not in paths},
-            problems=(*self.problems, *(f"{path}: {why}" for path in paths)),
-        )
 
     def value(self, **where: Any) -> Any:
         """The one value that matches, or None if it was not measured."""
@@ -76,11 +64,9 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
     """Read every point's result; what is missing or unusable becomes a row with a reason."""
     rows: list[dict[str, Any]] = []
     results: dict[str, Result] = {}
-    blanks: dict[str, Mapping[str, Any]] = {}
     problems: list[str] = []
     for point in points:
         path = point.path(folder, machine)
-        blanks[str(path)] = blank = _base(point.chapter, point.parameters, point.settings, path)
         without = {"status": MISSING, "reason": "not measured"}
         try:
             if path.exists():
@@ -91,8 +77,9 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
         except ResultError as error:
             problems.append(str(error))
             without = {"status": INVALID, "reason": str(error)}
-        rows.append({**blank, **without})
-    return Results(machine, table_of(rows), results, blanks, tuple(problems))
+        base = _base(point.chapter, point.parameters, point.settings, path)
+        rows.append({**base, **without})
+    return Results(machine, table_of(rows), results, tuple(problems))
 
 
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:

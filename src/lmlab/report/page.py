@@ -92,26 +92,16 @@ class Report:
         answers: dict[str, Answer] = {}
         sections: dict[str, Markup] = {}
         for name, chapter in self.chapters.items():
-            page, section = self.parts(chapter)
+            page = self._render(f"{name}.md.j2", "chapters", chapter)
             write_atomically(self.out / "chapters" / f"{name}.md", page)
             answers |= answers_in(page, f"chapters/{name}.md")
-            sections |= {} if section is None else {name: section}
-        front = self.front(sections)
+            if (self.templates / (section := f"front/{name}.md.j2")).exists():
+                sections[name] = self._render(section, ".", chapter)
+        front = self._render("front.md.j2", ".", sections=sections)
         write_atomically(self.out / FRONT, front)
         answers |= answers_in(front, FRONT)
         write_atomically(self.out / INDEX, self._render("index.md.j2", ".", answers=answers))
         return self.faults
-
-    def front(self, sections: Mapping[str, Markup]) -> Markup:
-        """The front page with the chapters' sections."""
-        return self._render("front.md.j2", ".", sections=sections)
-
-    def parts(self, chapter: Chapter) -> tuple[Markup, Markup | None]:
-        """A chapter's page, and its part of the front page if it has one."""
-        page = self._render(f"{chapter.name}.md.j2", "chapters", chapter)
-        front = f"front/{chapter.name}.md.j2"
-        has_front = (self.templates / front).exists()
-        return page, self._render(front, ".", chapter) if has_front else None
 
     def _render(
         self, template: str, folder: str, chapter: Chapter | None = None, **context: Any
