@@ -97,7 +97,8 @@ def trimmed(value: Any) -> Any:
     if isinstance(value, list):
         return [trimmed(each) for each in value[:LONGEST_LIST]]
     if isinstance(value, dict):
-        return {key: trimmed(each) for key, each in value.items()}
+        kept = {key: trimmed(each) for key, each in value.items()}
+        return {**kept, "n": len(kept["samples"])} if "n" in kept else kept
     return value
 
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from lmlab.study.results import Result, ResultError, read
+from lmlab.study.results import Result, ResultError, parse, read
 from tests.report.study import result, time_record
 
 TIME = time_record([1.0, 3.0], phase="forward")
@@ -68,6 +68,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no reason": ({"status": "oom", "measurements": ()}, "reason"),
     "times without ok": ({"status": "oom", "reason": "x"}, "measurements"),
     "lines": ({"status": "failed", "reason": "a\nb", "measurements": ()}, "reason"),
+    "a payload of another shape": ({"data": {"ranks": 3}}, "data.ranks"),
     "too large": ({"data": {"big": "x" * 300_000}}, "200,000"),
 }
 
@@ -85,6 +86,19 @@ def test_a_file_that_is_no_result_is_named_in_one_line(tmp_path: Path, text: str
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ResultError, match=rf"\A[^\n]*{path}[^\n]*\Z"):
         read(path)
+
+
+INCONSISTENT = {
+    "occurs twice": (TIME, TIME),
+    "a quantity with a unit is a number": ({**TIME, "value": "fast"},),
+    "n is not the number of samples": ({**TIME, "n": 3},),
+}
+
+
+@pytest.mark.parametrize(("complaint", "records"), INCONSISTENT.items())
+def test_records_are_consistent(complaint: str, records: Any) -> None:
+    with pytest.raises(ResultError, match=f"^here: .*{complaint}"):
+        parse(make(records).to_json(), "here")
 
 
 def test_the_headline_is_the_times_or_the_reason() -> None:

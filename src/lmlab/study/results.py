@@ -1,9 +1,9 @@
 """One JSON file per measured point: written atomically, validated when it is written and read.
 
 `workflow/schemas/result.schema.json` says what a result holds. What it cannot say is checked here:
-numbers are finite and not absurd, a quantity with a unit is a number, no record occurs twice, and
-settings have the types that the study gives them. An unusable file gives a one-line error that
-names it; whatever passes is valid.
+numbers are finite and not absurd, a quantity with a unit is a number, no record occurs twice, all
+samples are there, and settings have the types that the study gives them. An unusable file gives a
+one-line error that names it; whatever passes is valid.
 """
 
 import json
@@ -132,8 +132,8 @@ def checked(result: Result, point: Point, path: Path, machine: str) -> Result:
     if result.machine["id"] != machine_of(machine):
         raise ResultError(f"{path}: measured on {result.machine['id']}, not on {machine}")
     for key, setting in point.settings.items():
-        if key in result.settings and not _like(result.settings[key], setting):
-            found = json.dumps(result.settings[key])[:60]
+        if key not in result.settings or not _like(result.settings[key], setting):
+            found = json.dumps(result.settings.get(key))[:60]
             raise ResultError(f"{path}: settings.{key} = {found}; the study has {setting!r}")
     return result
 
@@ -152,9 +152,11 @@ def _kind(value: object) -> type:
 
 
 def _check_records(records: Sequence[Mapping[str, Any]], path: Path | str) -> None:
-    """A quantity with a unit is a number, and labels distinguish records."""
+    """A quantity with a unit is a number, `n` counts the samples, labels distinguish records."""
     seen = set()
     for record in records:
+        if record.get("n") != (len(record["samples"]) if "samples" in record else None):
+            raise ResultError(f"{path}: {_label(record)}: n is not the number of samples")
         if record["unit"] and isinstance(record["value"], str | bool):
             raise ResultError(
                 f"{path}: {record['quantity']} = {short(record['value'])}, unit = "
