@@ -10,6 +10,7 @@ from lmlab.chapters.machine import measure as machine
 from lmlab.chapters.machine.page import against_bands, read_bands
 from lmlab.jobs.catalog import all_points
 from lmlab.measure.peaks import known_devices
+from lmlab.measure.records import value, without_value
 from lmlab.report.frame import Results, load, table_of
 from lmlab.study.files import REFERENCES, ROOT
 from lmlab.study.points import Point
@@ -17,15 +18,13 @@ from tests.chapters.pages import answer, by, found, rendered, value_of
 from tests.project import study
 from tests.report.study import result, written
 
-CEILINGS: dict[str, Any] = {
-    "matmul_tflops": {
-        "fp32": {"tflops": 50.0, "shape": [4096] * 3, "reason": None},
-        "bf16": {"tflops": None, "shape": None, "reason": "no bf16 here"},
-    },
-    "copy_gb_per_s": {"gb_per_s": 4000.0, "bytes": 2**32, "reason": None},
-}
+CEILINGS = [
+    value("matmul_rate", 50.0, "TFLOP/s", dtype="fp32", side=4096),
+    without_value("matmul_rate", "unsupported", "no bf16 here", dtype="bf16"),
+    value("copy_bandwidth", 4000.0, "GB/s", bytes=2**32),
+]
 PEAKS = {"tflops": {"fp32": 67.0}, "memory_tb_per_s": 4.8, "source": "a datasheet"}
-CARD = {"name": "GPU", "sms": 132, "power_limit_w": 700.0, "l2_bytes": None, "cpu": {"model": "X"}}
+CARD = {"name": "GPU", "sms": 132, "power_limit_w": 700.0, "cpu_model": "X"}
 
 
 def test_a_cpu_has_ceilings_and_no_stated_peak(cpu: torch.device) -> None:
@@ -38,22 +37,16 @@ def test_a_cpu_has_ceilings_and_no_stated_peak(cpu: torch.device) -> None:
     assert value_of(outcome, "device") == "cpu"
 
 
-def test_what_is_unknown_has_no_record_and_what_failed_has_a_reason() -> None:
-    records = {record["quantity"]: record for record in machine.records_of(CARD, CEILINGS, PEAKS)}
-    assert records["matmul_rate"]["reason"] == "no bf16 here"
-    assert records["stated_bandwidth"]["value"] == 4800.0
-    assert records["cpu_model"]["value"] == "X"
-    assert "l2_bytes" not in records
-
-
 @pytest.mark.parametrize("peaks", [PEAKS, None], ids=["datasheet", "no datasheet"])
 @pytest.mark.parametrize("flags", [(), ("power_capped",)], ids=["free", "capped"])
 def test_every_answer_renders(tmp_path: Path, peaks: Any, flags: tuple[str, ...]) -> None:
-    records = machine.records_of(CARD, CEILINGS, peaks)
+    records = [*CEILINGS, *machine.facts(CARD, peaks)]
     card = result({}, records, chapter="machine", settings={"seed": 0}, flags=flags)
     front, pages = rendered(tmp_path, written(tmp_path / "r", [card]), "machine")
     assert "50.0 TFLOP/s" in answer(front, "What can this machine do?")
-    assert ("67.0" in pages["machine"]) is (peaks is not None)
+    for stated in ("67.0", "4,800"):
+        assert (stated in pages["machine"]) is (peaks is not None)
+    assert "cpu_model | X" in pages["machine"]
 
 
 BANDS = read_bands(REFERENCES / "bands.yaml")

@@ -4,7 +4,7 @@ Limits per multiprocessor and per block (registers, shared memory) determine whi
 kernel can use, the L2 what a cold cache is, clocks and power limit how close the GPU can get to its
 peak, and the processor how fast kernels are launched. Most of it comes from PyTorch, the rest from
 NVML; registers per block come from the CUDA driver, because neither of the two reports them.
-Whatever a machine, a driver or a version of PyTorch does not report is null.
+Whatever a machine, a driver or a version of PyTorch does not report is left out.
 """
 
 import ctypes
@@ -33,62 +33,51 @@ _CU_MAX_REGISTERS_PER_BLOCK = 12  # CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK 
 
 
 def machine_card(device: torch.device) -> dict[str, Any]:
-    """The card of the machine that `device` is in; GPU fields are null on a CPU."""
-    on_gpu = device.type == "cuda"
-    properties = torch.cuda.get_device_properties(device) if on_gpu else None
-    return {
+    """The card of the machine that `device` is in, as far as it is known."""
+    card = {
         "device": device.type,
-        "name": properties.name if properties else cpu_name(),
-        **gpu_limits(properties),
-        "registers_per_block": _registers_per_block(device.index or 0) if on_gpu else None,
-        **_driver_facts(device),
+        **(_gpu_facts(device) if device.type == "cuda" else {"name": cpu_name()}),
         "gpu_count": find_machine().gpu_count,
-        "cpu": cpu_facts(),
+        "cpu_model": cpu_name(),
+        "cpu_logical_cores": psutil.cpu_count(),
+        "cpu_usable_cores": usable_cores(),  # by this process
+        "cpu_architecture": platform.machine(),
+        "cpu_memory_bytes": psutil.virtual_memory().total,
         "os": f"{platform.system()} {platform.release()}",
     }
+    return {name: fact for name, fact in card.items() if fact is not None}
 
 
-def gpu_limits(properties: Any | None) -> dict[str, Any]:
-    """The limits that PyTorch reports; null for what this version does not."""
-    limits: dict[str, Any] = {
-        field: getattr(properties, attribute, None) for field, attribute in _GPU_LIMITS.items()
-    }
-    capability = f"{properties.major}.{properties.minor}" if properties else None
-    return {**limits, "compute_capability": capability}
-
-
-def cpu_facts() -> dict[str, Any]:
-    """The processor, and how many of its cores this process may use."""
-    return {
-        "model": cpu_name(),
-        "logical_cores": psutil.cpu_count(),
-        "usable_cores": usable_cores(),
-        "architecture": platform.machine(),
-        "memory_bytes": psutil.virtual_memory().total,
-    }
-
-
-def _driver_facts(device: torch.device) -> dict[str, Any]:
-    """Driver, clocks and power limit of the GPU; nulls without one."""
+def _gpu_facts(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    index = device.index or 0
     with nvml_session() as nvml:
-        gpu = visible_gpu(nvml, device.index or 0) if device.type == "cuda" else None
-        if gpu is None:
-            return {"driver": None, "clocks_mhz": None, "power_limit_w": None}
-        return nvml_facts(nvml, gpu.handle)
+        gpu = visible_gpu(nvml, index)
+        driver = nvml_facts(nvml, gpu.handle) if gpu else {}
+    return {
+        "name": properties.name,
+        **gpu_limits(properties),
+        "registers_per_block": _registers_per_block(index),
+        **driver,
+    }
+
+
+def gpu_limits(properties: Any) -> dict[str, Any]:
+    """The limits that PyTorch reports; None for what this version does not."""
+    limits = {name: getattr(properties, each, None) for name, each in _GPU_LIMITS.items()}
+    return {**limits, "compute_capability": f"{properties.major}.{properties.minor}"}
 
 
 def nvml_facts(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What NVML reports about one GPU; null for what the GPU does not support."""
-    clocks_mhz = {
-        "sm": query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        "memory": query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-        "sm_max": query(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        "memory_max": query(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
-    }
+    """What NVML reports about one GPU; None for what the GPU does not support."""
     limit_mw = query(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    clock, highest = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo
     return {
         "driver": driver_version(nvml),
-        "clocks_mhz": clocks_mhz,
+        "clocks_mhz_sm": query(nvml, clock, handle, nvml.NVML_CLOCK_SM),
+        "clocks_mhz_memory": query(nvml, clock, handle, nvml.NVML_CLOCK_MEM),
+        "clocks_mhz_sm_max": query(nvml, highest, handle, nvml.NVML_CLOCK_SM),
+        "clocks_mhz_memory_max": query(nvml, highest, handle, nvml.NVML_CLOCK_MEM),
         "power_limit_w": None if limit_mw is None else limit_mw / 1e3,
     }
 

@@ -12,14 +12,13 @@ as much again. What cannot be measured has a reason instead of a number.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 
 from lmlab.measure.device import is_out_of_memory
 from lmlab.measure.kernel_clock import measure_kernel
 from lmlab.measure.precision import PRECISIONS, tf32_allowed, why_unsupported
+from lmlab.measure.records import Record, value, without_value
 
 GIB = 2**30
 MIB = 2**20
@@ -55,64 +54,57 @@ CPU_PLAN = Plan(
 )
 
 
-def measure_ceilings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
-    """Ceilings of `device`; `quick` gives a result of the same form with little accuracy."""
+def measure_ceilings(device: torch.device, *, quick: bool = False) -> list[Record]:
+    """Ceilings of `device`; `quick` gives records of the same form with little accuracy."""
     plan = GPU_PLAN if device.type == "cuda" else CPU_PLAN
     if quick:
         sides: tuple[int, ...] = (QUICK_SIDE,)
         small = dict.fromkeys(plan.matmul_sides, sides)
         plan = Plan(matmul_sides=small, copy_bytes=16 * MIB, time_cap_s=0.08, min_time_s=0.02)
-    return {
-        "matmul_tflops": {
-            name: matmul_ceiling(name, sides, device, plan)
-            for name, sides in plan.matmul_sides.items()
-        },
-        "copy_gb_per_s": copy_ceiling(device, plan),
-    }
+    matmuls = [
+        matmul_ceiling(name, sides, device, plan) for name, sides in plan.matmul_sides.items()
+    ]
+    return [*matmuls, copy_ceiling(device, plan)]
 
 
-def matmul_ceiling(
-    name: str, sides: tuple[int, ...], device: torch.device, plan: Plan
-) -> dict[str, Any]:
-    """The fastest product of one precision: `{"tflops", "shape", "median_ms", "reason"}`."""
-    found: list[dict[str, Any]] = []
-    nothing = {"tflops": None, "shape": None, "median_ms": None}
-    if reason := why_unsupported(name, device):
-        return {**nothing, "reason": reason}
-    for side in sides:
+def matmul_ceiling(name: str, sides: tuple[int, ...], device: torch.device, plan: Plan) -> Record:
+    """The fastest product of one precision, with the side of its matrices."""
+    found: list[Record] = []
+    median_ms = 0.0
+    reason = why_unsupported(name, device) or ""
+    for side in () if reason else sides:
         # Twice the side is eight times the work; start only what leaves time for two calls.
-        if found and found[-1]["median_ms"] * 8 * 2 > plan.time_cap_s * 1e3:
+        if median_ms * 8 * 2 > plan.time_cap_s * 1e3:
             break
-        row = _or_reason(partial(_matmul, name, side, device, plan), nothing)
-        if row["tflops"] is None:
-            return max([*found, row], key=lambda each: each["tflops"] or 0)
-        found.append(row)
-    return max(found, key=lambda each: each["tflops"])
+        try:
+            median_ms = _matmul_ms(name, side, device, plan)
+        except (RuntimeError, MemoryError) as error:
+            reason = _reason(error)
+            break
+        tflops = 2 * side**3 / (median_ms * 1e-3) / 1e12
+        found.append(value("matmul_rate", tflops, "TFLOP/s", dtype=name, side=side))
+    unsupported = without_value("matmul_rate", "unsupported", reason, dtype=name)
+    return max(found, key=lambda record: record["value"], default=unsupported)
 
 
-def _matmul(name: str, side: int, device: torch.device, plan: Plan) -> dict[str, Any]:
+def _matmul_ms(name: str, side: int, device: torch.device, plan: Plan) -> float:
     precision = PRECISIONS[name]
     a, b = (torch.randn(side, side, device=device).to(precision.dtype) for _ in range(2))
     out = torch.empty_like(a)
     with torch.no_grad(), tf32_allowed(precision.tf32):
-        median_ms = _median_ms(lambda: torch.mm(a, b, out=out), device, plan)
-    tflops = 2 * side**3 / (median_ms * 1e-3) / 1e12
-    return {"tflops": tflops, "shape": [side] * 3, "median_ms": median_ms, "reason": None}
+        return _median_ms(lambda: torch.mm(a, b, out=out), device, plan)
 
 
-def copy_ceiling(device: torch.device, plan: Plan) -> dict[str, Any]:
-    """Copy bandwidth: `{"gb_per_s", "bytes", "median_ms", "reason"}`; bytes read plus written."""
-    nothing = {"gb_per_s": None, "bytes": None, "median_ms": None}
-    return _or_reason(partial(_copy, device, plan), nothing)
-
-
-def _copy(device: torch.device, plan: Plan) -> dict[str, Any]:
-    source = torch.rand(plan.copy_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    median_ms = _median_ms(lambda: target.copy_(source), device, plan)
+def copy_ceiling(device: torch.device, plan: Plan) -> Record:
+    """Copy bandwidth, of bytes read plus written."""
+    try:
+        source = torch.rand(plan.copy_bytes // 4, device=device)
+        target = torch.empty_like(source)
+        median_ms = _median_ms(lambda: target.copy_(source), device, plan)
+    except (RuntimeError, MemoryError) as error:
+        return without_value("copy_bandwidth", "failed", _reason(error))
     moved = 2 * plan.copy_bytes
-    rate = moved / (median_ms * 1e-3) / 1e9
-    return {"gb_per_s": rate, "bytes": moved, "median_ms": median_ms, "reason": None}
+    return value("copy_bandwidth", moved / (median_ms * 1e-3) / 1e9, "GB/s", bytes=moved)
 
 
 def _median_ms(fn: Callable[[], object], device: torch.device, plan: Plan) -> float:
@@ -121,9 +113,5 @@ def _median_ms(fn: Callable[[], object], device: torch.device, plan: Plan) -> fl
     ).median_ms
 
 
-def _or_reason(measure: Callable[[], dict[str, Any]], nothing: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return measure()
-    except (RuntimeError, MemoryError) as error:
-        reason = "out of memory" if is_out_of_memory(error) else str(error).splitlines()[0]
-        return {**nothing, "reason": reason}
+def _reason(error: Exception) -> str:
+    return "out of memory" if is_out_of_memory(error) else str(error).splitlines()[0]

@@ -8,7 +8,7 @@ Records: `matmul_rate` per dtype and `copy_bandwidth` as measured (with the shap
 the card (`sms`, `l2_bytes`, `power_limit_w`, `cpu_model`, ...).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.measure.card import machine_card
 from lmlab.measure.ceilings import measure_ceilings
 from lmlab.measure.peaks import peaks_of
-from lmlab.measure.records import Record, by_label, value, without_value
+from lmlab.measure.records import Record, by_label, value
 from lmlab.study.points import Point
 
 
@@ -26,39 +26,17 @@ def measure(point: Point, device: torch.device) -> Outcome:
     torch.manual_seed(point.settings["seed"])
     card = machine_card(device)
     ceilings = measure_ceilings(device, quick=point.settings["quick"])
-    return Outcome(measurements=records_of(card, ceilings, peaks_of(card["name"])))
+    return Outcome(measurements=[*ceilings, *facts(card, peaks_of(card["name"]))])
 
 
-def records_of(
-    card: Mapping[str, Any], ceilings: Mapping[str, Any], peaks: Mapping[str, Any] | None
-) -> list[Record]:
-    """Ceilings, stated peaks and facts as records."""
-    records = [_matmul(dtype, found) for dtype, found in ceilings["matmul_tflops"].items()]
-    copy = ceilings["copy_gb_per_s"]
-    if copy["gb_per_s"] is None:
-        records.append(without_value("copy_bandwidth", "failed", copy["reason"]))
-    else:
-        records.append(value("copy_bandwidth", copy["gb_per_s"], "GB/s", bytes=copy["bytes"]))
+def facts(card: Mapping[str, Any], peaks: Mapping[str, Any] | None) -> list[Record]:
+    """What the vendor states, and what the card says."""
+    records = []
     if peaks is not None:
         records += by_label("stated_matmul_rate", "dtype", peaks["tflops"], "TFLOP/s")
         records.append(value("stated_bandwidth", peaks["memory_tb_per_s"] * 1e3, "GB/s"))
         records.append(value("stated_source", peaks["source"], ""))
     return records + [
         value(name, fact, "B" if name.endswith("_bytes") else "", fact=name)
-        for name, fact in facts(card)
+        for name, fact in card.items()
     ]
-
-
-def _matmul(dtype: str, found: Mapping[str, Any]) -> Record:
-    if found["tflops"] is None:
-        return without_value("matmul_rate", "unsupported", found["reason"], dtype=dtype)
-    return value("matmul_rate", found["tflops"], "TFLOP/s", dtype=dtype, side=found["shape"][0])
-
-
-def facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every fact of the card that is known, nested ones with a prefix."""
-    for name, fact in card.items():
-        if isinstance(fact, Mapping):
-            yield from facts(fact, f"{name}_")
-        elif fact is not None:
-            yield f"{prefix}{name}", fact
