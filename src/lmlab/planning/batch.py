@@ -83,15 +83,6 @@ class Mesh:
         return self.fsdp * self.tp
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockTimes:
-    """Seconds of one block's forward pass."""
-
-    compute: float
-    weights: float
-    activations: float
-
-
 def message_bytes(block: FeedForward, scheme: Scheme, direction: Pass, tokens: float) -> float:
     """Bytes that each of many devices sends in one pass over one block."""
     if scheme == "tensor parallel":
@@ -123,15 +114,17 @@ def best_fsdp(
     return math.sqrt(2 * tokens / (block.matrices * block.d_ff) * fsdp_axes / tp_axes * devices)
 
 
-def block_times(network: Network, mesh: Mesh, block: FeedForward, tokens: float) -> BlockTimes:
-    """Forward times of one block; a mesh dimension of one device sends nothing."""
+def block_times(
+    network: Network, mesh: Mesh, block: FeedForward, tokens: float
+) -> dict[str, float]:
+    """Seconds of one block's forward pass; a mesh dimension of one device sends nothing."""
     weights = block.weight_bytes / mesh.tp * (mesh.fsdp > 1)
     activations = block.activation_bytes(tokens) / mesh.fsdp * (mesh.tp > 1)
-    return BlockTimes(
-        compute=block.flops(tokens) / (mesh.devices * network.flops_per_s),
-        weights=weights / (network.bytes_per_s * mesh.fsdp_axes),
-        activations=activations / (network.bytes_per_s * mesh.tp_axes),
-    )
+    return {
+        "compute": block.flops(tokens) / (mesh.devices * network.flops_per_s),
+        "weights": weights / (network.bytes_per_s * mesh.fsdp_axes),
+        "activations": activations / (network.bytes_per_s * mesh.tp_axes),
+    }
 
 
 def min_tokens_overlapped(

@@ -41,27 +41,10 @@ class Blocks:
         return self.num_blocks * (self.d_model + self.d_ff) * BF16_BYTES
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingState:
+def training_state(blocks: Blocks) -> dict[str, int]:
     """Bytes that do not depend on the batch."""
-
-    master_weights: int
-    gradients: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.master_weights + self.gradients + self.optimizer
-
-
-def training_state(blocks: Blocks) -> TrainingState:
     each = blocks.parameters * FP32_BYTES
-    return TrainingState(master_weights=each, gradients=each, optimizer=2 * each)
-
-
-def activation_bytes(blocks: Blocks, tokens: int) -> int:
-    """What a batch of that many tokens saves for backward."""
-    return blocks.activation_bytes_per_token * tokens
+    return {"master_weights": each, "gradients": each, "optimizer": 2 * each}
 
 
 def devices_for(total_bytes: float, device_bytes: float) -> int:

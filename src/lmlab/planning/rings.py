@@ -6,21 +6,7 @@ and sums what it receives: half the steps, n / 2 times the bytes.
 """
 
 
-def ring_bytes(size: float, ranks: int) -> float:
-    """Bytes that each rank sends in a ring all-reduce of `size` bytes."""
-    return 2 * (ranks - 1) * size / ranks
-
-
-def gather_bytes(size: float, ranks: int) -> float:
-    """Bytes that each rank sends when whole tensors are passed around."""
-    return (ranks - 1) * size
-
-
-def ring_steps(ranks: int) -> int:
-    """Consecutive messages of a ring all-reduce."""
-    return 2 * (ranks - 1)
-
-
-def gather_steps(ranks: int) -> int:
-    """Consecutive messages when whole tensors are passed around."""
-    return ranks - 1
+def all_reduce(ranks: int) -> dict[str, tuple[int, float]]:
+    """Consecutive messages of each rank, and bytes that it sends per byte of the tensor."""
+    others = ranks - 1
+    return {"ring": (2 * others, 2 * others / ranks), "whole tensors": (others, float(others))}

@@ -18,7 +18,7 @@ block of three matrices, per `scheme` and `direction` (forward, backward): `sche
 """
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
@@ -65,28 +65,29 @@ def measure(point: Point, device: torch.device) -> Outcome:
 def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
     """State and activations of the model, whole and sharded."""
     state = memory.training_state(blocks)
+    state_bytes = sum(state.values())
     gpu_bytes = settings["gpu_memory_gb"] * GB
     device_bytes = settings["device_memory_gb"] * GB
     records = [
         value("parameters", blocks.parameters, ""),
-        *by_label("state_memory", "part", {**asdict(state), "total": state.total}),
-        value("state_devices", memory.devices_for(state.total, gpu_bytes), ""),
+        *by_label("state_memory", "part", {**state, "total": state_bytes}),
+        value("state_devices", memory.devices_for(state_bytes, gpu_bytes), ""),
         value("activation_bytes_per_token", blocks.activation_bytes_per_token, "B"),
     ]
     for recipe, parts in memory.BYTES_PER_PARAMETER.items():
         counts = {**parts, "total": sum(parts.values())}
         records += by_label("bytes_per_parameter", "part", counts, recipe=recipe)
     for tokens in settings["tokens"]:
-        activations = memory.activation_bytes(blocks, tokens)
-        unsharded = memory.devices_for(state.total + activations, gpu_bytes)
+        activations = blocks.activation_bytes_per_token * tokens
+        unsharded = memory.devices_for(state_bytes + activations, gpu_bytes)
         found = {"activation_memory_bytes": activations, "gpus_unsharded": unsharded}
         records += values(found, tokens=tokens)
-        devices = memory.min_devices(state.total, activations, device_bytes, share=ACTIVATION_SHARE)
+        devices = memory.min_devices(state_bytes, activations, device_bytes, share=ACTIVATION_SHARE)
         if devices is None:
             reason = "the unsharded half of the activations alone exceeds a device"
             records.append(without_value("fewest_devices", "unsupported", reason, tokens=tokens))
             continue
-        sharded = memory.sharded_bytes(state.total, activations, devices, share=ACTIVATION_SHARE)
+        sharded = memory.sharded_bytes(state_bytes, activations, devices, share=ACTIVATION_SHARE)
         records += values(
             {"fewest_devices": devices, "memory_per_device_bytes": sharded}, tokens=tokens
         )
@@ -106,8 +107,8 @@ def mesh_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Recor
     ]
     if hidden is not None:
         times = batch.block_times(network, mesh, block, hidden)
-        milliseconds = {part: seconds * 1e3 for part, seconds in asdict(times).items()}
-        records += by_label("block_time", "part", milliseconds, "ms")
+        for part, seconds in times.items():
+            records.append(value("block_time", seconds * 1e3, "ms", part=part))
     return records
 
 
@@ -169,12 +170,8 @@ def _tokens(quantity: str, tokens: float | None, **labels: str) -> Record:
 
 def ring_records(ranks: int) -> list[Record]:
     """Steps, and bytes sent per byte of the tensor, of both ways to all-reduce."""
-    ways = {
-        "ring": (rings.ring_steps(ranks), rings.ring_bytes(1.0, ranks)),
-        "whole tensors": (rings.gather_steps(ranks), rings.gather_bytes(1.0, ranks)),
-    }
     records = []
-    for way, (steps, sent) in ways.items():
-        records.append(value("all_reduce_steps", steps, "", ranks=ranks, way=way))
-        records.append(value("all_reduce_bytes", sent, "", ranks=ranks, way=way))
+    for way, (steps, sent) in rings.all_reduce(ranks).items():
+        numbers = {"all_reduce_steps": steps, "all_reduce_bytes": sent}
+        records += [value(name, n, "", ranks=ranks, way=way) for name, n in numbers.items()]
     return records
