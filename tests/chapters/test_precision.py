@@ -1,6 +1,5 @@
 """What formats keep and lose: the numbers of the study, and what they must show."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +40,15 @@ def test_the_loops_end_where_published_ones_do_and_why(accumulation: Outcome) ->
     assert trace["sum"][-1] == 9.953125
     assert value_of(accumulation, "term_in_fp16") == 0.01000213623046875
     # Near ten fp16 steps by 1/128, and the term of a hundredth is rounded to one such step.
-    assert trace["spacing"][-1] == trace["added"][-1] == 1 / 128
+    assert trace["sum"][-1] - trace["sum"][-2] == (1000 - trace["step"][-2]) / 128
 
 
 @pytest.mark.parametrize("terms", [1, 2, 1000, 20_000])
-def test_a_trace_is_short_and_keeps_every_change_of_spacing(terms: int) -> None:
-    term = torch.tensor(0.01, dtype=torch.float16)
-    sums = precision.running_sums(torch.float16, term, terms)
-    trace = precision.trace(sums)
-    assert len(trace["step"]) <= 200
-    assert set(trace["spacing"]) == {2.0 ** (torch.frexp(each)[1].item() - 11) for each in sums}
-    neighbours = zip(trace["step"], itertools.pairwise(trace["spacing"]), strict=False)
-    changes = [step for step, (here, after) in neighbours if here != after]
-    assert all(step + 1 in trace["step"] for step in changes)
+def test_a_long_sum_is_followed_in_few_steps(terms: int) -> None:
+    followed = precision.followed({"sum": torch.arange(1, terms + 1)})
+    assert followed["step"] == followed["sum"]
+    assert {1, terms} <= {*followed["step"]}
+    assert len({*followed["step"]}) == min(terms, 500)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])

@@ -9,7 +9,7 @@ A float has a fixed number of significant bits, so the spacing of floats grows w
   of two), `spacing` (at 1), `stalls_at` per term.
   `data.stalled_sums` follows a sum of ones in each format.
 - `accumulation`: a growing sum swallows its terms. Records: `sum`, `exact` and `error` per loop;
-  `data.fp16_trace` follows the fp16 sum (step, sum, spacing to the next float, what was added).
+  `data.fp16_trace` follows the fp16 sum.
 - `autocast`: so matmuls may be 16 bit, but sums should not. Records: `dtype_of` per component of a
   toy model, as hooks see it.
 - `layernorm`: its variance sums squares, and squaring doubles the exponent. Records per dtype and
@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ from lmlab.measure.precision import precision_named, why_unsupported
 from lmlab.measure.records import Record, value, values, without_value
 from lmlab.study.points import Point
 
-TRACE_ROWS = 200
+TRACE_STEPS = 500
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # Powers of four: fp16's squares vanish at the lower end and overflow at the upper one.
 SCALES = tuple(4.0**power for power in range(-7, 7))
@@ -72,14 +73,12 @@ def formats(term: float) -> Outcome:
         records += values(numbers, dtype=name)
         for added in dict.fromkeys((1.0, term)):
             labels = {"dtype": name, "term": added}
-            records.append(_finite_or("stalls_at", stalls_at(dtype, added), "overflow", labels))
-    steps = range(0, ONES, ONES // TRACE_ROWS)
+            records.append(_finite("stalls_at", stalls_at(dtype, added), labels))
     sums = {
-        name: running_sums(dtype, torch.ones((), dtype=dtype), ONES)[steps].tolist()
+        name: running_sums(dtype, torch.ones((), dtype=dtype), ONES)
         for name, dtype in FORMATS.items()
     }
-    trace = {"step": [step + 1 for step in steps], **sums}
-    return Outcome(measurements=records, data={"stalled_sums": trace})
+    return Outcome(measurements=records, data={"stalled_sums": followed(sums)})
 
 
 def stalls_at(dtype: torch.dtype, term: float) -> float:
@@ -98,18 +97,19 @@ def accumulation(terms: int, term: float) -> Outcome:
         raise Unsupported(
             f"terms x term = {terms * term:g}; fp16 ends at {torch.finfo(fp16).max:g}"
         )
-    loops = {
-        "fp32 += fp32": (fp32, torch.tensor(term, dtype=fp32)),
-        "fp16 += fp16": (fp16, torch.tensor(term, dtype=fp16)),
-        "fp32 += fp16": (fp32, torch.tensor(term, dtype=fp16)),
-        "fp32 += fp16 cast up": (fp32, torch.tensor(term, dtype=fp16).to(fp32)),
+    narrow, wide = (torch.tensor(term, dtype=dtype) for dtype in (fp16, fp32))
+    sums = {
+        "fp32 += fp32": running_sums(fp32, wide, terms),
+        "fp16 += fp16": running_sums(fp16, narrow, terms),
+        "fp32 += fp16": running_sums(fp32, narrow, terms),
+        "fp32 += fp16 cast up": running_sums(fp32, narrow.to(fp32), terms),
     }
-    records = [value("term_in_fp16", torch.tensor(term, dtype=fp16).item(), "")]
-    for loop, (accumulator, added) in loops.items():
-        result = running_sums(accumulator, added, terms)[-1].item()
+    records = [value("term_in_fp16", narrow.item(), "")]
+    for loop, running in sums.items():
+        result = running[-1].item()
         records += values({"sum": result, "error": result - terms * term}, loop=loop)
-    sums = running_sums(fp16, torch.tensor(term, dtype=fp16), terms)
-    return Outcome(measurements=records, data={"fp16_trace": trace(sums)})
+    trace = followed({"sum": sums["fp16 += fp16"]})
+    return Outcome(measurements=records, data={"fp16_trace": trace})
 
 
 def running_sums(accumulator: torch.dtype, term: Tensor, terms: int) -> Tensor:
@@ -122,28 +122,11 @@ def running_sums(accumulator: torch.dtype, term: Tensor, terms: int) -> Tensor:
     return sums
 
 
-def trace(sums: Tensor) -> dict[str, list[float]]:
-    """A running sum with the distance to the next float, reduced to where something happens."""
-    above = torch.nextafter(sums, torch.full_like(sums, float("inf")))
-    spacing = (above - sums).double()
-    exact = sums.double()
-    added = torch.diff(exact, prepend=torch.zeros(1, dtype=torch.float64))
-    kept = _rows_to_keep(spacing)
-    return {
-        "step": [index + 1 for index in kept],
-        "sum": exact[kept].tolist(),
-        "spacing": spacing[kept].tolist(),
-        "added": added[kept].tolist(),
-    }
-
-
-def _rows_to_keep(spacing: Tensor) -> list[int]:
-    """First and last row, both sides of every change of the spacing, and even steps between."""
-    changes = torch.nonzero(spacing[1:] != spacing[:-1]).flatten().tolist()
-    marks = {0, len(spacing) - 1, *changes, *(index + 1 for index in changes)}
-    room = max(TRACE_ROWS - len(marks), 1)
-    stride = -(-len(spacing) // room)
-    return sorted(marks | set(range(0, len(spacing), stride)))
+def followed(sums: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Running sums of equal length at even steps, the first and the last included."""
+    terms = len(next(iter(sums.values())))
+    steps = np.linspace(1, terms, min(terms, TRACE_STEPS), dtype=int)
+    return {"step": steps.tolist(), **{name: s[steps - 1].tolist() for name, s in sums.items()}}
 
 
 def autocast(dtype: str, seed: int, device: torch.device) -> Outcome:
@@ -209,7 +192,7 @@ def layernorm(seed: int, device: torch.device) -> list[Record]:
         for norm, more in ((layer_norm, {}), (layer_norm_summed_in_format, {"sums": OWN})):
             # LayerNorm's values are about one, so this is close to a relative error.
             error = (norm(rounded).double().cpu() - layer_norm(x)).abs().max().item()
-            records.append(_finite_or("output_error", error, "overflow", {**labels, **more}))
+            records.append(_finite("output_error", error, {**labels, **more}))
     return records
 
 
@@ -240,14 +223,14 @@ def variance_records(true: Tensor, computed: Tensor, labels: Mapping[str, Any]) 
     if bool((computed == 0).any()):
         found = without_value("variance_error", "unsupported", "underflow", **labels)
     else:
-        found = _finite_or("variance_error", error, "overflow", labels)
+        found = _finite("variance_error", error, labels)
     return [found, value("true_variance", true.mean().item(), "", **labels)]
 
 
-def _finite_or(name: str, number: float, reason: str, labels: Mapping[str, Any]) -> Record:
+def _finite(name: str, number: float, labels: Mapping[str, Any]) -> Record:
     if math.isfinite(number):
         return value(name, number, "", **labels)
-    return without_value(name, "unsupported", reason, **labels)
+    return without_value(name, "unsupported", "overflow", **labels)
 
 
 def layer_norm(x: Tensor) -> Tensor:
