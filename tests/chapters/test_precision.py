@@ -63,7 +63,7 @@ def test_what_cannot_be_done_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(Unsupported, match="fp16 ends at 65504"):
         outcome_of("accumulation", term=100.0)
     with pytest.warns(UserWarning, match="autocast"), pytest.raises(Unsupported, match="float64"):
-        precision.observed_dtypes(precision.ToyModel(), torch.float64, CPU)
+        precision.observed_dtypes(precision.toy_model(), torch.float64, CPU)
     monkeypatch.setattr(precision, "why_unsupported", lambda name, device: f"no {name} here")
     with pytest.raises(Unsupported, match="no bf16 here"):
         outcome_of("autocast", dtype="bf16")

@@ -59,7 +59,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 def formats(term: float) -> Outcome:
     """Bits, range and spacing of every format, and the sums that stall in it."""
-    records = []
+    records, sums = [], {}
     for name, dtype in FORMATS.items():
         info = torch.finfo(dtype)
         mantissa = round(-math.log2(info.eps))
@@ -74,10 +74,7 @@ def formats(term: float) -> Outcome:
         for added in dict.fromkeys((1.0, term)):
             labels = {"dtype": name, "term": added}
             records.append(_finite("stalls_at", stalls_at(dtype, added), labels))
-    sums = {
-        name: running_sums(dtype, torch.ones((), dtype=dtype), ONES)
-        for name, dtype in FORMATS.items()
-    }
+        sums[name] = running_sums(dtype, torch.ones((), dtype=dtype), ONES)
     return Outcome(measurements=records, data={"stalled_sums": followed(sums)})
 
 
@@ -131,38 +128,30 @@ def followed(sums: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 def autocast(dtype: str, seed: int, device: torch.device) -> Outcome:
     """Dtypes of the toy model's parts in one training step under autocast."""
-    precision = precision_named(dtype)
     if reason := why_unsupported(dtype, device):
         raise Unsupported(reason)
     torch.manual_seed(seed)
-    found = observed_dtypes(ToyModel().to(device), precision.dtype, device)
+    found = observed_dtypes(toy_model().to(device), precision_named(dtype).dtype, device)
     names = {part: str(dtype).removeprefix("torch.") for part, dtype in found.items()}
     records = [value("dtype_of", name, "", component=part) for part, name in names.items()]
     return Outcome(measurements=records)
 
 
-class ToyModel(nn.Module):
+def toy_model() -> nn.Sequential:
     """fc1 -> ReLU -> LayerNorm -> fc2."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(IN_FEATURES, HIDDEN, bias=False)
-        self.ln = nn.LayerNorm(HIDDEN)
-        self.fc2 = nn.Linear(HIDDEN, OUT_FEATURES, bias=False)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc2(self.ln(self.relu(self.fc1(x))))
-        return logits
+    fc1 = nn.Linear(IN_FEATURES, HIDDEN, bias=False)
+    fc2 = nn.Linear(HIDDEN, OUT_FEATURES, bias=False)
+    return nn.Sequential(fc1, nn.ReLU(), nn.LayerNorm(HIDDEN), fc2)
 
 
 def observed_dtypes(
-    model: ToyModel, dtype: torch.dtype, device: torch.device
+    model: nn.Sequential, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.dtype]:
     """Types seen in one forward and backward pass under autocast, by component: it chooses a type
     for each operation while it runs, which only hooks on the tensors that pass can see."""
     seen: dict[str, torch.dtype] = {}
-    watched = {"fc1_output": model.fc1, "layernorm_output": model.ln, "logits": model.fc2}
+    fc1, _, norm, fc2 = model
+    watched = {"fc1_output": fc1, "layernorm_output": norm, "logits": fc2}
     for name, module in watched.items():
         module.register_forward_hook(
             lambda _module, _inputs, output, name=name: seen.update({name: output.dtype})
