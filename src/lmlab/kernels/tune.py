@@ -110,11 +110,10 @@ def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
 def inputs_of(p: Problem) -> tuple[Tensor, ...]:
     """Random q, k and v in the layout of a model; for the backward grad_o, q, k, v, o and lse."""
     generator = torch.Generator(p.device).manual_seed(0)
-    q_shape = (p.batch, p.queries, p.heads, p.head_dim)
-    kv_shape = (p.batch, p.keys, p.kv_heads, p.head_dim)
+    shape = (p.batch, p.queries, p.heads, p.head_dim)
     q, k, v, grad_o = (
         torch.randn(shape, device=p.device, dtype=p.dtype, generator=generator).transpose(1, 2)
-        for shape in (q_shape, kv_shape, kv_shape, q_shape)
+        for _ in range(4)
     )
     if p.direction == "forward":
         return q, k, v

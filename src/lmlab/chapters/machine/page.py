@@ -39,9 +39,8 @@ CARD = (
 def derive(rows: Rows, results: Results) -> Rows:
     """Ceilings under common names (`measured`, `stated`, `share`), distinguished by `ceiling`."""
     found = select(rows, status="ok", quantity=[*MEASURED, *STATED])
-    known = found["dtype"].map(lambda dtype: isinstance(dtype, str)).astype(bool)
     named = found.assign(
-        ceiling=("matmul, " + found["dtype"].astype(str)).where(known, "copy, read and write"),
+        ceiling=("matmul, " + found["dtype"]).fillna("copy, read and write"),
         quantity=found["quantity"].isin(MEASURED).map({True: "measured", False: "stated"}),
     )
     parts = {name: {"quantity": name} for name in ("measured", "stated")}
