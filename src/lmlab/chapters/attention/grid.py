@@ -66,11 +66,8 @@ def _tiles(study: Study, block: Block, asked: Block) -> Topic:
     """`block_m` and `block_n` are those of the forward pass. Backward swaps them, so that the tile
     which a program holds (there of keys) takes the same sizes."""
     shared = _only(asked, "batch", "heads", "sequences", "precision", "stages", *SAMPLING)
-    pairs = list(product(asked["block_m"], asked["block_n"]))
-    tiles = {
-        "forward": [[held, streamed] for held, streamed in pairs],
-        "backward": [[streamed, held] for held, streamed in pairs],
-    }
+    forward = [[held, streamed] for held, streamed in product(asked["block_m"], asked["block_n"])]
+    tiles = {"forward": forward, "backward": [[streamed, held] for held, streamed in forward]}
     for point in crossed(head_dim=asked["head_dims"], direction=tiles):
         own = {"tiles": tiles[point["direction"]], "attention": "flash", "causal": True}
         yield point, {**shared, **own}

@@ -123,17 +123,17 @@ def lever_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Reco
     def needed(changed: Mesh, **more: float) -> float | None:
         return batch.min_tokens_overlapped(network, changed, block, **more)
 
-    changes: dict[str, tuple[float | None, float, float]] = {
-        "none": (needed(mesh), mesh.fsdp, mesh.tp),
-        "weights gathered in 8 bits": (needed(mesh, weight_bytes=FP8_BYTES), mesh.fsdp, mesh.tp),
-        "twice the tensor parallelism": (needed(wider), wider.fsdp, wider.tp),
-        "two pipeline stages": (needed(stages), stages.fsdp, stages.tp),
-        "the best split": (best, fsdp, mesh.devices / fsdp),
+    changes = {
+        "none": (needed(mesh), mesh),
+        "weights gathered in 8 bits": (needed(mesh, weight_bytes=FP8_BYTES), mesh),
+        "twice the tensor parallelism": (needed(wider), wider),
+        "two pipeline stages": (needed(stages), stages),
+        "the best split": (best, replace(mesh, fsdp=fsdp, tp=mesh.devices / fsdp)),
     }
     records = []
-    for change, (tokens, fsdp_degree, tp_degree) in changes.items():
+    for change, (tokens, changed) in changes.items():
         records.append(_tokens("lever_tokens", tokens, change=change))
-        records += values({"fsdp": fsdp_degree, "tp": tp_degree}, "lever_", change=change)
+        records += values({"fsdp": changed.fsdp, "tp": changed.tp}, "lever_", change=change)
     return records
 
 

@@ -12,7 +12,6 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """A point for each placement and world size."""
     own = {key: block[key] for key in ("time_cap_s", "operations", "dtypes", "sizes_mib")}
     settings = {**study.rank_settings(), **own, "seed": study.common["seed"]}
     return [

@@ -8,7 +8,6 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """A point per topic."""
     shared = {key: block[key] for key in ("samples", "variant_cap_s")}
     shared["seed"] = study.common["seed"]
     return [

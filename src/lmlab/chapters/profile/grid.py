@@ -9,7 +9,6 @@ from lmlab.study.points import Point
 
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
-    """One point per size, context, batch and precision."""
     common = {key: study.common[key] for key in ("time_cap_s", "skip_if_too_large")}
     own = {key: block[key] for key in ("warmup", "steps", "profiler", "keep_traces")}
     model = {**study.own_model(), "attention": study.common["attention"]}

@@ -22,7 +22,7 @@ from torch import Tensor
 from lmlab.chapters.principles.measure.programs import INTERPRETED, Program, asked_of, compare
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.kernels.principles_matmul import matmul
-from lmlab.measure.records import Record, value
+from lmlab.measure.records import Record, value, values
 from lmlab.study.points import Point
 
 GROUP = 8
@@ -91,15 +91,11 @@ def resources_of(kernel: Any, tile: str, warps: int, device: torch.device) -> li
     }
     blocks = blocks_per_sm(kernel, 32 * warps, shared)
     limit = min(limits, key=lambda name: limits[name])
-    numbers: dict[str, Any] = {"registers": registers, "shared_memory": shared, "warps": warps}
+    numbers = {"registers": registers, "shared_memory_bytes": shared, "warps": warps}
     if blocks is not None:
         numbers["blocks_per_sm"] = blocks
         limit = "blocks" if blocks < limits[limit] else limit
-    numbers["limit"] = limit
-    return [
-        value(name, number, "B" if name == "shared_memory" else "", tile=tile)
-        for name, number in numbers.items()
-    ]
+    return [*values(numbers, tile=tile), value("limit", limit, "", tile=tile)]
 
 
 def blocks_per_sm(kernel: Any, threads: int, shared: int) -> int | None:
