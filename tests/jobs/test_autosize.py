@@ -7,22 +7,25 @@ import pytest
 import torch
 
 from lmlab.jobs import autosize
-from lmlab.jobs.autosize import Choice, choose, why_too_large, why_too_slow
+from lmlab.jobs.autosize import choose, why_too_large, why_too_slow
 from lmlab.jobs.rank_work import candidates, expected_memory
+from lmlab.measure.records import Record
 from tests.jobs.points import rank_point
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 CPU = torch.device("cpu")
-SIZES = candidates(rank_point("data_parallel", {"huge": 4096, "wide": 512, "slim": 16}))
+POINT = rank_point("data_parallel", {"huge": 4096, "wide": 512, "slim": 16})
+SIZES = candidates(POINT)
 
 
 def chosen(
     monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float] | None
-) -> Choice:
+) -> list[Record]:
     monkeypatch.setattr(autosize, "bandwidth", lambda device: rate)
     by_workload = {SIZES[size]: step_s for size, step_s in (steps_s or {}).items()}
     monkeypatch.setattr(autosize, "trial_s", lambda _, workload, __: by_workload[workload])
-    return choose(SIZES, CPU, limit_s=2.0, trial=None if steps_s is None else Mock())
+    trial = None if steps_s is None else Mock()
+    return choose(POINT, CPU, purpose="time", limit_s=2.0, trial=trial)[1]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def chosen(
 def test_the_first_size_that_is_quick_is_taken(
     monkeypatch: pytest.MonkeyPatch, rate: float, steps_s: dict[str, float] | None, size: str
 ) -> None:
-    records = chosen(monkeypatch, rate, steps_s).records("time")
+    records = chosen(monkeypatch, rate, steps_s)
     found = {r["quantity"]: r["value"] for r in records if r["status"] == "ok"}
     assert (found["size"], found["over_limit"]) == (size, steps_s == {"slim": 9.0})
     assert found["all_reduce_bandwidth"] == rate / 1e9

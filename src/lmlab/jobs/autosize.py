@@ -10,19 +10,19 @@ Records: `size` with a `purpose`, and without a value for each `candidate` that 
 `all_reduce_bandwidth` (tensor bytes over time), `trial_step`, `over_limit`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from lmlab.jobs.rank_work import RankWork, expected_memory, release
+from lmlab.jobs.rank_work import RankWork, candidates, expected_memory, release
 from lmlab.jobs.workload import Workload
 from lmlab.measure import across_ranks
 from lmlab.measure.records import Record, value, without_value
 from lmlab.measure.rounds import sample_ms
 from lmlab.model import cost, footprint
+from lmlab.study.points import Point
 
 GIB = 2**30
 PROBE_BYTES = 32 * 2**20
@@ -32,62 +32,46 @@ Trial = Callable[[RankWork], Callable[[], object]]
 USABLE = 0.9  # of free memory: allocators round up, and libraries need some
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The chosen size and the reasons for it."""
-
-    size: str
-    workload: Workload
-    bandwidth: float
-    step_s: float | None  # the trial step on the slowest rank; None if none was tried
-    over_limit: bool
-    left_out: dict[str, str]  # reasons by size
-
-    def records(self, purpose: str) -> list[Record]:
-        """Records of the choice, its purpose, and the sizes left out."""
-        chosen = [
-            value("size", self.size, "", purpose=purpose),
-            value("all_reduce_bandwidth", self.bandwidth / 1e9, "GB/s", purpose=purpose),
-            value("over_limit", self.over_limit, "", purpose=purpose),
-        ]
-        if self.step_s is not None:
-            chosen.append(value("trial_step", self.step_s * 1e3, "ms", purpose=purpose))
-        return chosen + [
-            without_value("size", "unsupported", reason, purpose=purpose, candidate=size)
-            for size, reason in self.left_out.items()
-        ]
-
-
 def choose(
-    sizes: Mapping[str, Workload],
+    point: Point,
     device: torch.device,
     *,
+    purpose: str,
     limit_s: float,
     messages: float = 1,
     trial: Trial | None = None,
-) -> Choice:
-    """The first size that fits and whose step stays under the limit; the last may be slow.
+) -> tuple[Workload, list[Record]]:
+    """The first size of a point that fits and whose step stays under the limit (the last may be
+    slow), and the records of this choice.
 
     A step sends at least `messages` times the bytes of the gradient. Without a trial the choice is
     made by arithmetic.
     """
+    sizes = candidates(point)
     rate = bandwidth(device)
-    left_out: dict[str, str] = {}
+    left_out: list[Record] = []
     *_, smallest = sizes
     for size, workload in sizes.items():
-        last, step_s, over_limit = size == smallest, None, False
+        last, step_s = size == smallest, 0.0
         reason = why_too_large(workload, device)
         if reason is None and not last:
             reason = why_too_slow(workload, rate, messages=messages, limit_s=limit_s)
         if reason is None and trial is not None:
             step_s = trial_s(trial, workload, device)
-            over_limit = step_s > limit_s
             release(device)
-            if over_limit and not last:
+            if step_s > limit_s and not last:
                 reason = f"a step takes {step_s:.3g} s, more than {limit_s:g} s"
         if reason is None:
-            return Choice(size, workload, rate, step_s, over_limit, left_out)
-        left_out[size] = reason
+            chosen = [
+                value("size", size, "", purpose=purpose),
+                value("all_reduce_bandwidth", rate / 1e9, "GB/s", purpose=purpose),
+                value("over_limit", step_s > limit_s, "", purpose=purpose),
+            ]
+            if trial is not None:
+                chosen.append(value("trial_step", step_s * 1e3, "ms", purpose=purpose))
+            return workload, chosen + left_out
+        labels = {"purpose": purpose, "candidate": size}
+        left_out.append(without_value("size", "unsupported", reason, **labels))
     raise MemoryError(f"no size fits: {size} {reason}")
 
 

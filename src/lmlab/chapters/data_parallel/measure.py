@@ -33,7 +33,6 @@ from lmlab.jobs.autosize import choose
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
-    candidates,
     overlap_records,
     per_rank,
     relative_error,
@@ -64,8 +63,8 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Time every variant on these ranks; called on each of them."""
     with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
         limit_s = point.settings["step_limit_s"]
-        choice = choose(candidates(point), device, limit_s=limit_s, trial=trial)
-        work = RankWork(choice.workload, device)
+        workload, choice = choose(point, device, purpose="time", limit_s=limit_s, trial=trial)
+        work = RankWork(workload, device)
         model = work.model()
         variants = make_variants(point, work, model)
         checks = check(variants, work, model)
@@ -84,7 +83,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
             *(record for name, v in variants.items() for record in v.message_records(name)),
             *peaks,
             *overlap,
-            *choice.records("time"),
+            *choice,
             *work_records(work, model),
         ]
     return Outcome(measurements=records, data={"intervals_ms": intervals})

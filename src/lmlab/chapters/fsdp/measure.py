@@ -39,7 +39,6 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
     Ready,
-    candidates,
     no_time,
     overlap_records,
     parameter_bytes,
@@ -76,16 +75,17 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Memory, time, waits and overlap of every variant; called on each rank."""
     builders = builders_of(point.settings["bucket_mb"])
     with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
-        choice = choose(
-            candidates(point),
+        workload, choice = choose(
+            point,
             device,
+            purpose="memory and time",
             limit_s=point.settings["step_limit_s"],
             messages=1.5,  # two gathers and a scatter, each half of an all-reduce
             trial=lambda work: partial(builders[OURS](work).step, work),
         )
-        work = RankWork(choice.workload, device)
+        work = RankWork(workload, device)
         alone = {name: two_steps_alone(name, build, work) for name, build in builders.items()}
-        checks, correct = check(alone, TOLERANCE[work.workload.precision.name])
+        checks, correct = check(alone, TOLERANCE[workload.precision.name])
         ready = {name: partial(warm_training, builders[name], work) for name in correct}
         rounds = take_turns({n: timed_step(each) for n, each in ready.items()}, point, device)
         waits = watch_gathers(ready[OURS], device) if OURS in ready else []
@@ -98,8 +98,8 @@ def measure(point: Point, device: torch.device) -> Outcome:
             *size_records(whole),
             *work_records(work, whole),
             *checks,
-            *choice.records("memory and time"),
-            *expected_records(work.workload, device),
+            *choice,
+            *expected_records(workload, device),
         ]
     return Outcome(measurements=records, data={"waits_ms": waits, "intervals_ms": intervals})
 

@@ -34,7 +34,6 @@ from lmlab.jobs.memory_stages import (
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
-    candidates,
     device_time_record,
     per_rank,
     relative_error,
@@ -76,10 +75,10 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], list[str]]:
     """Records of every optimizer at the largest size that fits, and which of them are correct."""
-    choice = choose(candidates(point), device, limit_s=MEMORY_STEP_LIMIT_S)
-    work = RankWork(choice.workload, device, own_tokens=False)
+    workload, choice = choose(point, device, purpose="memory", limit_s=MEMORY_STEP_LIMIT_S)
+    work = RankWork(workload, device, own_tokens=False)
     found = {name: two_steps_alone(make, work) for name, make in OPTIMIZERS.items()}
-    records = [*choice.records("memory"), *expected_records(work.workload, device)]
+    records = [*choice, *expected_records(workload, device)]
     records += per_rank("owned_bytes", found[OURS][0]["owned_bytes"], "B")
     correct = []
     for name, ranks in found.items():
@@ -135,8 +134,10 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
 
     # All-reduce sends gradients twice, broadcast parameters once.
     limit_s = point.settings["step_limit_s"]
-    choice = choose(candidates(point), device, limit_s=limit_s, messages=1.5, trial=trial)
-    work = RankWork(choice.workload, device)
+    workload, choice = choose(
+        point, device, purpose="time", limit_s=limit_s, messages=1.5, trial=trial
+    )
+    work = RankWork(workload, device)
     model = BucketedDDP(work.model(), bucket_mb)
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
     share_state(optimizers, model, work)
@@ -144,7 +145,7 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
     records = round_records(take_turns(steps, point, device), (OPTIMIZER, "total"))
     for name, step in steps.items():
         records += device_time_record(name, partial(step, PhaseClock(device)), device)
-    return [*records, *choice.records("time"), *work_records(work, model)]
+    return [*records, *choice, *work_records(work, model)]
 
 
 def share_state(
