@@ -97,6 +97,7 @@ def stages(share: float, *, peaks: bool) -> list[dict[str, Any]]:
     names = ("initialized", "after_forward", "before_step", "after_step")
     return [
         {
+            "losses": [3.0, 2.0],
             "stages": dict.fromkeys(names, reading(rank)),
             "peaks": {
                 "forward_backward": 20 * MIB + rank if peaks else None,

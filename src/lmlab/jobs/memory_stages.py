@@ -11,8 +11,8 @@ forward with backward, and of the optimizer step; a CPU has no such counter.
 
 Records: `allocated` per variant, stage and rank; of the rank that has allocated most, `memory` per
 category, `reserved` (held by the allocator) and `device_memory` (as the device reports it, for the
-`scope` it can distinguish: process or device); `peak_memory` per variant, phase and rank;
-`expected_memory` per category, by the cost model for an unsharded rank.
+`scope` it can distinguish: process or device); `peak_memory` per variant, phase and rank; `loss`
+per variant, step and rank; `expected_memory` per category, by the cost model for an unsharded rank.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,6 +121,8 @@ def memory_records(variant: str, ranks: Sequence[Mapping[str, Any]]) -> list[Rec
             records.append(value("reserved", reading["reserved_bytes"], "B", **labels))
         scope = {**labels, "scope": reading["device_scope"]}
         records.append(value("device_memory", reading["device_bytes"], "B", **scope))
+    for step, losses in enumerate(zip(*(found["losses"] for found in ranks), strict=True), 1):
+        records += per_rank("loss", losses, "", variant=variant, step=step)
     return records
 
 

@@ -26,7 +26,7 @@ from lmlab.jobs.workload import OWN_ATTENTION, Workload, workload_of
 from lmlab.measure import across_ranks
 from lmlab.measure.busy import device_time
 from lmlab.measure.clock import PhaseClock
-from lmlab.measure.overlap import profile_overlap, start_profiler
+from lmlab.measure.overlap import profile_overlap
 from lmlab.measure.records import Label, Record, timed, value, without_value
 from lmlab.measure.rounds import Rounds, TimedStep, interleave
 from lmlab.model import footprint
@@ -156,7 +156,7 @@ def overlap_records(
     variants: Mapping[str, Ready], device: torch.device
 ) -> tuple[list[Record], dict[str, Any]]:
     """Profiled steps of every variant: records, and rank 0's intervals of one for a figure."""
-    start_profiler(device)
+    profile_overlap(lambda: None, device)  # the first session on a GPU takes seconds, loses kernels
     records: list[Record] = []
     intervals = {}
     for variant, ready in variants.items():

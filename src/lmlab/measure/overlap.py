@@ -41,11 +41,6 @@ def profile_overlap(step: Callable[[], object], device: torch.device) -> dict[st
     return overlap_from_events(profiled_events(step, device, activities), device)
 
 
-def start_profiler(device: torch.device) -> None:
-    """An empty session: the first one on a GPU takes seconds and loses kernels."""
-    profile_overlap(lambda: None, device)
-
-
 def overlap_from_events(events: Sequence[Any], device: torch.device) -> dict[str, Any]:
     """What one rank did: sums over the whole trace, and few enough intervals for a figure.
 

@@ -12,9 +12,9 @@ is profiled.
 If `fully_shard` does not run on a backend or device, its error becomes the variant's reason and the
 others go on. All ranks must agree on that; otherwise one would wait for another that has stopped.
 
-Records, besides those of `autosize`, `memory_stages` and `rank_work`: `loss` per variant, step
-and rank; `parameter_bytes`, `sharded_bytes` (of the parameters that FSDP shards); `gather_wait`:
-the sum of all waits for weights in a step, per phase and rank. `data.waits_ms`: the median wait of
+Records, besides those of `autosize`, `memory_stages` and `rank_work`: `parameter_bytes`,
+`sharded_bytes` (of the parameters that FSDP shards); `gather_wait`: the sum of all waits for
+weights in a step, per phase and rank. `data.waits_ms`: the median wait of
 each block per phase, one number per rank. `data.intervals_ms`: rank 0's timeline per variant.
 """
 
@@ -164,8 +164,6 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
             records.append(no_time(name, "unsupported", ranks))
             continue
         records += memory_records(name, ranks)
-        for step, losses in enumerate(zip(*(own["losses"] for own in ranks), strict=True), 1):
-            records += per_rank("loss", losses, "", variant=name, step=step)
         pairs = zip(ranks, baseline, strict=True)
         errors = (relative_error(own["losses"], right["losses"]) for own, right in pairs)
         wrong = why_wrong(name, "losses of two steps", across_ranks.max_error(errors), allowed)
@@ -230,11 +228,9 @@ def _elapsed_ms(edges: tuple[Any, Any]) -> float:
 
 def wait_records(waits: list[dict[str, Any]]) -> list[Record]:
     """All waits of a step together, per phase and rank."""
-    by_phase: dict[str, list[list[float]]] = defaultdict(list)
-    for row in waits:
-        by_phase[row["phase"]].append(row["ms"])
     records = []
-    for phase, blocks in by_phase.items():
+    for phase in ("forward", "backward"):
+        blocks = [row["ms"] for row in waits if row["phase"] == phase]
         records += per_rank("gather_wait", map(sum, zip(*blocks, strict=True)), "ms", phase=phase)
     return records
 

@@ -11,7 +11,7 @@ model, one data-parallel wrapper and one AdamW state, so a job needs no more mem
 optimizer. A barrier before the optimizer keeps earlier delays out of its time.
 
 Records, besides those of `autosize`, `memory_stages` and `rank_work`: `owned_bytes` (parameters
-that each rank updates with our optimizer), `loss` per variant, step and rank.
+that each rank updates with our optimizer).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -83,8 +83,6 @@ def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], li
     correct = []
     for name, ranks in found.items():
         records += memory_records(name, ranks)
-        for step, losses in enumerate(zip(*(own["losses"] for own in ranks), strict=True), 1):
-            records += per_rank("loss", losses, "", variant=name, step=step)
         expected = found[PLAIN][0]["digest"]
         error = across_ranks.max_error(relative_error(own["digest"], expected) for own in ranks)
         wrong = why_wrong(name, "weights after two steps", error, TOLERANCE)
@@ -96,21 +94,18 @@ def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], li
 def two_steps_alone(make: Make, work: RankWork) -> list[dict[str, Any]]:
     """One optimizer's first steps on every rank, with a digest of the weights after them."""
     release(work.device)
-    own = _two_steps(make, work)
-    release(work.device)
-    return across_ranks.gather(own)
-
-
-def _two_steps(make: Make, work: RankWork) -> dict[str, Any]:
     model = work.model()
     optimizer = make(model.parameters())
-    ownership = getattr(optimizer, "ownership", None)
-    return {
+    own = {
         # The same tokens give the same gradients, so none are exchanged.
         **two_steps(Training(model, optimizer), work),
-        "owned_bytes": ownership.bytes_by_rank if ownership else None,
         "digest": weights_digest(model),
     }
+    if isinstance(optimizer, ShardedOptimizer):
+        own["owned_bytes"] = optimizer.ownership.bytes_by_rank
+    del model, optimizer
+    release(work.device)
+    return across_ranks.gather(own)
 
 
 def weights_digest(model: nn.Module) -> list[float]:
