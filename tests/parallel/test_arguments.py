@@ -36,8 +36,6 @@ def wrong_arguments() -> list[Wrong]:
         ("compute_dtype", TypeError, lambda: FSDP(module, "bf16")),
         ("compute_dtype", TypeError, lambda: FSDP(module, nested)),
         ("compute_dtype", ValueError, lambda: FSDP(module, torch.int8)),
-        ("prefetch", TypeError, lambda: FSDP(module, prefetch=1.5)),
-        ("prefetch", ValueError, lambda: FSDP(module, prefetch=-1)),
         ("shards", TypeError, lambda: FSDP(module, shards=nn.Linear(2, 2).weight)),
         ("shards", ValueError, lambda: FSDP(module, shards=lambda m: isinstance(m, nn.LayerNorm))),
         ("blocks", TypeError, lambda: FSDP(module, blocks=[module.inner])),

@@ -121,10 +121,10 @@ class Chain(nn.Module):
         return x
 
 
-def log_of_second_step(prefetch: int, checkpointed: bool = False) -> list[str]:
+def log_of_second_step(checkpointed: bool = False) -> list[str]:
     """Messages of each block, and when blocks compute."""
     chain = Chain(checkpointed)
-    wrapped = FSDP(chain, prefetch=prefetch)
+    wrapped = FSDP(chain)
     sizes = [sum(param.padded.numel() for param in group.params) for group in wrapped.groups]
     with recorded_messages() as log:
         for number, block in enumerate(chain.blocks):
@@ -147,20 +147,16 @@ def log_of_second_step(prefetch: int, checkpointed: bool = False) -> list[str]:
 PREFETCHING = """
 gather 0, gather 1, block 0, gather 2, block 1, gather 3, block 2, block 3, backward,
 gather 2, reduce 3, gather 1, reduce 2, gather 0, reduce 1, reduce 0, finish"""
-ON_DEMAND = """
-gather 0, block 0, gather 1, block 1, gather 2, block 2, gather 3, block 3, backward,
-reduce 3, gather 2, reduce 2, gather 1, reduce 1, gather 0, reduce 0, finish"""
 
 
-@pytest.mark.parametrize(("prefetch", "expected"), [(1, PREFETCHING), (0, ON_DEMAND)])
 @on_ranks(3)
-def test_the_next_block_is_gathered_before_a_block_computes(prefetch: int, expected: str) -> None:
-    assert ", ".join(log_of_second_step(prefetch)) == expected.strip().replace("\n", " ")
+def test_the_next_block_is_gathered_before_a_block_computes() -> None:
+    assert ", ".join(log_of_second_step()) == PREFETCHING.strip().replace("\n", " ")
 
 
 @on_ranks(2)
 def test_a_recomputed_block_is_gathered_once_in_backward() -> None:
-    log = log_of_second_step(prefetch=1, checkpointed=True)
+    log = log_of_second_step(checkpointed=True)
     after = sorted(log[log.index("backward") + 1 : log.index("finish")])
     recomputed = [f"block {number}" for number in range(4)]
     reductions = [f"reduce {number}" for number in range(4)]
@@ -258,8 +254,8 @@ def test_full_weights(compute_dtype: torch.dtype | None, checkpointed: bool, fro
     assert found["after backward"] == 0
 
 
-def after_forward(groups: list[int], ahead: int = 2) -> ExecutionOrder:
-    order = ExecutionOrder(ahead)
+def after_forward(groups: list[int]) -> ExecutionOrder:
+    order = ExecutionOrder()
     order.begin_forward()
     for group in groups:
         order.forward(group)
@@ -267,22 +263,22 @@ def after_forward(groups: list[int], ahead: int = 2) -> ExecutionOrder:
 
 
 FOUR = [0, 1, 2, 3]
-# Groups to look ahead, the last forward, what is run next and what is predicted after each group.
-PREDICTIONS: dict[str, tuple[int, list[int], str, list[int], list[list[int]]]] = {
-    "first forward": (2, [], "forward", [0, 1, 2], [[], [], []]),
-    "same forward": (2, FOUR, "forward", FOUR, [[1, 2], [2, 3], [3], []]),
-    "used twice": (1, [0, 1, 0], "forward", [0, 1, 0], [[1], [0], []]),
-    "deviates": (1, [0, 1, 2], "forward", [0, 2, 1], [[1], [], []]),
-    "reversed": (2, FOUR, "backward", FOUR[::-1], [[2, 1], [1, 0], [0], []]),
-    "skips and restarts": (2, FOUR, "backward", [3, 1, 3, 7], [[2, 1], [0], [2, 1], []]),
-    "several outputs": (1, [0, 1, 0], "backward", [0, 0, 1, 1, 0], [[1], [1], [0], [0], []]),
+# The last forward, what is run next and what is predicted after each group.
+PREDICTIONS: dict[str, tuple[list[int], str, list[int], list[list[int]]]] = {
+    "first forward": ([], "forward", [0, 1, 2], [[], [], []]),
+    "same forward": (FOUR, "forward", FOUR, [[1], [2], [3], []]),
+    "used twice": ([0, 1, 0], "forward", [0, 1, 0], [[1], [0], []]),
+    "deviates": ([0, 1, 2], "forward", [0, 2, 1], [[1], [], []]),
+    "reversed": (FOUR, "backward", FOUR[::-1], [[2], [1], [0], []]),
+    "skips and restarts": (FOUR, "backward", [3, 1, 3, 7], [[2], [0], [2], []]),
+    "several outputs": ([0, 1, 0], "backward", [0, 0, 1, 1, 0], [[1], [1], [0], [0], []]),
 }
 
 
 @pytest.mark.parametrize("case", PREDICTIONS)
 def test_a_forward_predicts_the_next_one_and_backward(case: str) -> None:
-    ahead, before, direction, groups, predicted = PREDICTIONS[case]
-    order = after_forward(before, ahead)
+    before, direction, groups, predicted = PREDICTIONS[case]
+    order = after_forward(before)
     if direction == "forward":
         order.begin_forward()
         order.begin_forward()  # a forward without groups is ignored
@@ -293,4 +289,4 @@ def test_recomputation_runs_up_to_where_backward_is() -> None:
     order = after_forward([0, 1, 2, 3, 4, 5])
     order.backward(5)
     order.backward(4)
-    assert [order.recomputed(group) for group in (2, 3, 4, 9)] == [[3, 4], [4], [], []]
+    assert [order.recomputed(group) for group in (2, 3, 4, 9)] == [[3], [4], [], []]

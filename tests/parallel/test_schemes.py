@@ -231,7 +231,7 @@ def gpu_memory_of_forward(device: str, block_size: int) -> tuple[float, float]:
         nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(block_size)])
         for _ in range(number // block_size)
     ]
-    wrapped = FSDP(nn.Sequential(*blocks).to(device), prefetch=1, blocks=lambda _: blocks)
+    wrapped = FSDP(nn.Sequential(*blocks).to(device), blocks=lambda _: blocks)
     x = torch.randn(1, width, device=device)
     for _ in range(2):
         before = torch.cuda.memory_allocated()

@@ -61,9 +61,6 @@ Predicate = Callable[[nn.Module], bool]
 Blocks = Callable[[nn.Module], Iterable[nn.Module]]
 """Given a model, the modules in it whose matrices are gathered together."""
 
-PREFETCH = 1
-"""Groups gathered ahead: one keeps the link busy, and each takes memory."""
-
 
 def has_matrix_weight(layer: nn.Module) -> bool:
     """Linear, embedding and similar layers, by what they hold and not by class."""
@@ -92,11 +89,10 @@ class FSDP(nn.Module):
         *,
         shards: Predicate = has_matrix_weight,
         blocks: Blocks = module_list_members,
-        prefetch: int = PREFETCH,
         process_group: Group = None,
     ) -> None:
         check_module_and_group(module, process_group)
-        _check_options(compute_dtype, shards, blocks, prefetch)
+        _check_options(compute_dtype, shards, blocks)
         super().__init__()
         self.module = module
         self.compute_dtype = compute_dtype
@@ -108,7 +104,7 @@ class FSDP(nn.Module):
         self._param_by_name = self._shard(chosen)
         self.sharded_params = list(dict.fromkeys(self._param_by_name.values()))
         self.groups = group_by_block(module, self.sharded_params, blocks)
-        self._scheduler = Scheduler(self.groups, prefetch)
+        self._scheduler = Scheduler(self.groups)
         self.replicated_buckets = self._replicate_rest()
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
 
@@ -184,7 +180,7 @@ class FSDP(nn.Module):
         return self.module.load_state_dict(own, strict=strict)
 
 
-def _check_options(compute_dtype: object, shards: object, blocks: object, prefetch: object) -> None:
+def _check_options(compute_dtype: object, shards: object, blocks: object) -> None:
     check_argument(
         "compute_dtype",
         compute_dtype,
@@ -194,7 +190,6 @@ def _check_options(compute_dtype: object, shards: object, blocks: object, prefet
     )
     check_argument("shards", shards, Callable, "a function of a layer")
     check_argument("blocks", blocks, Callable, "a function of the model")
-    check_argument("prefetch", prefetch, int, "an integer of at least 0", lambda n: n >= 0)
 
 
 def chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter]:

@@ -8,7 +8,8 @@ Hooks are on a block and on its layers: whichever is called first triggers the g
 weights stay until the outermost module is done.
 
 The next gather is started before the current one is waited for, because with gloo waiting blocks
-the host. The last group of forward is the first of backward and stays gathered in between.
+the host. One group ahead keeps the link busy; more would take memory. The last group of forward is
+the first of backward and stays gathered in between.
 
 A hook on a module's output runs just before the module's backward; the post-accumulate hook of a
 weight runs when all its uses have been differentiated. When the last gradient of a group is ready,
@@ -44,8 +45,7 @@ class ExecutionOrder:
     gather, never a wrong result. Once a forward deviates from the prediction, nothing is predicted.
     """
 
-    def __init__(self, ahead: int) -> None:
-        self._ahead = ahead
+    def __init__(self) -> None:
         self._expected: list[int] = []
         self._seen: list[int] = []
         self._position = 0
@@ -56,20 +56,20 @@ class ExecutionOrder:
         self._position = 0
 
     def forward(self, group: int) -> list[int]:
-        """Record a use in forward; return the groups expected next."""
+        """Record a use in forward; return the group expected next, if any."""
         here = len(self._seen)
         self._seen.append(group)
         self._position = len(self._seen)
         if self._expected[here : here + 1] != [group]:
             return []
-        return self._expected[here + 1 : here + 1 + self._ahead]
+        return self._expected[here + 1 : here + 2]
 
     def is_last(self, group: int) -> bool:
         """Whether the latest use is expected to end forward, so that backward begins with it."""
         return self._seen[-1:] == [group] and self._seen == self._expected
 
     def backward(self, group: int) -> list[int]:
-        """Record that backward has reached a group; return the groups expected next.
+        """Record that backward has reached a group; return the group expected next, if any.
 
         A group with several outputs is reached once per output.
         """
@@ -80,14 +80,12 @@ class ExecutionOrder:
         if here is None:
             return []
         self._position = here
-        return self._seen[max(here - self._ahead, 0) : here][::-1]
+        return self._seen[max(here - 1, 0) : here]
 
     def recomputed(self, group: int) -> list[int]:
-        """The groups expected after one that is recomputed in backward."""
+        """The group expected after one that is recomputed in backward, if any."""
         here = self._last_use(group, before=self._position + 1)
-        if here is None:
-            return []
-        return self._seen[here + 1 : min(here + self._ahead, self._position) + 1]
+        return [] if here is None else self._seen[here + 1 : self._position + 1][:1]
 
     def _last_use(self, group: int, before: int) -> int | None:
         uses = [i for i, used in enumerate(self._seen[:before]) if used == group]
@@ -97,9 +95,9 @@ class ExecutionOrder:
 class Scheduler:
     """The groups of one model and the messages in flight."""
 
-    def __init__(self, groups: list[FSDPGroup], prefetch: int) -> None:
+    def __init__(self, groups: list[FSDPGroup]) -> None:
         self.groups = groups
-        self._order = ExecutionOrder(prefetch)
+        self._order = ExecutionOrder()
         self._reducing: deque[FSDPGroup] = deque()
         for index, group in enumerate(groups):
             for module in group.modules:
@@ -161,21 +159,17 @@ class Scheduler:
         """The outermost module that uses a group is done."""
         group = self.groups[index]
         if not group.trainable or group.tied or len(group.params) > 1:
-            self._hook_inputs(index, inputs)
+            for tensor in inputs:  # to know when their gradients are ready
+                if not tensor.is_leaf:
+                    tensor.register_hook(weak_hook(self._after_backward, index))
+                elif in_backward():  # a leaf of this recomputation; others would keep the hook
+                    tensor.register_hook(weak_hook(self._at_end_of_backward, index))
         if in_backward():
             return
         if has_backward and self._order.is_last(index):
             group.install_shards()
         else:
             group.free()
-
-    def _hook_inputs(self, index: int, inputs: list[Tensor]) -> None:
-        """Get notified when the gradient of an input is ready."""
-        for tensor in inputs:
-            if not tensor.is_leaf:
-                tensor.register_hook(weak_hook(self._after_backward, index))
-            elif in_backward():  # a leaf of this recomputation; other leaves would keep the hook
-                tensor.register_hook(weak_hook(self._at_end_of_backward, index))
 
     def _before_backward(self, index: int, gradient: Tensor) -> None:
         self._gather(self.groups[index], self._order.backward(index))
@@ -208,7 +202,7 @@ class Scheduler:
             self._reducing.popleft().finish_reduce()
 
     def _gather(self, group: FSDPGroup, ahead: list[int]) -> None:
-        """Install the full weights; gathers of the groups ahead are started before waiting."""
+        """Install the full weights; the gather of the group ahead is started before waiting."""
         group.start_gather()
         for index in ahead:
             self.groups[index].start_gather()
