@@ -1,43 +1,15 @@
-"""Argument checks: errors are one line with the argument, its value and what is allowed."""
+"""Checks of arguments and use: errors are one line with what must hold and what was found."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-VALUE_CHARACTERS = 60
 
-
-def check_argument(
-    name: str,
-    value: object,
-    types: Any,
-    allowed: str,
-    is_valid: Callable[[Any], bool] = lambda value: True,
-) -> None:
-    """TypeError if `value` is of none of the types, ValueError if it is not valid."""
-    has_type = isinstance(value, types) and not isinstance(value, bool)  # bool is an int in Python
-    if not has_type or not is_valid(value):
-        text = " ".join(repr(value).split())  # the repr of a module has many lines
-        if len(text) > VALUE_CHARACTERS:
-            text = f"{text[:VALUE_CHARACTERS]}..."
-        message = f"{name} must be {allowed}, got {text} ({type(value).__name__})"
-        raise (ValueError if has_type else TypeError)(message)
-
-
-def check_module_and_group(module: object, process_group: object) -> None:
-    """The two arguments that every wrapper has."""
-    check_argument("module", module, nn.Module, "an nn.Module")
-    check_group(process_group)
-
-
-def check_group(process_group: object) -> None:
-    """A process group that this process is a member of, or None."""
+def check_group(process_group: dist.ProcessGroup | None) -> None:
+    """Collectives of a group that this process is not a member of return without a result."""
     if process_group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("process_group must contain this process, got a group without it")
-    types = (dist.ProcessGroup, type(None))
-    check_argument("process_group", process_group, types, "a ProcessGroup or None")
 
 
 def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:

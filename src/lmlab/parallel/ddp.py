@@ -36,12 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmlab.parallel.checks import (
-    check_argument,
-    check_module_and_group,
-    check_no_assign,
-    check_still_frozen,
-)
+from lmlab.parallel.checks import check_group, check_no_assign, check_still_frozen
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.hooks import weak_hook
 from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, by_dtype_and_device, coalesce
@@ -58,7 +53,7 @@ class DataParallel(nn.Module):
     """A module whose gradients are averaged over ranks, one message after the other."""
 
     def __init__(self, module: nn.Module, grouping: Grouping, process_group: Group) -> None:
-        check_module_and_group(module, process_group)
+        check_group(process_group)
         super().__init__()
         self.module = module
         self.process_group = process_group
@@ -198,9 +193,8 @@ class BucketedDDP(_DuringBackward):
     def __init__(
         self, module: nn.Module, bucket_size_mb: float, process_group: Group = None
     ) -> None:
-        check_argument(
-            "bucket_size_mb", bucket_size_mb, (int, float), "a positive number", lambda mb: mb > 0
-        )
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb must be a positive number, got {bucket_size_mb}")
         super().__init__(module, bucket_size_mb * BYTES_PER_MB, process_group)
 
 

@@ -45,12 +45,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._pytree import tree_map_only
 
-from lmlab.parallel.checks import (
-    check_argument,
-    check_module_and_group,
-    check_no_assign,
-    check_still_frozen,
-)
+from lmlab.parallel.checks import check_group, check_no_assign, check_still_frozen
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.fsdp_group import FSDPGroup, FSDPParam, Location
 from lmlab.parallel.fsdp_scheduler import Scheduler
@@ -91,8 +86,9 @@ class FSDP(nn.Module):
         blocks: Blocks = module_list_members,
         process_group: Group = None,
     ) -> None:
-        check_module_and_group(module, process_group)
-        _check_options(compute_dtype, shards, blocks)
+        check_group(process_group)
+        if compute_dtype is not None and not compute_dtype.is_floating_point:
+            raise ValueError(f"compute_dtype must be a floating-point type, got {compute_dtype}")
         super().__init__()
         self.module = module
         self.compute_dtype = compute_dtype
@@ -167,7 +163,6 @@ class FSDP(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load an unsharded state dict."""
-        check_argument("state_dict", state_dict, Mapping, "a state dict")
         check_no_assign(assign)
         own = dict(state_dict)
         for name, param in self._param_by_name.items():
@@ -178,18 +173,6 @@ class FSDP(nn.Module):
                     )
                 own[name] = param.shard_of(own[name])
         return self.module.load_state_dict(own, strict=strict)
-
-
-def _check_options(compute_dtype: object, shards: object, blocks: object) -> None:
-    check_argument(
-        "compute_dtype",
-        compute_dtype,
-        (torch.dtype, type(None)),
-        "a floating-point torch.dtype or None",
-        lambda dtype: dtype is None or dtype.is_floating_point,
-    )
-    check_argument("shards", shards, Callable, "a function of a layer")
-    check_argument("blocks", blocks, Callable, "a function of the model")
 
 
 def chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter]:

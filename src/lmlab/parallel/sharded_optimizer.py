@@ -17,7 +17,7 @@ usual; `local` has this rank's parameters and does the arithmetic. Settings such
 to `local` before a step and back after it. Gradients must be equal on all ranks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import ParamsT
 from torch.utils._pytree import tree_map_only
 
-from lmlab.parallel.checks import check_argument, check_group
+from lmlab.parallel.checks import check_group
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.messages import broadcast_coalesced, coalesce
 
@@ -66,15 +66,9 @@ class ShardedOptimizer(Optimizer):
         process_group: Group = None,
         **kwargs: Any,
     ) -> None:
-        check_argument("params", params, Iterable, "an iterable of parameters or parameter groups")
-        check_argument(
-            "optimizer_cls",
-            optimizer_cls,
-            type,
-            "an Optimizer class that updates each parameter independently",
-            lambda cls: issubclass(cls, Optimizer) and not issubclass(cls, LBFGS),
-        )
         check_group(process_group)
+        if issubclass(optimizer_cls, LBFGS):
+            raise ValueError("optimizer_cls must update each parameter independently, got LBFGS")
         self.process_group = process_group
         self.rank = dist.get_rank(process_group)
         self.ownership = Ownership(dist.get_world_size(process_group))
@@ -88,7 +82,6 @@ class ShardedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, and assign its parameters to ranks."""
-        check_argument("param_group", param_group, dict, "a dict")
         if not isinstance(param_group["params"], Tensor | set):
             # A tied weight listed under each of its names is one parameter.
             param_group["params"] = list(dict.fromkeys(param_group["params"]))
@@ -103,7 +96,6 @@ class ShardedOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
         """Update this rank's parameters and exchange; arguments go to the wrapped optimizer."""
         assert self.local is not None
-        check_argument("closure", closure, (Callable, type(None)), "a function or None")
         _copy_settings(self, self.local)
         loss = self.local.step(closure, **kwargs)
         _copy_settings(self.local, self)
@@ -130,7 +122,6 @@ class ShardedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this rank's part of an unsharded state dict."""
         assert self.local is not None
-        check_argument("state_dict", state_dict, Mapping, "a state dict")
         own = {
             index: state_dict["state"][index]
             for index, parameter in enumerate(self._parameters())
