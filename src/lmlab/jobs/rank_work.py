@@ -76,11 +76,6 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of the weights, and of their gradients."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
 def expected_memory(workload: Workload, device: torch.device) -> footprint.Footprint | None:
     """The cost model's memory of an unsharded train step; None for a model it does not describe."""
     if not workload.is_ours or workload.attention != OWN_ATTENTION:
@@ -194,7 +189,7 @@ def work_records(work: RankWork, model: nn.Module) -> list[Record]:
     """What a step consists of on each rank."""
     return [
         value("parameters", sum(p.numel() for p in model.parameters()), ""),
-        value("gradient_bytes", parameter_bytes(model), "B"),
+        value("gradient_bytes", sum(p.nbytes for p in model.parameters()), "B"),
         value("tokens", work.workload.shape.tokens, ""),
         value("optimizer", "torch.optim.AdamW", ""),
         value("profiler", f"torch profiler {torch.__version__}", ""),

@@ -123,7 +123,6 @@ class _DuringBackward(DataParallel):
         self._backward_id = -1
         self._missing: dict[Bucket, int] = {}
         self._started = 0
-        self._all_sent = False
         for index, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
                 parameter.register_hook(weak_hook(self._before_accumulation, index))
@@ -161,23 +160,22 @@ class _DuringBackward(DataParallel):
         for bucket in self.buckets[self._started :]:
             bucket.start()
         self._started = len(self.buckets)
-        self._all_sent = True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         with super().no_sync():
             yield
-        self._all_sent = False
+        self._started = 0
 
     def finish_gradient_synchronization(self) -> None:
         """Wait for messages in flight, and send what no backward outside `no_sync` has sent."""
         check_still_frozen(self._frozen)
-        if not self._all_sent:
+        if self._started < len(self.buckets):
             self._started = 0
             self._start_rest()
         for bucket in self.buckets:
             bucket.wait()
-        self._all_sent = False
+        self._started = 0
 
 
 class OverlappedDDP(_DuringBackward):

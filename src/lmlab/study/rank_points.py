@@ -8,7 +8,7 @@ machines by a factor of a thousand; so all candidate sizes are settings, largest
 from collections.abc import Mapping
 from typing import Any
 
-from lmlab.study.config import Size, Study
+from lmlab.study.config import Study
 from lmlab.study.points import Point
 
 
@@ -17,9 +17,9 @@ def rank_points(
 ) -> list[Point]:
     """One point per placement and world size; `own` names settings specific to the chapter."""
     shared = ("step_limit_s", "warmup", "rounds", "time_cap_s")
-    one = study.size_settings(block["sizes"][0])
     settings = {
-        **{key: value for key, value in one.items() if key not in Size.__dataclass_fields__},
+        "model": study.model,
+        **{key: study.common[key] for key in ("vocab_size", "rope_theta", "seed")},
         "sizes": study.shapes(block["sizes"]),
         **study.rank_settings(),
         **{key: block[key] for key in (*own, *shared)},

@@ -140,10 +140,8 @@ class Variant:
         self._optimizer = optimizer
         self._module = share_weights(model)
         self._wrap = wrap
-        wrapped = wrap(self._module)
-        self._wrapped: nn.Module | None = wrapped
-        buckets = wrapped.buckets if isinstance(wrapped, DataParallel) else []
-        self._buffers = [bucket.buffer for bucket in buckets]
+        self._wrapped: nn.Module | None = wrap(self._module)
+        self._buffers = [bucket.buffer for bucket in getattr(self._wrapped, "buckets", ())]
         self._peak_bytes: int | None = None
         self._free()
 

@@ -41,7 +41,6 @@ from lmlab.jobs.rank_work import (
     Ready,
     no_time,
     overlap_records,
-    parameter_bytes,
     per_rank,
     relative_error,
     release,
@@ -91,11 +90,13 @@ def measure(point: Point, device: torch.device) -> Outcome:
         waits = watch_gathers(ready[OURS], device) if OURS in ready else []
         overlap, intervals = overlap_records(ready, device)
         whole = work.model()
+        sharded = chosen_matrices(whole, has_matrix_weight)
         records = [
             *round_records(rounds),
             *wait_records(waits),
             *overlap,
-            *size_records(whole),
+            value("parameter_bytes", sum(p.nbytes for p in whole.parameters()), "B"),
+            value("sharded_bytes", sum(p.nbytes for p in sharded), "B"),
             *work_records(work, whole),
             *checks,
             *choice,
@@ -233,12 +234,3 @@ def wait_records(waits: list[dict[str, Any]]) -> list[Record]:
         blocks = [row["ms"] for row in waits if row["phase"] == phase]
         records += per_rank("gather_wait", map(sum, zip(*blocks, strict=True)), "ms", phase=phase)
     return records
-
-
-def size_records(whole: nn.Module) -> list[Record]:
-    """How large the model is, and how much of it FSDP shards."""
-    sharded = chosen_matrices(whole, has_matrix_weight)
-    return [
-        value("parameter_bytes", parameter_bytes(whole), "B"),
-        value("sharded_bytes", sum(parameter.nbytes for parameter in sharded), "B"),
-    ]
