@@ -61,9 +61,9 @@ def describe(group: Mapping[str, Any]) -> str:
     elif gpus == count:
         who = f"{count} GPU" + "s" * (count > 1)
     else:
-        who = f"{count} ranks on {'one GPU' if gpus == 1 else f'{gpus} GPUs'}"
+        who = f"{count} ranks on one GPU"
     nodes = f" on {group['nnodes']} nodes" if group["nnodes"] > 1 else ""
-    return f"{who}{nodes} over {BACKENDS.get(group['backend'], group['backend'])}"
+    return f"{who}{nodes} over {BACKENDS[group['backend']]}"
 
 
 def measured(rows: Rows) -> Rows:
@@ -133,13 +133,12 @@ def group_facts(chapter: Chapter) -> dict[str, Any]:
 def _sizes(rows: Rows) -> dict[str, dict[str, Any]]:
     """By purpose: the size that was measured, and why no larger one."""
     found = select(rows, quantity="size").assign(size=lambda sizes: sizes["candidate"])
-    left_out = select(found, status="unsupported")
     return {
-        purpose: {
-            "size": first_value(found, purpose=purpose),
-            "left_out": records(select(left_out, purpose=purpose)[["size", "reason"]]),
+        str(purpose): {
+            "size": first_value(mine),
+            "left_out": records(select(mine, status="unsupported")[["size", "reason"]]),
         }
-        for (purpose,) in distinct(found, ["purpose"])
+        for purpose, mine in found.groupby("purpose", sort=False)
     }
 
 

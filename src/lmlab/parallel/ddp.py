@@ -30,7 +30,7 @@ a step adds local gradients to averaged ones, and the mean of that sum is the su
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,7 +62,6 @@ class DataParallel(nn.Module):
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self.buckets = [Bucket(message, process_group) for message in grouping(trainable)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._synchronizing = True
         for parameter in trainable:
             parameter.register_post_accumulate_grad_hook(weak_hook(self._gradient_ready))
 
@@ -80,15 +79,9 @@ class DataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients locally, without sending messages in backward."""
-        before = self._synchronizing
-        self._synchronizing = False
-        try:
-            yield
-        finally:
-            self._synchronizing = before
+        return nullcontext()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.module.state_dict(*args, **kwargs)
@@ -123,6 +116,7 @@ class _DuringBackward(DataParallel):
         self._backward_id = -1
         self._missing: dict[Bucket, int] = {}
         self._started = 0
+        self._synchronizing = True
         for index, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
                 parameter.register_hook(weak_hook(self._before_accumulation, index))
@@ -163,9 +157,12 @@ class _DuringBackward(DataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        with super().no_sync():
+        before, self._synchronizing = self._synchronizing, False
+        try:
             yield
-        self._started = 0
+        finally:
+            self._synchronizing = before
+            self._started = 0
 
     def finish_gradient_synchronization(self) -> None:
         """Wait for messages in flight, and send what no backward outside `no_sync` has sent."""
