@@ -20,12 +20,6 @@ def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:
         )
 
 
-def check_no_assign(assign: bool) -> None:
-    """Loading by assignment would replace parameters that hooks and buffers refer to."""
-    if assign:
-        raise ValueError("assign must be False on a wrapped module, got True; load before wrapping")
-
-
 def check_dense(gradient: Tensor) -> None:
     """Flat buffers hold dense gradients only."""
     if gradient.is_sparse:

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmlab.parallel.checks import check_group, check_no_assign, check_still_frozen
+from lmlab.parallel.checks import check_group, check_still_frozen
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.hooks import weak_hook
 from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, by_dtype_and_device, coalesce
@@ -86,11 +86,9 @@ class DataParallel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load into the wrapped module; every rank must load the same."""
-        check_no_assign(assign)
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:  # type: ignore[override]
+        """Load into the wrapped module; every rank must load the same. Not by assignment, which
+        would replace parameters that hooks and buffers refer to."""
         return self.module.load_state_dict(state_dict, strict=strict)
 
 

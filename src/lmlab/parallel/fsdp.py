@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._pytree import tree_map_only
 
-from lmlab.parallel.checks import check_group, check_no_assign, check_still_frozen
+from lmlab.parallel.checks import check_group, check_still_frozen
 from lmlab.parallel.collectives import Group
 from lmlab.parallel.fsdp_group import FSDPGroup, FSDPParam, Location
 from lmlab.parallel.fsdp_scheduler import Scheduler
@@ -159,11 +159,8 @@ class FSDP(nn.Module):
         state.update({prefix + name: full[param] for name, param in self._param_by_name.items()})
         return state
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load an unsharded state dict."""
-        check_no_assign(assign)
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:  # type: ignore[override]
+        """Load an unsharded state dict; not by assignment, which would replace the shards."""
         own = dict(state_dict)
         for name, param in self._param_by_name.items():
             if name in own:

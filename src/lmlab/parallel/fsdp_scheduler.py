@@ -22,7 +22,6 @@ differentiated next, so their weights stay. It runs forward from a known positio
 that backward has reached.
 """
 
-from collections import deque
 from functools import partial
 from typing import Any
 
@@ -32,9 +31,6 @@ from torch.utils._pytree import tree_map_only
 
 from lmlab.parallel.fsdp_group import FSDPGroup
 from lmlab.parallel.hooks import differentiable_tensors, in_backward, weak_hook
-
-REDUCTIONS_IN_FLIGHT = 1
-"""Groups whose full gradients may wait for their reduction while the next are computed."""
 
 
 class ExecutionOrder:
@@ -98,7 +94,8 @@ class Scheduler:
     def __init__(self, groups: list[FSDPGroup]) -> None:
         self.groups = groups
         self._order = ExecutionOrder()
-        self._reducing: deque[FSDPGroup] = deque()
+        self._reducing: FSDPGroup | None = None
+        """The group whose full gradients wait for their reduction while the next are computed."""
         for index, group in enumerate(groups):
             for module in group.modules:
                 module.register_forward_pre_hook(weak_hook(self._before_forward, index))
@@ -121,8 +118,8 @@ class Scheduler:
         for group in self.groups:
             if group.with_gradient:
                 self._reduce(group)
-        while self._reducing:
-            self._reducing.popleft().finish_reduce()
+        for group in self.groups:
+            group.finish_reduce()
         self.free_idle()
 
     def free_idle(self) -> None:
@@ -197,9 +194,9 @@ class Scheduler:
         """Free the weights, whose gradients are ready, and send the gradients."""
         group.free()
         group.start_reduce()
-        self._reducing.append(group)
-        if len(self._reducing) > REDUCTIONS_IN_FLIGHT:
-            self._reducing.popleft().finish_reduce()
+        if self._reducing is not None:
+            self._reducing.finish_reduce()
+        self._reducing = group
 
     def _gather(self, group: FSDPGroup, ahead: list[int]) -> None:
         """Install the full weights; the gather of the group ahead is started before waiting."""
