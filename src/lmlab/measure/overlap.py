@@ -28,10 +28,6 @@ from lmlab.measure.intervals import (
 
 MAX_INTERVALS = 120  # per row of a figure; more would not be visible
 
-_GLOO = "gloo:"
-_NCCL = "nccl"
-_COPIES = ("Memcpy", "Memset")
-
 
 def profile_overlap(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
     """Run a step once under the profiler; see `overlap_from_events`."""
@@ -48,10 +44,10 @@ def overlap_from_events(events: Sequence[Any], device: torch.device) -> dict[str
     `overlapped_share` its share of the time in which any message was; None without messages.
     """
     on_host = (event for event in events if event.device_type() == DeviceType.CPU)
-    gloo = [event for event in on_host if str(event.name()).startswith(_GLOO)]
+    gloo = [event for event in on_host if str(event.name()).startswith("gloo:")]
     on_gpu = [event for event in events if is_gpu_work(event, device)]
-    nccl = [event for event in on_gpu if _NCCL in event.name().lower()]
-    copies = [event for event in on_gpu if event.name().startswith(_COPIES)]
+    nccl = [event for event in on_gpu if "nccl" in event.name().lower()]
+    copies = [event for event in on_gpu if event.name().startswith(("Memcpy", "Memset"))]
     if device.type == "cuda":
         not_compute = {id(event) for event in [*nccl, *copies]}
         compute = [event for event in on_gpu if id(event) not in not_compute]

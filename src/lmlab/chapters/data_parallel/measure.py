@@ -140,7 +140,7 @@ class Variant:
         self._optimizer = optimizer
         self._module = share_weights(model)
         self._wrap = wrap
-        self._wrapped: nn.Module | None = wrap(self._module)
+        self._wrapped: Any = wrap(self._module)
         self._buffers = [bucket.buffer for bucket in getattr(self._wrapped, "buckets", ())]
         self._peak_bytes: int | None = None
         self._free()
@@ -170,15 +170,11 @@ class Variant:
     def backward(self) -> Tensor:
         """Loss, and averaged gradients. The loss is not read: that would wait for the device."""
         self._module.zero_grad()
-        loss = self._loss()
+        loss = self._work.loss(self._wrapped)
         loss.backward()
         if isinstance(self._wrapped, DataParallel):
             self._wrapped.finish_gradient_synchronization()
         return loss.detach()
-
-    def _loss(self) -> Tensor:
-        assert self._wrapped is not None, "only while the variant is allocated"
-        return self._work.loss(self._wrapped)
 
     def gradients(self) -> list[Tensor | None]:
         """As the last backward left them, in the module's order."""
@@ -207,7 +203,7 @@ class Variant:
         """A step synchronized between phases; for the variant that overlaps nothing."""
         self._module.zero_grad()
         with clock.phase("forward"):
-            loss = self._loss()
+            loss = self._work.loss(self._wrapped)
         with clock.phase("backward"):
             loss.backward()
         with clock.phase("optimizer"):
