@@ -21,6 +21,12 @@ Group = dist.ProcessGroup | None
 """The ranks that take part; None is the default group."""
 
 
+def check_group(group: Group) -> None:
+    """Collectives of a group that this process is not a member of return without a result."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("process_group must contain this process, got a group without it")
+
+
 @dataclass
 class Pending:
     """A collective in flight."""

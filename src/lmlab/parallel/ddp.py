@@ -36,10 +36,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmlab.parallel.checks import check_group, check_still_frozen
-from lmlab.parallel.collectives import Group
+from lmlab.parallel.collectives import Group, check_group
 from lmlab.parallel.hooks import weak_hook
-from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, by_dtype_and_device, coalesce
+from lmlab.parallel.messages import (
+    Bucket,
+    broadcast_from_rank_0,
+    by_dtype_and_device,
+    check_still_frozen,
+    coalesce,
+)
 
 BYTES_PER_MB = 2**20
 """As in torch's DistributedDataParallel."""

@@ -45,12 +45,11 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._pytree import tree_map_only
 
-from lmlab.parallel.checks import check_group, check_still_frozen
-from lmlab.parallel.collectives import Group
+from lmlab.parallel.collectives import Group, check_group
 from lmlab.parallel.fsdp_group import FSDPGroup, FSDPParam, Location
 from lmlab.parallel.fsdp_scheduler import Scheduler
 from lmlab.parallel.hooks import weak_hook
-from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, coalesce
+from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, check_still_frozen, coalesce
 
 Predicate = Callable[[nn.Module], bool]
 Blocks = Callable[[nn.Module], Iterable[nn.Module]]
@@ -193,7 +192,10 @@ def group_by_block(
     block_of = _innermost_blocks(module, blocks)
     by_key: dict[Hashable, list[FSDPParam]] = defaultdict(list)
     for param in params:
-        by_key[_key(param, block_of)].append(param)
+        layer, full = param.locations[0][0], param.full
+        alone = len(param.locations) > 1 or layer not in block_of
+        kind = full.requires_grad, param.shard.dtype, full.dtype, full.device
+        by_key[param if alone else (block_of[layer], *kind)].append(param)
     names = {layer: name for name, layer in module.named_modules()}
     groups = []
     for members in by_key.values():
@@ -207,15 +209,6 @@ def group_by_block(
         if uses[group.name] > 1:  # a block with several dtypes, or partly frozen
             group.name += f" from {group.params[0].name}"
     return groups
-
-
-def _key(param: FSDPParam, block_of: dict[nn.Module, nn.Module]) -> Hashable:
-    """Equal for matrices of one group."""
-    layer = param.locations[0][0]
-    if len(param.locations) > 1 or layer not in block_of:
-        return param
-    full = param.full
-    return block_of[layer], full.requires_grad, param.shard.dtype, full.dtype, full.device
 
 
 def _innermost_blocks(module: nn.Module, choose: Blocks) -> dict[nn.Module, nn.Module]:

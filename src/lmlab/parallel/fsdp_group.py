@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.parallel.checks import check_dense
 from lmlab.parallel.collectives import Group, Pending, start_all_gather, start_mean_reduce_scatter
+from lmlab.parallel.messages import check_dense
 
 Location = tuple[nn.Module, str]
 """A module that holds a parameter, and the attribute name; a tied weight has several locations."""

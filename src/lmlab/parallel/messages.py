@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.parallel.checks import check_dense
 from lmlab.parallel.collectives import Group, Pending, start_broadcast, start_mean_all_reduce
 
 MESSAGE_BYTES = 256 * 2**20
@@ -96,6 +95,23 @@ def _start_message(tensors: Sequence[Tensor], source: int, group: Group) -> Call
                 tensor.copy_(piece.view(tensor.shape))
 
     return finish
+
+
+def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:
+    """A parameter unfrozen after wrapping is in no message, so ranks would diverge."""
+    if any(parameter.requires_grad for parameter in frozen):
+        raise ValueError(
+            "requires_grad must be set before wrapping, got True on a parameter that was frozen"
+        )
+
+
+def check_dense(gradient: Tensor) -> None:
+    """Flat buffers hold dense gradients only."""
+    if gradient.is_sparse:
+        raise ValueError(
+            f"gradient must be dense, got a sparse one of shape {tuple(gradient.shape)};"
+            " use Embedding(sparse=False)"
+        )
 
 
 class Bucket:

@@ -28,8 +28,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import ParamsT
 from torch.utils._pytree import tree_map_only
 
-from lmlab.parallel.checks import check_group
-from lmlab.parallel.collectives import Group
+from lmlab.parallel.collectives import Group, check_group
 from lmlab.parallel.messages import broadcast_coalesced, coalesce
 
 NOT_SETTINGS = {"params", "param_names"}
@@ -112,7 +111,7 @@ class ShardedOptimizer(Optimizer):
         local = super().state_dict()
         states = {}
         for index, parameter in enumerate(self._parameters()):
-            own = tree_map_only(Tensor, _to_host, local["state"].get(index))
+            own = tree_map_only(Tensor, lambda t: t.to("cpu", copy=True), local["state"].get(index))
             sent, owner = [own], self.ownership.owner[parameter]
             dist.broadcast_object_list(sent, group_src=owner, group=self.process_group)
             if sent[0] is not None:
@@ -157,7 +156,3 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 def _copy_settings(source: Optimizer, target: Optimizer) -> None:
     for given, taken in zip(source.param_groups, target.param_groups, strict=True):
         taken.update(_settings(given))
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
