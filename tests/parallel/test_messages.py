@@ -141,19 +141,6 @@ def test_messages_are_sent_during_backward_if_the_scheme_overlaps(scheme: str) -
         assert "message" not in events[: events.index("end")]
 
 
-@training.every_ddp
-@on_ranks(2)
-def test_no_sync_sends_nothing_and_the_step_after_it_everything_once(scheme: str) -> None:
-    wrapped = SCHEMES[scheme](build("layers"))
-    with recorded_messages() as log:
-        with wrapped.no_sync():
-            for step in range(2):
-                training.loss_of(wrapped(own_part(batch_of(step)))).backward()
-        assert not log
-        backward(wrapped, own_part(batch_of(2)))
-    assert len(log) == len(wrapped.buckets)
-
-
 @on_ranks(2)
 def test_construction_broadcasts_once_per_dtype_and_dropped_wrappers_send_nothing() -> None:
     module = build("mixed_dtypes")

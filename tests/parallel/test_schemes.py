@@ -3,7 +3,6 @@
 import copy
 import gc
 import weakref
-from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +15,6 @@ from tests.parallel.launcher import LARGEST_WORLD, RankPool, on_ranks
 from tests.parallel.models import MODELS, Model, build
 from tests.parallel.test_fsdp import train_in
 from tests.parallel.training import (
-    DDP,
     SCHEMES,
     SGD_SETTINGS,
     STEPS,
@@ -49,22 +47,16 @@ def test_two_ranks_are_bitwise_one_process_where_sums_allow_it(scheme: str) -> N
     train_both(wrapped, alone, [batch_of(step, 1) for step in range(10)], tolerance=0.0)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "synchronized"),
-    [(scheme, "+++") for scheme in SCHEMES]
-    + [(scheme, marks) for scheme in DDP for marks in ("--+", "---", "+--")],
-)
+@every_scheme
 @on_ranks(3)
-def test_gradients_accumulate(scheme: str, synchronized: str) -> None:
-    """Over three batches, of which those marked + are synchronized in backward."""
+def test_gradients_accumulate(scheme: str) -> None:
     for model in ("unused_layer", "tied", "blocks"):
         wrapped, alone = wrapped_and_alone(scheme, model)
         for step in range(2):  # nothing of the first step is left in the second
             clear_gradients(wrapped, alone)
-            for number, mark in enumerate(synchronized):
+            for number in range(3):
                 batch = batch_of(10 * step + number)
-                with nullcontext() if mark == "+" else wrapped.no_sync():
-                    loss_of(wrapped(own_part(batch))).backward()
+                loss_of(wrapped(own_part(batch))).backward()
                 loss_of(alone(batch)).backward()
             wrapped.finish_gradient_synchronization()
             assert_gradients_near(wrapped, alone)

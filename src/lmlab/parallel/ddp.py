@@ -20,17 +20,14 @@ last bucket, complete only when backward ends, is never hidden.
 All ranks must send the same messages in the same order, although they may differ in which
 parameters have gradients. So buckets are sent strictly in reverse parameter order. An incomplete
 bucket holds back those after it until backward ends; then all are sent, with zeros for what is
-missing. Every backward outside `no_sync` sends each bucket exactly once on every rank. If another
-backward starts while a bucket is in flight, a hook waits for the bucket just before autograd
-accumulates into it.
+missing. Every backward sends each bucket exactly once on every rank. If another backward starts
+while a bucket is in flight, a hook waits for the bucket just before autograd accumulates into it.
 
 Averaging twice is harmless: a mean that is equal on all ranks is its own mean. A second backward in
-a step adds local gradients to averaged ones, and the mean of that sum is the sum of both means. So
-`no_sync` saves messages but is never needed for correctness.
+a step adds local gradients to averaged ones, and the mean of that sum is the sum of both means.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,10 +81,6 @@ class DataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients locally, without sending messages in backward."""
-        return nullcontext()
-
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.module.state_dict(*args, **kwargs)
 
@@ -119,7 +112,6 @@ class _DuringBackward(DataParallel):
         self._backward_id = -1
         self._missing: dict[Bucket, int] = {}
         self._started = 0
-        self._synchronizing = True
         for index, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
                 parameter.register_hook(weak_hook(self._before_accumulation, index))
@@ -129,10 +121,9 @@ class _DuringBackward(DataParallel):
 
     def _gradient_ready(self, parameter: nn.Parameter) -> None:
         super()._gradient_ready(parameter)
-        if self._synchronizing:
-            self._track_backward()
-            self._missing[self._bucket_of[parameter]] -= 1
-            self._start_complete()
+        self._track_backward()
+        self._missing[self._bucket_of[parameter]] -= 1
+        self._start_complete()
 
     def _track_backward(self) -> None:
         """On the first gradient of a backward: reset the counts and register for its end."""
@@ -158,17 +149,8 @@ class _DuringBackward(DataParallel):
             bucket.start()
         self._started = len(self.buckets)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        before, self._synchronizing = self._synchronizing, False
-        try:
-            yield
-        finally:
-            self._synchronizing = before
-            self._started = 0
-
     def finish_gradient_synchronization(self) -> None:
-        """Wait for messages in flight, and send what no backward outside `no_sync` has sent."""
+        """Wait for messages in flight, and send what no backward has sent."""
         check_still_frozen(self._frozen)
         if self._started < len(self.buckets):
             self._started = 0
