@@ -23,7 +23,6 @@ def wrong_arguments() -> list[tuple[str, Callable[[], Any]]]:
         ("bucket_size_mb", lambda: BucketedDDP(module, 0)),
         ("bucket_size_mb", lambda: BucketedDDP(module, float("nan"))),
         ("compute_dtype", lambda: FSDP(module, torch.int8)),
-        ("shards", lambda: FSDP(module, shards=lambda m: isinstance(m, nn.LayerNorm))),
         ("blocks", lambda: FSDP(build("layers"), blocks=lambda model: [nn.Tanh()])),
         ("head.weight", lambda: wrapped.load_state_dict({"head.weight": vector})),
         ("optimizer_cls", lambda: ShardedOptimizer(module.parameters(), LBFGS)),

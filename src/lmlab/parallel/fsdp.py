@@ -173,16 +173,8 @@ class FSDP(nn.Module):
 
 def chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter]:
     """The matrices held directly by layers that the predicate accepts."""
-    chosen: set[nn.Parameter] = set()
-    for layer in module.modules():
-        if predicate(layer):
-            matrices = [p for p in layer.parameters(recurse=False) if p.ndim >= 2]
-            if not matrices:
-                raise ValueError(
-                    f"shards must accept layers that hold a matrix, got {type(layer).__name__}"
-                )
-            chosen.update(matrices)
-    return chosen
+    layers = filter(predicate, module.modules())
+    return {p for layer in layers for p in layer.parameters(recurse=False) if p.ndim >= 2}
 
 
 def group_by_block(

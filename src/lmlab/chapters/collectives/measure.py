@@ -64,13 +64,13 @@ def measure(point: Point, device: torch.device) -> Outcome:
     """Check every operation, then time the cases in order until the time is up."""
     torch.manual_seed(point.settings["seed"] + dist.get_rank())
     job = Job(device, time_cap_s=point.settings["time_cap_s"])
-    for kind in kinds(point):
-        job.check(*kind)
+    refusals = {kind: why_refused(*kind, device) for kind in kinds(point)}
     cases = ordered_cases(point, dist.get_world_size())
     records, ranks = [], []
     with collector_paused():
         for index, case in enumerate(cases):
-            times = job.time(case, cases_left=len(cases) - index)
+            refusal = refusals[case.operation, case.dtype]
+            times = refusal or job.time(case, cases_left=len(cases) - index)
             if isinstance(times, str):
                 records.append(without_value("time", "unsupported", times, **case._asdict()))
                 continue
@@ -101,8 +101,25 @@ def divisible(size: int, world_size: int, item_bytes: int) -> int:
     return size - size % (world_size * item_bytes)
 
 
+def why_refused(operation: str, dtype: str, device: torch.device) -> str | None:
+    """Why the backend refuses an operation; otherwise checks the result of a small exchange."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    kind = precision_named(dtype).dtype
+    whole = torch.full((_CHECKED_ELEMENTS * world_size,), rank + 1.0, dtype=kind, device=device)
+    part = torch.full((_CHECKED_ELEMENTS,), rank + 1.0, dtype=kind, device=device)
+    try:
+        found = OPERATIONS[operation](whole, part)().float().cpu()
+    except (RuntimeError, NotImplementedError) as error:
+        # Refused before anything is sent, so on every rank; a broken connection fails below.
+        dist.barrier()
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    if not torch.equal(found, expected_result(operation, world_size)):
+        raise RuntimeError(f"{operation} of {dtype} on {world_size} ranks gives {found.tolist()}")
+    return None
+
+
 class Job:
-    """Which operations work, how long they took so far, and how much time is left."""
+    """How long operations took so far, and how much time is left."""
 
     def __init__(self, device: torch.device, *, time_cap_s: float) -> None:
         self._device = device
@@ -110,31 +127,10 @@ class Job:
         self._began_s = time.perf_counter()
         self._pattern = torch.randn(PATTERN_ELEMENTS, device=device)
         self._s_per_byte: dict[tuple[str, str], float] = {}
-        self._unsupported: dict[tuple[str, str], str] = {}
-
-    def check(self, operation: str, dtype: str) -> None:
-        """Compare a small exchange with its expected result; note a backend that refuses it."""
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        whole = torch.full((_CHECKED_ELEMENTS * world_size,), rank + 1.0, device=self._device)
-        part = torch.full((_CHECKED_ELEMENTS,), rank + 1.0, device=self._device)
-        kind = precision_named(dtype).dtype
-        try:
-            found = OPERATIONS[operation](whole.to(kind), part.to(kind))().float().cpu()
-        except (RuntimeError, NotImplementedError) as error:
-            # Refused before anything is sent, so on every rank; a broken connection fails below.
-            self._unsupported[operation, dtype] = " ".join(str(error).split())[:200]
-            dist.barrier()
-            return
-        if not torch.equal(found, expected_result(operation, world_size)):
-            raise RuntimeError(
-                f"{operation} of {dtype} on {world_size} ranks gives {found.tolist()}"
-            )
 
     def time(self, case: Case, *, cases_left: int) -> RankTimes | str:
         """Times of one case, or the reason why there are none."""
         kind = case.operation, case.dtype
-        if kind in self._unsupported:
-            return self._unsupported[kind]
         left_s = self._cap_s - max_over_ranks(time.perf_counter() - self._began_s)
         each_s = self._s_per_byte.get(kind, 0.0) * case.bytes
         if reason := why_skipped(left_s, each_s):

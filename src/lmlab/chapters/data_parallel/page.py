@@ -147,11 +147,9 @@ def step_parts(results: Results) -> Rows:
         base.assign(part="step without communication", min=None, max=None),
         added.assign(part="communication, after overlap"),
     ]
-    return pd.concat(parts).assign(label=lambda found: found["scheme"].map(_short))
-
-
-def _short(scheme: str) -> str:
-    return scheme.removeprefix("buckets, ").split(", ")[0].replace(" ", "\n")
+    found = pd.concat(parts)
+    short = found["scheme"].str.removeprefix("buckets, ").str.split(", ").str[0]
+    return found.assign(label=short.str.replace(" ", "\n"))
 
 
 def panels(rows: Rows) -> dict[str, str]:
