@@ -106,11 +106,6 @@ def timed_step(ready: Ready) -> TimedStep:
     return step
 
 
-def no_time(variant: str, status: str, reason: str) -> Record:
-    """Why a variant is not timed."""
-    return without_value("time", status, reason, variant=variant, phase="total")
-
-
 def relative_error(found: Iterable[float], expected: Iterable[float]) -> float:
     """The largest relative difference between numbers of a variant and of the reference."""
     pairs = zip(found, expected, strict=True)
@@ -121,7 +116,8 @@ def why_wrong(variant: str, what: str, error: float, allowed: float) -> list[Rec
     """The record of a variant that is not timed because its results differ too much; or nothing."""
     if error <= allowed:
         return []
-    return [no_time(variant, "failed", f"{what} are off by {error:.2g}, {allowed:g} is allowed")]
+    reason = f"{what} are off by {error:.2g}, {allowed:g} is allowed"
+    return [without_value("time", "failed", reason, variant=variant, phase="total")]
 
 
 def per_rank(quantity: str, ranks: Iterable[Any], unit: str, **labels: Label) -> list[Record]:

@@ -71,10 +71,6 @@ class FSDPParam:
     def allocated(self) -> bool:
         return self.padded.untyped_storage().nbytes() > 0
 
-    def shares_memory(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a view of the full matrix, and would be lost when that is freed."""
-        return tensor.untyped_storage().data_ptr() == self.padded.untyped_storage().data_ptr()
-
     def allocate(self) -> None:
         self.padded.untyped_storage().resize_(self.padded.nbytes)
 
@@ -171,8 +167,8 @@ class FSDPGroup:
 
     def copy_if_view(self, module: nn.Module, output: Tensor) -> Tensor:
         """An output, copied if it is a view of a full matrix, which will be freed."""
-        is_view = any(param.shares_memory(output) for param in self._params_of[module])
-        return output.clone() if is_view else output
+        own = {p.padded.untyped_storage().data_ptr() for p in self._params_of[module]}
+        return output.clone() if output.untyped_storage().data_ptr() in own else output
 
     @torch.no_grad()
     def start_gather(self) -> None:

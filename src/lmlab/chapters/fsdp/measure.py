@@ -39,7 +39,6 @@ from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import (
     RankWork,
     Ready,
-    no_time,
     overlap_records,
     per_rank,
     relative_error,
@@ -54,7 +53,7 @@ from lmlab.measure import across_ranks
 from lmlab.measure.clock import synchronize
 from lmlab.measure.device import is_out_of_memory
 from lmlab.measure.precision import precision_named, tf32_allowed
-from lmlab.measure.records import Record, value
+from lmlab.measure.records import Record, value, without_value
 from lmlab.parallel.ddp import BucketedDDP
 from lmlab.parallel.fsdp import FSDP, chosen_matrices, has_matrix_weight
 from lmlab.parallel.fsdp_group import FSDPGroup
@@ -162,7 +161,8 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
     baseline: Any = alone[DDP]
     for name, ranks in alone.items():
         if isinstance(ranks, str):
-            records.append(no_time(name, "unsupported", ranks))
+            labels = {"variant": name, "phase": "total"}
+            records.append(without_value("time", "unsupported", ranks, **labels))
             continue
         records += memory_records(name, ranks)
         pairs = zip(ranks, baseline, strict=True)
