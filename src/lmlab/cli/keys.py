@@ -65,9 +65,8 @@ def schemas_for(points: Sequence[Point], study: Study) -> dict[str, Schema]:
     for block in (top["ranks"], blocks["common"], parts["size"], blocks[points[0].chapter]):
         known |= _keys_in("", block)
     size = {"enum": list(study.sizes)}
-    known |= {"model": top["model"], "size": size, "sizes": _list_of(size)}
-    if "block_m" in known:
-        known["tiles"] = _list_of(_tile(known["block_m"]["items"]["enum"]))
+    sizes = {"type": "array", "uniqueItems": True, "items": size}
+    known |= {"model": top["model"], "size": size, "sizes": sizes}
     known.pop("topic", None)  # only those that the study has
     values: dict[str, list[Any]] = {}
     for point in points:
@@ -93,10 +92,7 @@ def read_value(key: str, text: str, schema: Schema) -> Any:
 def _keys_in(prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Keys of a block and of its parts; a list's items also under the name of one of them."""
     for name, part in schema["properties"].items():
-        if name == "placements":
-            yield "placement", {"enum": list(part["properties"])}
-            yield "world_size", config_schema()["$defs"]["positive"]
-        elif "properties" in part:
+        if "properties" in part:
             yield from _keys_in(f"{name}_", part)
         else:
             yield name, part
@@ -114,14 +110,3 @@ def _convert(text: str, schema: Schema) -> Any:
         return CONVERT.get(str(schema.get("type")), str)(text)
     except (ValueError, KeyError):
         return text
-
-
-def _list_of(items: Schema) -> Schema:
-    return {"type": "array", "uniqueItems": True, "items": items}
-
-
-def _tile(heights: Sequence[int]) -> Schema:
-    allowed = [str(rows) for rows in heights]
-    pattern = f"^({'|'.join(allowed)})x({'|'.join(allowed)})$"
-    description = f"rows x columns, as 128x64, each of {', '.join(allowed)}"
-    return {"type": "string", "pattern": pattern, "description": description}
