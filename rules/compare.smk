@@ -25,7 +25,6 @@ rule compare:
     params:
         script=script("compare.py"),
         study=shlex.join(["--config", json.dumps(config), "--machines", ",".join(COMPARED)]),
-        folders=unrecorded("--templates", str(TEMPLATES), "--references", str(REFERENCES)),
         made_with=report_fingerprint("lmlab.cli.machines", STUDY.chapters),
     shell:
-        "{params.script} {params.study} {params.folders} --out {output.page:q} > {log:q} 2>&1"
+        "{params.script} {params.study} --out {output.page:q} > {log:q} 2>&1"

@@ -19,7 +19,7 @@ from lmlab.result_sets.machines import Machine, Question, Section, ceilings
 from lmlab.result_sets.published import load_published
 from lmlab.study.files import REFERENCES, TEMPLATES
 from lmlab.study.selection import compared
-from tests.project import FOLDERS, GOLDEN, config
+from tests.project import GOLDEN, config
 from tests.report.study import scale
 from tests.report.test_table import cells
 
@@ -48,7 +48,7 @@ def results(tmp_path: Path) -> Path:
 def write(results: Path, machines: Sequence[str]) -> tuple[str, list[str]]:
     out = results.parent / "report" / "compare.md"
     nano = config(study="nano")
-    faults = write_comparison(nano, machines=machines, results=results, out=out, **FOLDERS)
+    faults = write_comparison(nano, machines=machines, results=results, out=out)
     return out.read_text(), faults
 
 

@@ -13,13 +13,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=json.loads, required=True, help="config.yaml as JSON")
     parser.add_argument("--machines", type=lambda text: text.split(","), required=True)
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--templates", type=Path, required=True)
-    parser.add_argument("--references", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="the page; figures go next to it")
     arguments = vars(parser.parse_args())
     try:
-        faults = write_comparison(arguments.pop("config"), **arguments)
+        faults = write_comparison(**arguments, results=Path("results"))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

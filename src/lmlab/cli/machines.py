@@ -19,25 +19,19 @@ from lmlab.result_sets.machines import COPY, Machine, Question, Section, ceiling
 from lmlab.result_sets.published import load_published
 from lmlab.result_sets.sets import load_set
 from lmlab.study.config import load as load_study
-from lmlab.study.files import write_atomically
+from lmlab.study.files import REFERENCES, TEMPLATES, write_atomically
 from lmlab.study.selection import device_of
 
 
 def write_comparison(
-    config: Mapping[str, Any],
-    *,
-    machines: Sequence[str],
-    results: Path,
-    templates: Path,
-    references: Path,
-    out: Path,
+    config: Mapping[str, Any], *, machines: Sequence[str], results: Path, out: Path
 ) -> list[str]:
     """Write the page `out` and its figures next to it; returns one line per part that failed."""
     if not any(machines):
         raise ValueError(f"no results to compare in {results}")
     faults: list[str] = []
-    columns = [_measured(config, name, results, references, faults) for name in machines]
-    published = _published(references)
+    columns = [_measured(config, name, results, faults) for name in machines]
+    published = _published()
     study = load_study(config, device_of(machines[0]))
     sets = [load_set(str(results / name)) for name in machines]
     facts = [differences(sets[0], other, NOISE) for other in sets[1:]]
@@ -45,7 +39,7 @@ def write_comparison(
     variation = {pace: max(each.variation[pace] for each in facts) for pace in PACES if facts}
     sections: list[dict[str, Any]] = []
     tables = compare_page.TABLES  # of plain records, where published figures can take part
-    for question in questions(templates, list(study.chapters), lambda c: page_of(c).TABLES, tables):
+    for question in questions(list(study.chapters), lambda c: page_of(c).TABLES, tables):
         mine = [m for m in (*columns, *published) if _takes_part(m, question)]
         try:
             column = compare_page.COLUMNS.get(question.heading)
@@ -61,18 +55,16 @@ def write_comparison(
         absent = [machine.name for machine in columns if not _takes_part(machine, question)]
         section = {"heading": question.heading, "table": table, "figure": link, "absent": absent}
         sections.append(section)
-    page = environment_for(templates).get_template("compare.md.j2")
+    page = environment_for(TEMPLATES).get_template("compare.md.j2")
     differs = [(columns[i].name, each.differs) for i, each in enumerate(facts, 1)]
     shown = {"machines": columns, "differs": differs, "sections": sections, "faults": faults}
     write_atomically(out, page.render(**shown))
     return faults
 
 
-def _measured(
-    config: Mapping[str, Any], name: str, results: Path, references: Path, faults: list[str]
-) -> Machine:
+def _measured(config: Mapping[str, Any], name: str, results: Path, faults: list[str]) -> Machine:
     study = load_study(config, device_of(name))
-    found = load_results(study, name, results, references)
+    found = load_results(study, name, results, REFERENCES)
     chapters, failed = chapters_of(study.chapters, replace(found, repeat=None))
     faults += [f"{name}: {fault}" for fault in (*found.problems, *failed)]
     label = name.partition("@")[2]
@@ -84,10 +76,10 @@ def _measured(
     )
 
 
-def _published(references: Path) -> list[Machine]:
+def _published() -> list[Machine]:
     """Other GPUs with the figures that write-ups state; ceilings as their vendor states them."""
     machines = []
-    for gpu, chapters in compare_page.published(load_published(references)).items():
+    for gpu, chapters in compare_page.published(load_published(REFERENCES)).items():
         names = [name for name in known_devices() if name.endswith(f" {gpu}")]
         peaks = peaks_of(names[0]) if len(names) == 1 else None
         machines.append(

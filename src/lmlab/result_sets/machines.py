@@ -28,6 +28,7 @@ from lmlab.report.table import MARKS, Cell, Column, Table
 from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
 from lmlab.report.verdict import interval
 from lmlab.result_sets.differences import pace_of
+from lmlab.study.files import TEMPLATES
 
 MAX_ROWS, MAX_BARS = 30, 12
 # A table shows one column here; the first of these formats that it has.
@@ -208,7 +209,6 @@ class Section:
 
 
 def questions(
-    templates: Path,
     chapters: Sequence[str],
     tables: Callable[[str], Mapping[str, Table]],
     own: Mapping[str, Table],
@@ -216,7 +216,7 @@ def questions(
     """Headings of the front page in the order of the study, each with its `own` table or the first
     below it."""
     for chapter in chapters:
-        file = templates / "front" / f"{chapter}.md.j2"
+        file = TEMPLATES / "front" / f"{chapter}.md.j2"
         text = file.read_text() if file.exists() else ""
         for part in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
             heading = part.partition("\n")[0].strip()
