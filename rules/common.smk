@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import sys
-from functools import cache
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from lmlab.jobs import budget
 from lmlab.jobs.catalog import all_points
 from lmlab.jobs.launch import ranks_per_node, torchrun_args
-from lmlab.jobs.registry import check_code, code_modules, fingerprint_of, has_ranks
+from lmlab.jobs.registry import check_code, fingerprint, has_ranks
 from lmlab.jobs.staleness import (
     MISSING,
     advice,
@@ -55,8 +54,6 @@ def stop(message):
     sys.exit(1)
 
 
-# Hundreds of points run the same few modules, and files do not change while the workflow is parsed.
-code_of = cache(fingerprint_of)
 HERE = find_machine()
 TORCH = version("torch")  # without importing it
 # Keys that a module was not given belong to the workflow that uses it.
@@ -71,7 +68,7 @@ try:
         if has_ranks(point):
             ranks_per_node(point)
         check_code(point)
-        code_of(tuple(code_modules(point)))
+        fingerprint(point)
     check_results_exist(SELECTION, Path(RESULTS), HERE.id)
     if workflow.is_main_process and not workflow.output_settings.dryrun:
         RUN_LOCK = hold(Path(".snakemake"))
@@ -128,9 +125,7 @@ def point_json(chapter):
 
 def made_with(chapter):
     """The code and the torch version that a result depends on."""
-    return lambda wildcards: (
-        f"code {code_of(tuple(code_modules(point_at(chapter, wildcards))))}, " f"torch {TORCH}"
-    )
+    return lambda wildcards: (f"code {fingerprint(point_at(chapter, wildcards))}, torch {TORCH}")
 
 
 # The rest takes the output on purpose: a checkout that moved or another Python reruns nothing.
@@ -236,7 +231,7 @@ async def keep_current(job, skip_outputs=(), cleanup=Job.cleanup):
     or not at all, so those that would not be measured otherwise now are kept.
     """
     points = [POINTS[output] for output in job.output if output in POINTS]
-    states = [state_of(point, Path(RESULTS), MACHINE, None, code_of) for point in points]
+    states = [state_of(point, Path(RESULTS), MACHINE, None) for point in points]
     current = states and all(
         state.state != MISSING and not state.needs_attention for state in states
     )
@@ -277,10 +272,7 @@ onstart:
 onsuccess:
     # Snakemake's own records do not travel with results, so results are checked by what they say.
     torch_here = TORCH if machine_of(MACHINE) == HERE.id else None
-    states = [
-        state_of(point, Path(RESULTS), MACHINE, torch_here, code_of)
-        for point in POINTS.values()
-    ]
+    states = [state_of(point, Path(RESULTS), MACHINE, torch_here) for point in POINTS.values()]
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)
         print(f"{summary(states)}; {todo}", file=sys.stderr)

@@ -8,7 +8,7 @@ import pytest
 
 from lmlab.import_path import ImportPathError
 from lmlab.jobs.catalog import all_points, chapters
-from lmlab.jobs.registry import code_modules, fingerprint, fingerprint_of, load
+from lmlab.jobs.registry import fingerprint, fingerprint_of, load
 from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from tests.chapters.attention.points import benchmark_point, naive_point
@@ -38,6 +38,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fingerprints(tree: Path) -> dict[str, str]:
     """Fingerprints of all points; the tree is found first because we stand in it."""
+    fingerprint_of.cache_clear()
     with contextlib.chdir(tree):
         return {name: fingerprint(point) for name, point in POINTS.items()}
 
@@ -98,8 +99,7 @@ def test_an_edit_makes_stale_what_runs_it(
 def test_the_code_of_every_point_of_every_study_exists() -> None:
     points = [point for name in config()["studies"] for point in all_points(study(name))]
     assert {point.chapter for point in points} == set(chapters())
-    for modules in {tuple(code_modules(point)) for point in points}:
-        assert len(fingerprint_of(modules)) == 16
+    assert {len(fingerprint(point)) for point in points} == {16}
 
 
 def test_code_that_is_nowhere_is_named() -> None:

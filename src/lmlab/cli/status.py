@@ -5,12 +5,11 @@ the machine that measured: what is installed here says nothing about a result fr
 """
 
 import argparse
-from functools import cache
 from importlib.metadata import version
 
 from lmlab.cli.keys import read_config
 from lmlab.jobs.catalog import all_points
-from lmlab.jobs.registry import check_code, fingerprint_of
+from lmlab.jobs.registry import check_code
 from lmlab.jobs.staleness import estimate, state_of, summary
 from lmlab.measure.identity import find_machine
 from lmlab.study.config import load
@@ -30,11 +29,8 @@ def command(arguments: argparse.Namespace) -> int:
     points = all_points(study)
     for point in points:
         check_code(point)
-    code_of = cache(fingerprint_of)
-    states = [
-        state_of(point, arguments.results, selection.machine, torch_version, code_of)
-        for point in points
-    ]
+    results, machine = arguments.results, selection.machine
+    states = [state_of(point, results, machine, torch_version) for point in points]
     for each in states:
         remarks = f": {'; '.join(each.remarks)}" if each.remarks else ""
         print(f"{each.state:<12}{each.point.label()}{remarks}")

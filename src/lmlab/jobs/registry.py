@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 from lmlab import import_path
@@ -98,13 +99,14 @@ def _why_missing(module: str, name: str) -> str | None:
 
 
 def fingerprint(point: Point) -> str:
-    """A hash of the code that measures the point."""
-    return fingerprint_of(tuple(code_modules(point)))
+    """A hash of the code that measures the point; a user's own is found as when it runs."""
+    return fingerprint_of(tuple(code_modules(point)), search_path())
 
 
-def fingerprint_of(modules: tuple[str, ...]) -> str:
-    """A hash of the code that starts from modules; a user's own are found as when they run."""
-    return code_fingerprint(modules, search_path(), excluded=EXCLUDED_FROM_FINGERPRINT)
+@cache  # hundreds of points run the same few modules
+def fingerprint_of(modules: tuple[str, ...], path: tuple[str, ...]) -> str:
+    """A hash of the code that starts from modules."""
+    return code_fingerprint(modules, path, excluded=EXCLUDED_FROM_FINGERPRINT)
 
 
 def search_path() -> tuple[str, ...]:

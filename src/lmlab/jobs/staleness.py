@@ -10,11 +10,11 @@ Snakemake itself reruns, in rules/common.smk.
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmlab.jobs.registry import code_modules, fingerprint_of
+from lmlab.jobs.registry import fingerprint
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
@@ -48,15 +48,8 @@ class PointState:
         return stale or self.state == UNREADABLE
 
 
-def state_of(
-    point: Point,
-    results: Path,
-    machine: str,
-    torch_version: str | None,
-    code_of: Callable[[tuple[str, ...]], str] = fingerprint_of,
-) -> PointState:
-    """Compare a machine's result with the present; without a version, torch is not compared. A
-    caller with many points gives a cached `code_of`: they run the same few modules."""
+def state_of(point: Point, results: Path, machine: str, torch_version: str | None) -> PointState:
+    """Compare a machine's result with the present; without a version, torch is not compared."""
     path = point.path(results, machine)
     if not path.exists():
         return PointState(point=point, state=MISSING)
@@ -67,7 +60,7 @@ def state_of(
     found: dict[str, list[str]] = {}  # of what is counted, its remarks
     if failed := result.failed_variants():
         found[FAILED] = failed
-    if result.code_fingerprint != code_of(tuple(code_modules(point))):
+    if result.code_fingerprint != fingerprint(point):
         found[CODE] = ["stale: code changed"]
     then, now = result.settings, point.settings
     if settings := [
