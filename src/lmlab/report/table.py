@@ -11,7 +11,7 @@ any value is left out.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import compress
 from string import Formatter
 from typing import Any
@@ -29,11 +29,6 @@ STATUS_CELLS = {
     "missing": "not measured",
     "invalid": "unreadable",
 }
-# What a cell knows of its row besides the key of the table and its column's field.
-CELL_FIELDS = (
-    *("quantity", "status", "reason", "flags", "clock", "value", "q1", "q3", "n"),
-    *("noisy", "stability", "precision"),
-)
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 MARKS = {
@@ -113,11 +108,7 @@ class Table:
         return Markup("\n\n".join(filter(None, parts)))
 
     def _chosen(self, rows: Rows) -> Rows:
-        rows = rows if self.data is None else self.data(rows)
-        columns = self.columns.values()
-        names = {*CELL_FIELDS, *self.rows, self.facet, self.across, *self.where}
-        names = names.union(*({column.field, *column.where} for column in columns))
-        return candidates(rows[[name for name in rows if name in names]], **self.where)
+        return candidates(rows if self.data is None else self.data(rows), **self.where)
 
     def cells(self, sides: Sequence[Rows]) -> dict[tuple[Any, ...], list["Cell"]]:
         """The cells of several sets of rows side by side, by facet, row key and column header."""
@@ -164,9 +155,8 @@ class Table:
         """By header: from the key of a row to its cell."""
         across = [self.across] if self.across else []
         keys = [*self.rows, *across]
-        of = cache(lambda quantity: candidates(rows, quantity=quantity))
         indexes = {
-            header: _Index(candidates(of(column.where["quantity"]), **column.where), column, keys)
+            header: _Index(candidates(rows, **column.where), column, keys)
             for header, column in self.columns.items()
         }
         return {
