@@ -110,9 +110,7 @@ class Compare:
         no replicates; none where the comparison declares none."""
         if self.noise is None:
             return lambda row: (0.0, 0)
-        found, keys = select(rows, **self.noise.replicates), self.noise.keys
-        used = {*keys, *self.pool, "value"}
-        replicates = records(found[[name for name in found if name in used]])
+        replicates, keys = records(select(rows, **self.noise.replicates)), self.noise.keys
         overall = process_variation(replicates, keys)
 
         @cache

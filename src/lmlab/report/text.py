@@ -11,7 +11,6 @@ from markupsafe import Markup
 GIB, MIB = 2**30, 2**20
 DASH = "–"
 UNSTEADY = ("drifting", "bimodal")
-SPECIAL = re.compile(r"[\\`*|\[\]&<>_]")
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -88,8 +87,6 @@ def escape(text: object) -> str:
     if isinstance(text, Markup):
         return str(text)
     line = " ".join(str(text).split())
-    if not SPECIAL.search(line):  # most cells of a table
-        return line
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`*|\[\]])", r"\\\1", line)
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", line)
