@@ -58,7 +58,7 @@ class LogHandler(LogHandlerBase):
         self.in_full = self.common_settings.dryrun or self.common_settings.verbose
         self.interrupted = False
         self.expected = self.done = 0
-        self.began: float | None = None
+        self.began = 0.0
         self.running: dict[int, tuple[str, Sequence[str]]] = {}  # name and outputs of each job
         self.logs: dict[str, tuple[int, int]] = {}  # as earlier runs left them
 
@@ -68,7 +68,7 @@ class LogHandler(LogHandlerBase):
             return  # that jobs failed, with their whole command and log
         event, fields = getattr(record, "event", None), vars(record)
         if event == LogEvent.RUN_INFO:
-            self.expected = fields["stats"]["total"]
+            self.expected, self.began = fields["stats"]["total"], time.monotonic()
         replaced = event in REPLACED and not self.in_full
         text = self._progress(event, fields) if replaced else self.format(record)
         if INTERRUPT in text and not self.in_full:
@@ -81,7 +81,6 @@ class LogHandler(LogHandlerBase):
 
     def _progress(self, event: LogEvent | None, fields: dict[str, Any]) -> str:
         if event == LogEvent.JOB_INFO:
-            self.began = time.monotonic() if self.began is None else self.began
             # `size~small/context~128` reads as `size=small context=128`.
             point = (fields["wildcards"] or {}).get("point", "").replace("/", " ").replace("~", "=")
             name = f"{fields['rule_name']} {point}".strip()
@@ -100,7 +99,7 @@ class LogHandler(LogHandlerBase):
 
     def _finish(self, job: int) -> str:
         """A line on a job that has ended: what it was, what it gave, what is left."""
-        if job not in self.running or self.began is None:
+        if job not in self.running:
             return ""
         name, outputs = self.running.pop(job)
         self.done += 1

@@ -23,8 +23,6 @@ from lmlab.study.sources import facts_of, parse
 
 # Fields that do not change what the code does, or that only some Python versions have.
 IGNORED_FIELDS = frozenset({"kind", "type_comment", "ctx", "type_ignores"})
-# Fields that hold statements, or what holds them in turn (handlers, cases).
-NESTING = ("body", "orelse", "finalbody", "handlers", "cases")
 VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -112,15 +110,11 @@ def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
 
 def _import_statements(tree: ast.Module) -> Iterator[list[Any]]:
     """Level, module, and the names taken from it, of every import statement."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ([0, alias.name, []] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield [node.level, node.module or "", [alias.name for alias in node.names]]
-        for field in NESTING:  # expressions, most of a tree, hold no import
-            waiting += getattr(node, field, ())
 
 
 def tree_hash(tree: ast.Module) -> str:
