@@ -39,9 +39,8 @@ def run(module: str, arguments: Sequence[str]) -> int:
         raise ValueError(f"LMLAB_WARM_START = {setting!r}; allowed: 0, 1")
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    os.umask(umask := os.umask(0o077))
     # ASCII, so that bytes that are not UTF-8 survive as escaped surrogates.
-    job = json.dumps([module, list(arguments), dict(os.environ), os.getcwd(), umask])
+    job = json.dumps([module, list(arguments), dict(os.environ), os.getcwd()])
     if setting == "1":
         try:
             return _run_warm(job)

@@ -24,9 +24,7 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -167,7 +165,7 @@ def _kill_without_client(client: socket.socket) -> None:
 
 def _become(job: str, streams: Sequence[int], supervisor: int) -> NoReturn:
     """Turn this fork, in which signals are blocked, into the job."""
-    module, arguments, environment, directory, umask = json.loads(job)
+    module, arguments, environment, directory = json.loads(job)
     os.setsid()
     processes.die_with_parent(supervisor)
     for target, stream in enumerate(streams):
@@ -176,11 +174,8 @@ def _become(job: str, streams: Sequence[int], supervisor: int) -> NoReturn:
     stdout: Any = sys.stdout  # now the client's file, which may be a terminal
     stdout.reconfigure(line_buffering=stdout.isatty() and not stdout.write_through)
     os.chdir(directory)
-    os.umask(umask)
     os.environ.clear()
     os.environ.update(environment)
-    time.tzset()
-    tempfile.tempdir = None  # cached from the helper's environment
     for name in [name for name in sys.modules if name.split(".")[0] == "lmlab"]:
         del sys.modules[name]
     if not environment.get("PYTHONSAFEPATH"):

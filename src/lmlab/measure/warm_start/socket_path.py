@@ -20,11 +20,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Prefixes: what libraries read when loaded, and the allocation of Slurm, PBS, LSF or Grid Engine.
+# Prefixes: what a process reads once, and the allocation of Slurm, PBS, LSF or Grid Engine.
 _VARIABLES = (
     *("ATEN_", "CUDA_", "DNNL_", "GLIBC_", "GLOO_", "GOMP_", "KMP_", "LANG", "LC_", "LD_"),
     *("MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH"),
-    *("TORCH", "TRITON", "SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"),
+    *("TEMP", "TMP", "TORCH", "TRITON", "TZ"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"),
 )
 
 
@@ -35,6 +36,7 @@ def socket_path() -> Path:
     specs = map(importlib.util.find_spec, ("torch", "triton"))
     libraries = [spec.origin for spec in specs if spec and spec.origin]
     code = [*libraries, *sorted(map(str, Path(__file__).parent.glob("*.py")))]
+    os.umask(umask := os.umask(0o077))
     properties = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/limits")
     facts = [
         *(sys.executable, sys.version, variables),
@@ -42,7 +44,7 @@ def socket_path() -> Path:
         [(file, os.stat(file).st_mtime_ns) for file in code],
         [Path(file).read_text() for file in properties],
         [os.readlink(f"/proc/self/ns/{kind}") for kind in ("ipc", "mnt", "net", "pid", "user")],
-        *(sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)),
+        *(sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), umask),
         sorted({os.getegid(), *os.getgroups()}),
         # Ignored under nohup or in a shell's background.
         [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
