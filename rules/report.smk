@@ -20,11 +20,10 @@ rule report:
     params:
         script=script("report.py"),
         study=report_arguments,
-        folders=unrecorded("--templates", str(TEMPLATES), "--references", str(REFERENCES)),
         made_with=report_fingerprint("lmlab.cli.report", STUDY.chapters),
         out=lambda wildcards, output: os.path.dirname(output.page),
     shell:
-        "{params.script} {params.study} {params.folders} --out {params.out:q} > {log:q} 2>&1"
+        "{params.script} {params.study} --out {params.out:q} > {log:q} 2>&1"
 
 
 use rule report as explore with:

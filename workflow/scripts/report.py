@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from lmlab.cli.report import write_report
+from lmlab.study.files import REFERENCES, TEMPLATES
 
 
 def main() -> int:
@@ -15,17 +16,15 @@ def main() -> int:
     parser.add_argument("--config", type=json.loads, required=True, help="config.yaml as JSON")
     parser.add_argument("--machine", required=True, help="folder of results/ to read")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--templates", type=Path, required=True)
-    parser.add_argument("--references", type=Path, required=True)
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of the pages, or an HTML file"
     )
     arguments = vars(parser.parse_args())
+    folders = {"results": Path("results"), "templates": TEMPLATES, "references": REFERENCES}
     # Thousands of results are millions of objects, and hardly any becomes garbage.
     gc.disable()
     try:
-        faults = write_report(arguments.pop("config"), **arguments)
+        faults = write_report(**arguments, **folders)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
