@@ -25,19 +25,8 @@ if is_snakemake(sys.argv):
     repair(sys.argv)
     ensure_writable(os.environ)
 
-# Snakemake prints ten lines per job; a study has hundreds of jobs.
-REPLACED = {
-    LogEvent.JOB_INFO,
-    LogEvent.JOB_STARTED,
-    LogEvent.JOB_FINISHED,
-    LogEvent.JOB_ERROR,
-    LogEvent.GROUP_INFO,
-    LogEvent.GROUP_ERROR,
-    LogEvent.PROGRESS,
-    LogEvent.SHELLCMD,
-    LogEvent.WORKFLOW_STARTED,
-    LogEvent.RESOURCES_INFO,
-}
+# Snakemake prints ten lines per job; a study has hundreds of jobs. Shown as it prints them are:
+SHOWN = {None, LogEvent.RUN_INFO, LogEvent.ERROR, LogEvent.DEBUG_DAG}
 EMPTY = {"", "None", "Select jobs to execute..."}
 SHELL_FAILED = "RuleException:\nCalledProcessError"
 INTERRUPT = "Terminating processes on user request"
@@ -69,8 +58,8 @@ class LogHandler(LogHandlerBase):
         event, fields = getattr(record, "event", None), vars(record)
         if event == LogEvent.RUN_INFO:
             self.expected, self.began = fields["stats"]["total"], time.monotonic()
-        replaced = event in REPLACED and not self.in_full
-        text = self._progress(event, fields) if replaced else self.format(record)
+        as_it_is = self.in_full or event in SHOWN
+        text = self.format(record) if as_it_is else self._progress(event, fields)
         if INTERRUPT in text and not self.in_full:
             text, self.interrupted = INTERRUPTED, True
         # That a shell failed, with its whole command; the line of the job says why.
