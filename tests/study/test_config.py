@@ -47,12 +47,12 @@ WRONG = {
     "heads that do not divide": (
         lambda c: c["sizes"]["small"].update(num_heads=7),
         "sizes.small.num_heads = 7",
-        "does not divide d_model = 768; allowed: 1, 2, 3",
+        "heads of even width at d_model = 768; allowed: 1, 2, 3",
     ),
     "heads of odd width": (
         lambda c: c["sizes"]["small"].update(d_model=9, num_heads=3),
         "sizes.small.num_heads = 3",
-        "odd width 3 at d_model = 9; allowed: an even d_model",
+        "heads of even width at d_model = 9; allowed: an even d_model",
     ),
     "a missing key": (lambda c: c.pop("model"), "model is missing", ""),
     "a model without a class": (lambda c: c.update(model="mine"), 'model = "mine"', "module:Class"),

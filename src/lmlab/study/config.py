@@ -129,16 +129,13 @@ def _check_report(report: str) -> None:
 
 def _check_size(name: str, shape: Size) -> None:
     """Heads share the width evenly, and rotary embedding rotates pairs of features."""
-    width, rest = divmod(shape.d_model, shape.num_heads)
-    if rest == 0 and width % 2 == 0:
-        return
-    pairs = shape.d_model // 2
-    allowed = [str(heads) for heads in range(1, pairs + 1) if pairs % heads == 0]
-    fault = "does not divide" if rest else f"gives heads of odd width {width} at"
-    raise ValueError(
-        f"config: sizes.{name}.num_heads = {shape.num_heads} {fault} d_model = {shape.d_model}; "
-        f"allowed: {'an even d_model' if shape.d_model % 2 else ', '.join(allowed)}"
-    )
+    pairs, odd = divmod(shape.d_model, 2)
+    if odd or pairs % shape.num_heads:
+        allowed = ", ".join(str(heads) for heads in range(1, pairs + 1) if pairs % heads == 0)
+        raise ValueError(
+            f"config: sizes.{name}.num_heads = {shape.num_heads} gives no heads of even width at "
+            f"d_model = {shape.d_model}; allowed: {'an even d_model' if odd else allowed}"
+        )
 
 
 def _sizes_named(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
