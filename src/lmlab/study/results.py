@@ -132,8 +132,8 @@ def checked(result: Result, point: Point, path: Path, machine: str) -> Result:
     if result.machine["id"] != machine_of(machine):
         raise ResultError(f"{path}: measured on {result.machine['id']}, not on {machine}")
     for key, setting in point.settings.items():
-        if key not in result.settings or not _like(result.settings[key], setting):
-            found = json.dumps(result.settings.get(key))[:60]
+        if key in result.settings and not _like(result.settings[key], setting):
+            found = json.dumps(result.settings[key])[:60]
             raise ResultError(f"{path}: settings.{key} = {found}; the study has {setting!r}")
     return result
 
