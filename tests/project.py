@@ -7,7 +7,7 @@ import yaml
 
 from lmlab.cli.report import write_report
 from lmlab.study.config import Study, load
-from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
+from lmlab.study.files import ROOT
 
 H200 = ROOT / "results" / "nvidia-h200"
 GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
@@ -16,7 +16,6 @@ STEP = (
     "warmup~1/start~warm.json"
 )
 """One of the golden results."""
-FOLDERS = {"templates": TEMPLATES, "references": REFERENCES}
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -32,5 +31,4 @@ def report(
     config: dict[str, Any], machine: str, device: str, results: Path, out: Path
 ) -> list[str]:
     """What a report of these results complains about."""
-    options = {"machine": machine, "device": device, "results": results, "out": out}
-    return write_report(config, **options, **FOLDERS)
+    return write_report(config, machine=machine, device=device, results=results, out=out)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from lmlab.cli.report import write_report
-from lmlab.study.files import REFERENCES, TEMPLATES
 
 
 def main() -> int:
@@ -20,11 +19,10 @@ def main() -> int:
         "--out", type=Path, required=True, help="folder of the pages, or an HTML file"
     )
     arguments = vars(parser.parse_args())
-    folders = {"results": Path("results"), "templates": TEMPLATES, "references": REFERENCES}
     # Thousands of results are millions of objects, and hardly any becomes garbage.
     gc.disable()
     try:
-        faults = write_report(**arguments, **folders)
+        faults = write_report(**arguments, results=Path("results"))
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -64,7 +64,7 @@ def write_comparison(
 
 def _measured(config: Mapping[str, Any], name: str, results: Path, faults: list[str]) -> Machine:
     study = load_study(config, device_of(name))
-    found = load_results(study, name, results, REFERENCES)
+    found = load_results(study, name, results)
     chapters, failed = chapters_of(study.chapters, replace(found, repeat=None))
     faults += [f"{name}: {fault}" for fault in (*found.problems, *failed)]
     label = name.partition("@")[2]

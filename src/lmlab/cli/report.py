@@ -20,41 +20,34 @@ from lmlab.report.page import Chapter, Report, build_chapters, described
 from lmlab.result_sets.published import load_published
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
-from lmlab.study.files import write_atomically
+from lmlab.study.files import REFERENCES, TEMPLATES, write_atomically
 from lmlab.study.selection import REPEAT
 
 
 def write_report(
-    config: Mapping[str, Any],
-    *,
-    machine: str,
-    device: str,
-    results: Path,
-    templates: Path,
-    references: Path,
-    out: Path,
+    config: Mapping[str, Any], *, machine: str, device: str, results: Path, out: Path
 ) -> list[str]:
     """Write all pages into the folder `out`, or the interactive page if it is an HTML file; returns
     one line per file that could not be used and per part that could not be rendered."""
     study = load_study(config, device)
-    found = load_results(study, machine, results, references)
+    found = load_results(study, machine, results)
     chapters, faults = chapters_of(study.chapters, found)
     if out.suffix != ".html":
-        faults += Report(found, chapters, out, templates).write()
+        faults += Report(found, chapters, out, TEMPLATES).write()
     else:
         try:
-            write_atomically(out, explorer(found, chapters, templates / "explore.html"))
+            write_atomically(out, explorer(found, chapters, TEMPLATES / "explore.html"))
         except Exception as error:  # one bad value gets one line
             faults.append(f"{out.name}: {described(error)}")
     return [*found.problems, *(f"not rendered: {fault}" for fault in faults)]
 
 
-def load_results(study: Study, machine: str, results: Path, references: Path) -> Results:
+def load_results(study: Study, machine: str, results: Path) -> Results:
     """The study's results with the published figures of other GPUs, and the machine's second set
     where there is one."""
     points, second = all_points(study), f"{machine}@{REPEAT}"
     found = load(points, results, machine)
-    rows = pd.concat([found.rows, load_published(references)], ignore_index=True)
+    rows = pd.concat([found.rows, load_published(REFERENCES)], ignore_index=True)
     repeat = load(points, results, second) if (results / second).is_dir() else None
     return replace(found, rows=rows, repeat=repeat)
 
