@@ -221,7 +221,7 @@ MEMORY_TABLES = {
         rows=["scheme", "when"],
     ),
     "peaks": variant_table(
-        "Peak memory of a step, MiB, {ranks}",
+        "Peak memory of a second step, with optimizer state, MiB, {ranks}",
         {
             "forward and backward": quantity("most_peak_memory", "MiB", phase="forward_backward"),
             "optimizer step": quantity("most_peak_memory", "MiB", phase="optimizer"),

@@ -135,8 +135,8 @@ TABLES = {
     "times": _by_size("{collective}: milliseconds, slowest rank", _fp32, time()),
     "bandwidths": _by_size("{collective}: bus bandwidth in GB/s", _between, quantity("busbw")),
     "fits": Table(
-        title="Latency and bus bandwidth fitted to all sizes; error: the size that the line misses "
-        "most",
+        title="Latency and bus bandwidth fitted to all sizes; error: the largest relative "
+        "distance from the line",
         rows=["ranks", "collective"],
         headers={"collective": "operation"},
         data=_between,

@@ -116,7 +116,7 @@ TABLES = {
     ),
     "tries": Table(
         title="Batches tried, {size}, without a CUDA graph: tokens per second of the faster of two "
-        "steps",
+        "steps, not of rounds as in the ladder",
         rows=["rung", "checkpoint", "batch_size"],
         where={"quantity": "tried_throughput"},
         columns={"tokens/s": quantity("tried_throughput", "integer")},

@@ -1,7 +1,9 @@
 """FSDP: memory per rank by stage, step time, and whether weights arrive in time."""
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lmlab.chapters import rank_page
@@ -31,17 +33,19 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = rank_page.with_variants(rows, results, NAMES, SHORT)
     parts = {
         name: {"quantity": "profiled_time", "activity": name}
-        for name in ("compute", "communication", "overlapped")
+        for name in ("communication", "overlapped")
     }
-    rows = combine(rows, "exposed_share", parts, exposed_share, on=["source", "variant"])
+    share = partial(exposed_share, results)
+    rows = combine(rows, "exposed_share", parts, share, on=["source", "variant"])
     compared = rank_page.against(rows, DDP).rows().assign(quantity="versus_ddp")
     return pd.concat([rows, compared], ignore_index=True) if len(compared) else rows
 
 
-def exposed_share(times: Rows) -> Any:
+def exposed_share(results: Results, times: Rows) -> Any:
     """The share of a profiled step in which messages are in flight and nothing is computed."""
-    exposed = times["communication"] - times["overlapped"]
-    return exposed / (times["compute"] + exposed)
+    activities = [results.results[s].data["intervals_ms"][variant] for s, variant in times.index]
+    edges = [np.concatenate([spans for spans in each.values() if spans]) for each in activities]
+    return (times["communication"] - times["overlapped"]) / [np.ptp(each) for each in edges]
 
 
 def waits(results: Results) -> Rows:
@@ -72,7 +76,7 @@ TABLES = {
     "steps": rank_page.variant_table(
         "A training step, {ranks}; from one profiled step of rank 0, slower than others: messages, "
         "in flight, overlapped (the share of that during which the device computes), and "
-        "communication (the share of the step with messages in flight and nothing computed)",
+        "exposed (the share of that step with messages in flight and nothing computed)",
         {
             "step (ms)": time(phase="total"),
             "device (ms)": time(phase="total", clock="device"),
@@ -83,7 +87,7 @@ TABLES = {
             "messages": quantity("messages_seen", "integer"),
             "in flight (ms)": quantity("profiled_time", "ms", activity="communication"),
             "overlapped": quantity("overlapped_share", "percent", rank=0),
-            "communication": quantity("exposed_share", "percent"),
+            "exposed": quantity("exposed_share", "percent"),
         },
     ),
 }
