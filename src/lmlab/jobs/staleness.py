@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lmlab.jobs.registry import fingerprint
 from lmlab.study.files import ROOT
-from lmlab.study.fingerprint import code_fingerprint
+from lmlab.study.fingerprint import code_fingerprint, locate
 from lmlab.study.points import Point
 from lmlab.study.results import ResultError, checked, read
 
@@ -115,8 +115,9 @@ def advice(study: str, machine: str, *, measuring: bool) -> str:
 
 def report_fingerprint(program: str, chapters: Iterable[str]) -> str:
     """A hash of the code by which a module turns the results of some chapters into pages."""
+    path = (str(ROOT / "src"),)
     pages = (f"lmlab.chapters.{chapter}.page" for chapter in chapters)
-    return code_fingerprint([program, *pages], [str(ROOT / "src")])
+    return code_fingerprint([program, *(page for page in pages if locate(page, path))], path)
 
 
 def missing_parts(pages: Iterable[str]) -> list[Path]:
