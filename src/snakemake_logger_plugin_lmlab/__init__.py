@@ -25,7 +25,8 @@ if is_snakemake(sys.argv):
     repair(sys.argv)
     ensure_writable(os.environ)
 
-# Snakemake prints ten lines per job; a study has hundreds of jobs. Shown as it prints them are:
+# Snakemake prints ten lines per job; a study has hundreds of jobs. Only these events are printed as
+# it formats them; None is a plain message.
 SHOWN = {None, LogEvent.RUN_INFO, LogEvent.ERROR, LogEvent.DEBUG_DAG}
 EMPTY = {"", "None", "Select jobs to execute..."}
 SHELL_FAILED = "RuleException:\nCalledProcessError"
@@ -34,7 +35,7 @@ INTERRUPTED = "interrupted; results so far are kept, and the same command measur
 
 
 class LogHandler(LogHandlerBase):
-    """Prints points as they are measured, and everything else as Snakemake would."""
+    """Prints points as they are measured, and what Snakemake says of the run as a whole."""
 
     writes_to_stream = True
     writes_to_file = False

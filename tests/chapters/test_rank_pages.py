@@ -270,6 +270,7 @@ def test_pages_render(tmp_path: Path, name: str, gpus: bool) -> None:
         (group(8), "8 CPU ranks over gloo"),
         (group(1, gpus=1), "1 GPU over NCCL"),
         (group(4, gpus=1), "4 ranks on one GPU over gloo"),
+        (group(4, gpus=1, nnodes=2), "4 ranks on one GPU per node on 2 nodes over gloo"),
     ],
 )
 def test_a_group_is_named_by_what_it_reported(data: dict[str, Any], name: str) -> None:

@@ -123,6 +123,13 @@ def test_a_cpus_card_describes_the_processor_and_has_no_gpu_fields() -> None:
     assert not GPU_ONLY & set(card)
 
 
+def test_the_card_leaves_out_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"name": "Test GPU", "sms": 132, "power_limit_w": None}
+    monkeypatch.setattr("lmlab.measure.card._gpu_facts", lambda device: facts)
+    card = machine_card(torch.device("cuda"))
+    assert (card["sms"], "power_limit_w" in card) == (132, False)
+
+
 def test_what_torch_or_nvml_does_not_report_is_none() -> None:
     properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132, warp_size=32)
     limits = gpu_limits(properties)

@@ -98,7 +98,7 @@ def small_study(folder: Path) -> Results:
     return written(folder, results, [Point("steps", {"size": "huge", "precision": "fp32"}, {})])
 
 
-def group(world_size: int, *, gpus: int = 0) -> dict[str, Any]:
+def group(world_size: int, *, gpus: int = 0, nnodes: int = 1) -> dict[str, Any]:
     """`data` with what a process group reports of itself."""
     return {
         "ranks": {
@@ -106,7 +106,7 @@ def group(world_size: int, *, gpus: int = 0) -> dict[str, Any]:
             "world_size": world_size,
             "device": "cuda" if gpus else "cpu",
             "gpus": gpus,
-            "nnodes": 1,
+            "nnodes": nnodes,
             "threads": 1,
         }
     }

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 from base64 import b64decode
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from lmlab.report.explore import explorer
+from lmlab.report.figure import Figure
 from lmlab.report.page import build_chapters
 from lmlab.study.files import TEMPLATES
 from tests.report.study import small_study
@@ -46,11 +48,27 @@ window.addEventListener("load", () => until(drawing, () => {
 """
 
 
-@pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    results = small_study(tmp_path_factory.mktemp("results"))
+def explored(folder: Path) -> tuple[str, list[str]]:
+    results = small_study(folder)
     chapters, _ = build_chapters([("steps", page())], results)
     return explorer(results, chapters, TEMPLATES / "explore.html")
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    html, faults = explored(tmp_path_factory.mktemp("results"))
+    assert not faults
+    return html
+
+
+@pytest.mark.slow
+def test_a_figure_that_fails_costs_that_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Figure, "vega", Mock(side_effect=KeyError("term")))
+    html, (fault,) = explored(tmp_path)
+    assert "KeyError" in fault
+    assert 'id="data"' in html
 
 
 @pytest.mark.slow

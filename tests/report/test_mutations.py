@@ -23,6 +23,7 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import ResultError, checked, parse, read
 from tests.project import config, report
+from tests.report.study import rewrite
 
 MACHINE = "nvidia-h200"
 LONGEST_LIST = 4
@@ -140,6 +141,8 @@ def test_no_changed_result_stops_a_page(
             file.write_text(spoilt(texts[file], draw))
         lines, printed = rendered(only(config, chapters))
         assert "Traceback" not in printed
+        faults = [line for line in lines if line.startswith("not rendered: ")]
+        assert all(any(name in fault for name in chapters) for fault in faults), faults
         front = Path("report/writeup.md").read_text().replace("\\", "")
         blamed = {file for file in files if any(str(file) in line for line in lines)}
         rejected = {f for f, point in files.items() if not accepted(f.read_text(), f, point)}
@@ -152,18 +155,20 @@ def test_no_changed_result_stops_a_page(
     assert named
 
 
-def test_a_page_that_fails_costs_its_own_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_costs_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's code, and the preface, which a result without a setting trips."""
     monkeypatch.chdir(tmp_path)
-    config = only(small_config(), ["precision", "machine"])
-    copied(config)
+    config = only(small_config(), ["precision", "end_to_end"])
+    step = copied(config)["end_to_end"][0].path(Path("results"), MACHINE)
+    rewrite(step, lambda values: values["settings"].pop("num_layers"))
     monkeypatch.setattr("lmlab.chapters.precision.page.facts", Mock(side_effect=NameError("gone")))
     lines, _ = rendered(config)
-    assert "not rendered: precision: NameError: gone" in lines[0]
-    assert all("precision" in line for line in lines), lines
+    parts = [line.removeprefix("not rendered: ").split(":")[0] for line in lines]
+    assert {*parts} == {"precision", "precision.md.j2", "front/precision.md.j2", "preface.md.j2"}
+    assert "precision: NameError: gone" in lines[0]
     assert "could not be rendered" in Path("report/chapters/precision.md").read_text()
-    assert "could not be rendered" not in Path("report/chapters/machine.md").read_text()
+    assert "could not be rendered" not in Path("report/chapters/end_to_end.md").read_text()
+    assert "### How long is a step?" in Path("report/writeup.md").read_text()
 
 
 def copied(config: dict[str, Any]) -> dict[str, list[Point]]:

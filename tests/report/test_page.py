@@ -19,6 +19,7 @@ from tests.report.study import result, small_study, time_record, written
 from tests.report.test_figure import STEPS
 
 TEMPLATES = {
+    "preface.md.j2": "",
     "front.md.j2": "# {{ results.name }}\n\n"
     "{% for s in sections.values() %}\n{{ s }}\n{% endfor %}\n",
     "index.md.j2": "{% for slug, answer in answers.items() %}\n"

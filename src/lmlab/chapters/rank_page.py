@@ -61,7 +61,7 @@ def describe(group: Mapping[str, Any]) -> str:
     elif gpus == count:
         who = f"{count} GPU" + "s" * (count > 1)
     else:
-        who = f"{count} ranks on one GPU"
+        who = f"{count} ranks on one GPU" + " per node" * (group["nnodes"] > 1)
     nodes = f" on {group['nnodes']} nodes" if group["nnodes"] > 1 else ""
     return f"{who}{nodes} over {BACKENDS[group['backend']]}"
 

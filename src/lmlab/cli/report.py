@@ -16,7 +16,7 @@ import pandas as pd
 from lmlab.jobs.catalog import all_points
 from lmlab.report.explore import explorer
 from lmlab.report.frame import Results, load
-from lmlab.report.page import Chapter, Report, build_chapters, described
+from lmlab.report.page import Chapter, Report, build_chapters
 from lmlab.result_sets.published import load_published
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
@@ -32,13 +32,12 @@ def write_report(
     study = load_study(config, device)
     found = load_results(study, machine, results)
     chapters, faults = chapters_of(study.chapters, found)
-    if out.suffix != ".html":
-        faults += Report(found, chapters, out, TEMPLATES).write()
+    if out.suffix == ".html":
+        page, more = explorer(found, chapters, TEMPLATES / "explore.html")
+        write_atomically(out, page)
     else:
-        try:
-            write_atomically(out, explorer(found, chapters, TEMPLATES / "explore.html"))
-        except Exception as error:  # one bad value gets one line
-            faults.append(f"{out.name}: {described(error)}")
+        more = Report(found, chapters, out, TEMPLATES).write()
+    faults += more
     return [*found.problems, *(f"not rendered: {fault}" for fault in faults)]
 
 

@@ -7,9 +7,9 @@ other chapters use the library's own AdamW.
 
 Records: `time` per variant and phase (slowest rank of each round) and, from a few profiled steps,
 device time (busiest rank of each step); `rank_time` per variant, phase and rank; from one more
-profiled step per variant `profiled_time` per activity (compute, communication,
-copies, and overlapped: computation while a message was in flight; rank 0), `messages_seen`,
-`messages_seen_as`, and `overlapped_share` per rank; what a step consists of.
+profiled step per variant `profiled_time` per activity (compute, communication, copies, and
+overlapped: computation while a message was in flight; rank 0), `messages_seen`, `messages_seen_as`,
+and `overlapped_share` per rank; what a step consists of.
 """
 
 import gc

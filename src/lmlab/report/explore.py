@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.frame import FIELDS, Results, select
-from lmlab.report.page import Chapter
+from lmlab.report.page import Chapter, described
 
 # What a row keeps besides its parameters and labels.
 SHOWN = ("value", "unit", "clock", "n", "samples", "source")
@@ -23,12 +23,16 @@ MAX_SAMPLES = 10
 DIGITS = 4
 
 
-def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) -> str:
-    """The page; parameters and labels that vary within a chapter can be chosen on it."""
+def explorer(
+    results: Results, chapters: Mapping[str, Chapter], template: Path
+) -> tuple[str, list[str]]:
+    """The page, and a line per figure that cannot be drawn; parameters and labels that vary within
+    a chapter can be chosen on it."""
     import vl_convert  # a large native library that only this page needs
 
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     sources = list(results.results)
+    faults: list[str] = []
     data = {
         "rows": [row for name in chapters for row in _rows(results, name, sources)],
         "sources": [
@@ -42,13 +46,7 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
             }
             for path, result in results.results.items()
         ],
-        "figures": [
-            {"name": f"{chapter.title}: {figure.title}", "spec": _finite(figure.vega(chapter.own))}
-            for chapter in chapters.values()
-            if chapter.measured
-            for figure in chapter.figures.values()
-            if not figure.rows(chapter.own).empty
-        ],
+        "figures": [each for chapter in chapters.values() for each in _figures(chapter, faults)],
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts = {
@@ -57,7 +55,18 @@ def explorer(results: Results, chapters: Mapping[str, Chapter], template: Path) 
         "bundle": bundle.replace("</script", "<\\/script"),
         "data": b64encode(gzip.compress(text.encode(), mtime=0)).decode(),
     }
-    return re.sub(r"%%(\w+)%%", lambda found: parts[found[1]], template.read_text())
+    return re.sub(r"%%(\w+)%%", lambda found: parts[found[1]], template.read_text()), faults
+
+
+def _figures(chapter: Chapter, faults: list[str]) -> Iterator[dict[str, Any]]:
+    """The figures of a chapter that have data."""
+    for name, figure in chapter.figures.items() if chapter.measured else ():
+        try:
+            if not figure.rows(chapter.own).empty:
+                spec = _finite(figure.vega(chapter.own))
+                yield {"name": f"{chapter.title}: {figure.title}", "spec": spec}
+        except Exception as error:  # one bad value must not cost the page
+            faults.append(f"{chapter.name}, figure {name}: {described(error)}")
 
 
 def _rows(results: Results, chapter: str, sources: list[str]) -> Iterator[dict[str, Any]]:

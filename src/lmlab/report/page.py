@@ -97,7 +97,8 @@ class Report:
             answers |= answers_in(page, f"chapters/{name}.md")
             if (self.templates / (section := f"front/{name}.md.j2")).exists():
                 sections[name] = self._render(section, ".", chapter)
-        front = self._render("front.md.j2", ".", sections=sections)
+        preface = self._render("preface.md.j2", ".")
+        front = self._render("front.md.j2", ".", preface=preface, sections=sections)
         write_atomically(self.out / FRONT, front)
         answers |= answers_in(front, FRONT)
         write_atomically(self.out / INDEX, self._render("index.md.j2", ".", answers=answers))

@@ -94,7 +94,8 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
         points = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
         states = Counter(points.drop_duplicates("source").sort_index()["status"])
         flags = Counter(flag for result in mine for flag in result.flags)
-        parts = Path(rows["source"].iloc[0]).parts
+        first = next(path for path, each in results.results.items() if each.chapter == chapter)
+        parts = Path(first).parts
         target = Path(*parts[: parts.index(results.machine) + 2])  # the chapter's folder or file
         found = {name: _distinct(result.versions.get(name) for result in mine) for name in VERSIONS}
         table = {

@@ -99,8 +99,6 @@ def _imports(file: Path, name: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
-    """Keyed on the file's time too, so that a long-lived process sees an edit."""
-
     def read(source: bytes) -> dict[str, Any]:
         tree = parse(source, file)
         return {"hash": tree_hash(tree), "imports": list(_import_statements(tree))}

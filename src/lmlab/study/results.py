@@ -3,7 +3,7 @@
 `workflow/schemas/result.schema.json` says what a result holds. What it cannot say is checked here:
 numbers are finite and not absurd, a quantity with a unit is a number, no record occurs twice, all
 samples are there, and settings have the types that the study gives them. An unusable file gives a
-one-line error that names it; whatever passes is valid.
+one-line error that names it.
 """
 
 import json
@@ -64,9 +64,9 @@ class Result:
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     def write(self, path: Path) -> None:
-        """Validate against the schema, then write atomically."""
+        """Validate as when it is read, then write atomically."""
         text = self.to_json()
-        _validate(json.loads(text), path)
+        parse(text, path)
         if len(text) > SIZE_LIMIT_BYTES:
             raise ResultError(
                 f"{path}: {len(text):,} bytes; a result holds at most {SIZE_LIMIT_BYTES:,}: "

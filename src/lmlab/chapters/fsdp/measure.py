@@ -14,8 +14,8 @@ others go on. All ranks must agree on that; otherwise one would wait for another
 
 Records, besides those of `autosize`, `memory_stages` and `rank_work`: `parameter_bytes`,
 `sharded_bytes` (of the parameters that FSDP shards); `gather_wait`: the sum of all waits for
-weights in a step, per phase and rank. `data.waits_ms`: the median wait of
-each block per phase, one number per rank. `data.intervals_ms`: rank 0's timeline per variant.
+weights in a step, per phase and rank. `data.waits_ms`: the median wait of each block per phase, one
+number per rank. `data.intervals_ms`: rank 0's timeline per variant.
 """
 
 import statistics

@@ -3,9 +3,9 @@
 Every other number of a study is read against these: a time becomes a share of the measured matmul
 rate, or of the stated peak where the device's datasheet is known.
 
-Records: `matmul_rate` per dtype and `copy_bandwidth` as measured (with the shape that was fastest),
-`stated_matmul_rate` and `stated_bandwidth` where the datasheet is known, and one record per fact of
-the card (`sms`, `l2_bytes`, `power_limit_w`, `cpu_model`, ...).
+Records: `matmul_rate` per dtype (with the side that was fastest) and `copy_bandwidth` as measured;
+`stated_matmul_rate`, `stated_bandwidth` and `stated_source` where the datasheet is known; and one
+record per fact of the card (`sms`, `l2_bytes`, `power_limit_w`, `cpu_model`, ...).
 """
 
 from collections.abc import Mapping

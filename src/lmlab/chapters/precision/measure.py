@@ -8,8 +8,8 @@ A float has a fixed number of significant bits, so the spacing of floats grows w
   `mantissa_bits`, `largest_power` and `smallest_power` (normal numbers lie between these powers
   of two), `spacing` (at 1), `stalls_at` per term.
   `data.stalled_sums` follows a sum of ones in each format.
-- `accumulation`: a growing sum swallows its terms. Records: `sum`, `exact` and `error` per loop;
-  `data.fp16_trace` follows the fp16 sum.
+- `accumulation`: a growing sum swallows its terms. Records: `sum` and `error` per loop, and
+  `term_in_fp16`; `data.fp16_trace` follows the fp16 sum.
 - `autocast`: so matmuls may be 16 bit, but sums should not. Records: `dtype_of` per component of a
   toy model, as hooks see it.
 - `layernorm`: its variance sums squares, and squaring doubles the exponent. Records per dtype and

@@ -1,8 +1,8 @@
 """Where a helper listens: a private directory, and a name that only equivalent processes share.
 
-A forked job is a copy of the helper. What a process receives at its start and cannot change later
-must therefore be the same in client and helper: interpreter and build of torch; environment
-variables that libraries read when loaded; CPUs, limits, control group and namespaces, because under
+A forked job is a copy of the helper. What a process inherits or reads only once must therefore be
+the same in client and helper: interpreter and build of torch; umask; environment variables such as
+those of the time zone and of libraries; CPUs, limits, control group and namespaces, because under
 Slurm or in a container another job's helper would run the work outside of the allocation. All of
 this is hashed into the socket's name, together with the code of this package.
 
