@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from snakemake.utils import update_config
 
-from lmlab.jobs.catalog import points_of
+from lmlab.jobs.catalog import all_points, points_of
+from lmlab.study import config_file
 from lmlab.study.config import load
+from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from tests.chapters.pages import answer, rendered
 from tests.project import config
@@ -36,7 +39,7 @@ def of(topic: str, chapter: str = "attention", **changes: Any) -> list[Point]:
 def test_the_end_to_end_grid_has_its_points_once_and_checks_some_of_them() -> None:
     check = {"size": "cpu-small", "context": 8, "precision": "bf16", "batch": 2}
     block = {"modes": ["forward_backward"], "graph_checks": [check], "steps": 3, "max_steps": 9}
-    block |= {"more": [{"contexts": [8, 16]}, {"batches": [1], "precisions": ["fp32"]}]}
+    block |= {"more": [{"contexts": [8, 16]}, {"batches": [1], "precisions": ["fp32"], "steps": 2}]}
     found = points("end_to_end", study="nano", **block)
     warm = [point for point in found if point.parameters["start"] == "warm"]
     axes = [tuple(point.parameters[key] for key in check) for point in warm]
@@ -46,10 +49,23 @@ def test_the_end_to_end_grid_has_its_points_once_and_checks_some_of_them() -> No
         ("cpu-small", 16, "fp32", 1),
     ]
     assert [point.settings["graph_replay"] for point in warm] == [False, False, False, True, False]
+    assert [point.settings["steps"] for point in warm] == [3, 3, 3, 3, 2]
     assert {point.settings["max_steps"] for point in warm} == {9}
     assert all("max_steps" not in point.settings for point in found if point not in warm)
     with pytest.raises(ValueError, match=r"end_to_end.max_steps = 2; allowed: at least steps = 3"):
         points("end_to_end", study="nano", **{**block, "max_steps": 2})
+
+
+def test_the_example_of_attention_shapes_is_a_study_of_attention_alone() -> None:
+    changed = config(study="full")
+    update_config(changed, config_file.read(ROOT / "examples" / "attention_shapes.yaml"))
+    found = all_points(load(changed, "cuda"))
+    assert {point.chapter for point in found} == {"machine", "attention"}
+    asked = [{**p.parameters, **p.settings} for p in found if p.chapter == "attention"]
+    head_dims = {point["d_model"] // point["num_heads"] for point in asked}
+    assert head_dims == {32, 64, 80, 96, 128, 192, 256}
+    assert {point["context"] % 2 for point in asked} == {0, 1}
+    assert {point["batch"] for point in asked} == {1, 4, 16, 64}
 
 
 def test_only_strategies_that_divide_the_blocks_are_asked_for() -> None:

@@ -3,14 +3,13 @@
 import itertools
 import multiprocessing.dummy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from lmlab.attention import bench
-from lmlab.attention.bench import Shape
 from lmlab.kernels import configs, graph_clock, launch, tune, workspace
 from lmlab.kernels.configs import Tiles, shared_bytes
 from lmlab.kernels.problem import Direction, Problem
@@ -179,34 +178,35 @@ def test_a_gpu_is_tuned(
 
 
 BETWEEN = [
-    [Shape(3, 32, n, 64) for n in (512, 768, 1024)],
-    [Shape(3, n, 1024, 64) for n in (16, 24, 32)],
-    [Shape(8, n, 2048, 64) for n in (3, 4, 5)],
-    [Shape(3, 8, n, 128) for n in (512, 768, 1024)],
-    [Shape(3, n, 1024, 128) for n in (2, 3, 4)],
-    [Shape(3, n, 1024, 128) for n in (4, 6, 8)],
+    [(3, 32, n, 64) for n in (512, 768, 1024)],
+    [(3, n, 1024, 64) for n in (16, 24, 32)],
+    [(8, n, 2048, 64) for n in (3, 4, 5)],
+    [(3, 8, n, 128) for n in (512, 768, 1024)],
+    [(3, n, 1024, 128) for n in (2, 3, 4)],
+    [(3, n, 1024, 128) for n in (4, 6, 8)],
 ]
-"""Shapes of growing work with one between two others."""
+"""Shapes (batch, heads, sequence, head dimension) of growing work, one between two others."""
 
 
 @pytest.mark.gpu
+@DIRECTIONS
 @pytest.mark.parametrize("shapes", BETWEEN, ids=lambda shapes: str(shapes[1]))
-def test_a_shape_between_two_others_is_not_slower_than_both(shapes: list[Shape]) -> None:
+def test_a_shape_between_two_others_is_not_slower_than_both(
+    shapes: list[tuple[int, ...]], direction: Direction
+) -> None:
+    tensors = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+    problems = [Problem.of(q, q, True, direction) for q in tensors]
     with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
-        calls = [bench.calls(bench.OURS, shape, bench.inputs(shape)) for shape in shapes]
-        for phase in ("forward", "backward"):
-            recordings = [graph_clock.record(call[phase]) for call in calls]
-            low, between, high = graph_clock.medians_ms(recordings, rounds=25)
-            assert between <= 1.05 * max(low, high), phase
+        calls = [partial(tune.run, problem, tune.inputs_of(problem), None) for problem in problems]
+        recordings = [graph_clock.record(call) for call in calls]
+        low, between, high = graph_clock.medians_ms(recordings, rounds=25)
+    assert between <= 1.05 * max(low, high)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to tune")
-@pytest.mark.parametrize("program", [bench, tune])
-def test_without_a_gpu_there_is_nothing_to_time(
-    program: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_there_is_nothing_to_time(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        program.main([])
+        tune.main([])
     assert "a CUDA GPU is needed" in capsys.readouterr().err
 
 

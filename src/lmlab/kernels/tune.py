@@ -121,8 +121,8 @@ def inputs_of(p: Problem) -> tuple[Tensor, ...]:
     return grad_o, q, k, v, o, lse
 
 
-def run(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles) -> tuple[Tensor, ...]:
-    """One pass."""
+def run(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles | None) -> tuple[Tensor, ...]:
+    """One pass, with tiles from the table if none are given."""
     function = launch.forward if problem.direction == "forward" else launch.backward
     scale = problem.head_dim**-0.5
     return function(*inputs, is_causal=problem.is_causal, scale=scale, tiles=tiles)

@@ -1,4 +1,4 @@
-"""Grids of a block of the configuration: its axes, and further grids that change some of them."""
+"""Grids of a block of the configuration: its axes, and more grids that change some keys."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -7,10 +7,13 @@ from typing import Any
 SHAPES = {"size": "sizes", "context": "contexts", "batch": "batches", "precision": "precisions"}
 
 
-def combinations(block: Mapping[str, Any], axes: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The grid and those that `more` adds to it, every combination of the axes once."""
-    grids = [block, *({**block, **more} for more in block["more"])]
-    found = (
-        values for grid in grids for values in product(*(grid[axis] for axis in axes.values()))
-    )
-    yield from (dict(zip(axes, values, strict=True)) for values in dict.fromkeys(found))
+def combinations(
+    block: Mapping[str, Any], axes: Mapping[str, str]
+) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
+    """Every combination of the axes once, of the block and of those that `more` makes of it by
+    changing some keys; each with the first of these blocks that has it."""
+    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for grid in [block, *({**block, **more} for more in block["more"])]:
+        for values in product(*(grid[axis] for axis in axes.values())):
+            found.setdefault(values, grid)
+    yield from ((dict(zip(axes, values, strict=True)), grid) for values, grid in found.items())

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from lmlab.study.config import Study
+from lmlab.study.grids import SHAPES, combinations
 from lmlab.study.points import Point, crossed
 
 SAMPLING = ("samples", "variant_cap_s")
@@ -52,14 +53,15 @@ def _benchmark(study: Study, block: Block, asked: Block) -> Topic:
 
 
 def _shapes(study: Study, block: Block, asked: Block) -> Topic:
-    axes = {"precision": asked["precisions"], "batch": asked["batches"]}
-    for point in crossed(**axes, size=block["sizes"], context=asked["contexts"]):
-        yield point, _in_model(study, point, _only(asked, "variants", *SAMPLING))
+    keys = ("precision", "batch", "size", "context")
+    for point, grid in combinations({**block, **asked}, {key: SHAPES[key] for key in keys}):
+        yield point, _in_model(study, point, grid, "variants", "causal", *SAMPLING)
 
 
 def _softmax(study: Study, block: Block, asked: Block) -> Topic:
     for point in crossed(size=block["sizes"], context=asked["contexts"]):
-        yield point, _in_model(study, point, _only(asked, "batch", "precision", *SAMPLING))
+        own = _in_model(study, point, asked, "batch", "precision", *SAMPLING)
+        yield point, {**own, "causal": True}
 
 
 def _tiles(study: Study, block: Block, asked: Block) -> Topic:
@@ -107,9 +109,9 @@ TOPICS: dict[str, Callable[[Study, Block, Block], Topic]] = {
 }
 
 
-def _in_model(study: Study, point: Parameters, settings: Block) -> dict[str, Any]:
+def _in_model(study: Study, point: Parameters, asked: Block, *keys: str) -> dict[str, Any]:
     """Settings of attention alone, in the shape that it has in a model of some size."""
-    return {**asdict(study.sizes[point["size"]]), **settings, "causal": True}
+    return {**asdict(study.sizes[point["size"]]), **_only(asked, *keys)}
 
 
 def _training(study: Study, point: Parameters, asked: Block) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """End to end: every size, context, batch, precision and mode, and cold starts.
 
 The grid shares one warm-up count. `more` adds grids that change some of its axes, for what is not
-worth measuring everywhere. How much warm-up a machine needs is a question of its own, answered at
-one context (`start` = cold). Every point is a process in which the first step really is the first:
-libraries not loaded, kernels not chosen, memory not mapped. A cold start measures a fixed number of
-steps; elsewhere a point is measured until its median is known well enough.
+worth measuring everywhere, or the number of steps, where one takes seconds. How much warm-up a
+machine needs is a question of its own, answered at one context (`start` = cold). Every point is a
+process in which the first step really is the first: libraries not loaded, kernels not chosen,
+memory not mapped. A cold start measures a fixed number of steps; elsewhere a point is measured
+until its median is known well enough.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,20 +24,20 @@ Block = Mapping[str, Any]
 
 def points(study: Study, block: Block) -> list[Point]:
     """The grids first, then the cold starts."""
-    if block["max_steps"] < block["steps"]:
-        raise ValueError(
-            f"config: end_to_end.max_steps = {block['max_steps']}; "
-            f"allowed: at least steps = {block['steps']}"
-        )
     return [*_grids(study, block), *_cold_starts(study, block)]
 
 
 def _grids(study: Study, block: Block) -> Iterator[Point]:
-    settings = {key: block[key] for key in ("max_steps", "interval")}
     checks = [{"mode": GRAPH_MODE, **check} for check in block["graph_checks"]]
-    for point in combinations(block, AXES):
+    for point, grid in combinations(block, AXES):
+        if grid["max_steps"] < grid["steps"]:
+            raise ValueError(
+                f"config: end_to_end.max_steps = {grid['max_steps']}; "
+                f"allowed: at least steps = {grid['steps']}"
+            )
+        settings = {key: grid[key] for key in ("max_steps", "interval")}
         settings["graph_replay"] = any(check.items() <= point.items() for check in checks)
-        yield _point(study, block, point, block["warmup"], "warm", settings)
+        yield _point(study, grid, point, grid["warmup"], "warm", settings)
 
 
 def _cold_starts(study: Study, block: Block) -> Iterator[Point]:

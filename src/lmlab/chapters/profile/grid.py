@@ -14,5 +14,5 @@ def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     model = {**study.own_model(), "attention": study.common["attention"]}
     return [
         Point("profile", {**each, **model}, {**study.size_settings(each["size"]), **own, **common})
-        for each in combinations(block, SHAPES)
+        for each, _ in combinations(block, SHAPES)
     ]
