@@ -35,7 +35,7 @@ from lmlab.measure.trace.frames import (
     paths_at,
     trace_of,
 )
-from lmlab.measure.trace.kernel_names import rule_of
+from lmlab.measure.trace.kernel_names import family
 
 Event = dict[str, Any]
 
@@ -134,4 +134,4 @@ def does_work(name: str, calls_others: bool) -> bool:
     """Whether an operator computes or moves data, as a kernel would on a GPU."""
     if "::" not in name or "autograd::" in name or _BOOKKEEPING.fullmatch(name):
         return False
-    return not calls_others or rule_of(name) is not None
+    return not calls_others or family(name) != "other"

@@ -19,21 +19,10 @@ name; tables group by the full one.
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
-FAMILIES = (
-    *("matmul_tensor_core", "matmul_simt", "matmul", "softmax", "elementwise"),
-    *("reduction", "copy", "communication", "optimizer", "other"),
-)
 MATMULS = ("matmul_tensor_core", "matmul_simt", "matmul")
-
-
-class Rule(NamedTuple):
-    """Names that contain `pattern` belong to `family`."""
-
-    family: str
-    pattern: str
-
+OTHERS = ("softmax", "elementwise", "reduction", "copy", "communication", "optimizer", "other")
+FAMILIES = (*MATMULS, *OTHERS)
 
 _ELEMENTWISE_OPERATORS = (
     r"add|sub|rsub|mul|div|pow|sqrt|rsqrt|exp|exp2|log|log1p|neg|abs|sign|reciprocal|sin|cos|tanh"
@@ -46,81 +35,65 @@ _REDUCTION_OPERATORS = (
     r"|linalg_vector_norm|logsumexp|cumsum|native_layer_norm|_fused_rms_norm|nll_loss_forward"
     r"|nll_loss|embedding_dense|scatter_add|index_add|_index_put_impl"
 )
+_MATMUL_OPERATORS = (
+    r"mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|outer|addr"
+    r"|mkl_linear|mkldnn_linear|linear_pointwise|int_mm|scaled_mm"
+)
 _COPY_OPERATORS = r"copy_|cat|flip|roll|index|index_select|gather|scatter_?|repeat_interleave"
 
 RULES = (
-    Rule("copy", r"^\[?(CUDA )?(memcpy|memset)\b"),  # the copy engines, not a kernel
-    Rule("communication", r"^(void )?nccl|\b(c10d|gloo|nccl):"),  # named after the library
+    ("copy", r"^\[?(CUDA )?(memcpy|memset)\b"),  # the copy engines, not a kernel
+    ("communication", r"^(void )?nccl|\b(c10d|gloo|nccl):"),  # named after the library
     # Collectives implemented as a kernel over peer memory.
-    Rule("communication", r"multimem_|(one|two)_shot_all_reduce|symm_mem|nvshmem"),
+    ("communication", r"multimem_|(one|two)_shot_all_reduce|symm_mem|nvshmem"),
     # The whole update in one kernel.
-    Rule("optimizer", r"fused_?adam|adamw?_(math|kernel)|_fused_(adamw?|sgd|adagrad)_"),
-    Rule("optimizer", r"multi_tensor_apply"),  # foreach kernels; little else uses them
-    Rule(  # fused attention: most of its time is in its two products
-        "matmul_tensor_core",
-        r"flash_(fwd|bwd|forward|backward|attn)|fmha|sdpa|mha_[fb]wd|flashinfer",
-    ),
+    ("optimizer", r"fused_?adam|adamw?_(math|kernel)|_fused_(adamw?|sgd|adagrad)_"),
+    ("optimizer", r"multi_tensor_apply"),  # foreach kernels; little else uses them
+    # Fused attention: most of its time is in its two products.
+    ("matmul_tensor_core", r"flash_([fb]wd|forward|backward|attn)|fmha|sdpa|mha_[fb]wd|flashinfer"),
     # Forward or backward, alone or fused by Inductor with its neighbours.
-    Rule("softmax", r"^(?!aten::).*soft_?max"),
-    Rule("reduction", r"splitK_?reduce"),  # sums the parts of a split-K product
-    Rule("matmul_simt", r"ffma|_simt_|simt_[sdchz]gemm"),  # named after scalar multiply-adds
+    ("softmax", r"^(?!aten::).*soft_?max"),
+    ("reduction", r"splitK_?reduce"),  # sums the parts of a split-K product
+    ("matmul_simt", r"ffma|_simt_|simt_[sdchz]gemm"),  # named after scalar multiply-adds
     # Digits: tile of the tensor core instruction (s16816gemm).
-    Rule("matmul_tensor_core", r"[a-z]\d{3,6}(gemm|cudnn|fprop|dgrad|wgrad)"),
-    Rule(  # names the tensor core instruction or its CUTLASS class
-        "matmul_tensor_core",
-        r"tensorop|tensor\d+x\d+x\d+|hmma|imma|qmma|gmma|wmma|tcgen05|utcmma",
-    ),
-    Rule("matmul_tensor_core", r"nvjet"),  # cuBLAS from Hopper on, always on tensor cores
-    Rule(  # operand type that only tensor cores multiply fast
-        "matmul_tensor_core",
-        r"gemm.*(tf32|bf16|fp16|f16|e4m3|e5m2|i8i8)|(tf32|bf16|fp16|e4m3)\w*gemm",
-    ),
-    Rule("matmul_simt", r"(_|^| )[sdcz]gemm"),  # single or double precision loop
+    ("matmul_tensor_core", r"[a-z]\d{3,6}(gemm|cudnn|fprop|dgrad|wgrad)"),
+    # Names the tensor core instruction or its CUTLASS class.
+    ("matmul_tensor_core", r"tensorop|tensor\d+x\d+x\d+|hmma|imma|qmma|gmma|wmma|tcgen05|utcmma"),
+    ("matmul_tensor_core", r"nvjet"),  # cuBLAS from Hopper on, always on tensor cores
+    # Operand type that only tensor cores multiply fast (f16 finds bf16 too).
+    ("matmul_tensor_core", r"gemm.*(tf32|f16|fp16|e4m3|e5m2|i8i8)|(tf32|bf16|fp16|e4m3)\w*gemm"),
+    ("matmul_simt", r"(_|^| )[sdcz]gemm"),  # single or double precision loop
     # Products with a vector: memory-bound, no tensor cores.
-    Rule("matmul_simt", r"gemv|gemmSN_|gemmk1|dot_kernel"),
-    Rule("matmul", r"gemm|cutlass|triton_(tem|mm)|\bmatmul_kernel"),  # does not say which cores
-    Rule("reduction", r"triton_(red|per)_"),  # Inductor's kernels with a loop over the reduced axis
-    Rule("elementwise", r"triton_(poi|for)_"),  # Inductor's pointwise kernels
-    Rule(  # moves data, possibly converting its type
-        "copy",
-        r"copy_kernel|CatArray|batched_copy|vectorized_gather|indexSelect|index_select|flip_kernel",
-    ),
-    Rule(  # many inputs, few outputs
-        "reduction",
-        r"reduce_kernel|DeviceReduce|reduce_1Block|ReduceAdd|nll_loss|layer_?norm|^delta_kernel",
-    ),
-    Rule("reduction", r"rms_?norm|RowwiseMoments|GammaBeta|batch_norm"),  # normalization statistics
-    Rule(  # gradient of a lookup: sums rows with the same index
+    ("matmul_simt", r"gemv|gemmSN_|gemmk1|dot_kernel"),
+    ("matmul", r"gemm|cutlass|triton_(tem|mm)|\bmatmul_kernel"),  # does not say which cores
+    ("reduction", r"triton_(red|per)_"),  # Inductor's kernels with a loop over the reduced axis
+    ("elementwise", r"triton_(poi|for)_"),  # Inductor's pointwise kernels
+    # Moves data, possibly converting its type.
+    ("copy", r"copy_kernel|CatArray|batched_copy|vectorized_gather|index_?select|flip_kernel"),
+    # Many inputs, few outputs.
+    ("reduction", r"reduce_kernel|DeviceReduce|reduce_1Block|ReduceAdd|nll_loss|^delta_kernel"),
+    ("reduction", r"layer_?norm|rms_?norm|RowwiseMoments|GammaBeta|batch_norm"),  # normalization
+    (  # gradient of a lookup: sums rows with the same index
         "reduction",
         r"indexing_backward|embedding_backward\w*_kernel|compute_grad_weight|scatter_add_kernel",
     ),
-    Rule("elementwise", r"elementwise|triu_tril|fused_dropout|distribution_"),  # one output each
-    Rule("softmax", r"^aten::_(log_)?softmax(_backward_data)?$"),  # the CPU operator that computes
-    Rule(  # CPU product
-        "matmul",
-        r"^(aten|mkl|mkldnn)::_?(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|vdot|outer|addr"
-        r"|mkl_linear|mkldnn_linear|linear_pointwise|int_mm|scaled_mm)_?$",
-    ),
-    Rule("matmul", r"^aten::_scaled_dot_product_\w+_for_cpu"),  # fused CPU attention
-    Rule("copy", rf"^aten::({_COPY_OPERATORS})$"),  # CPU operator
-    Rule("reduction", rf"^aten::({_REDUCTION_OPERATORS})(_backward)?_?$"),  # CPU operator
-    Rule("elementwise", rf"^aten::({_ELEMENTWISE_OPERATORS})(_backward)?_?$"),  # CPU operator
-    Rule("elementwise", r"^aten::_foreach_"),  # CPU operator over a list of tensors
+    ("elementwise", r"elementwise|triu_tril|fused_dropout|distribution_"),  # one output each
+    # Operators on a CPU: they are named `aten::softmax` and the like.
+    ("softmax", r"^aten::_(log_)?softmax(_backward_data)?$"),
+    ("matmul", rf"^(aten|mkl|mkldnn)::_?({_MATMUL_OPERATORS})_?$"),
+    ("matmul", r"^aten::_scaled_dot_product_\w+_for_cpu"),
+    ("copy", rf"^aten::({_COPY_OPERATORS})$"),
+    ("reduction", rf"^aten::({_REDUCTION_OPERATORS})(_backward)?_?$"),
+    ("elementwise", rf"^aten::({_ELEMENTWISE_OPERATORS})(_backward)?_?$"),
+    ("elementwise", r"^aten::_foreach_"),
 )
-
-_COMPILED = [(rule, re.compile(rule.pattern, re.IGNORECASE)) for rule in RULES]
 _OPTIMIZER_RANGE = re.compile(r"optimizer([ _.]step\b.*)?", re.IGNORECASE)
-
-
-def rule_of(name: str) -> Rule | None:
-    """The first rule that matches a kernel's or operator's name; None if none does."""
-    return next((rule for rule, pattern in _COMPILED if pattern.search(name)), None)
 
 
 def family(name: str) -> str:
     """Family of a kernel or operator by its name alone."""
-    rule = rule_of(name)
-    return rule.family if rule else "other"
+    matches = (label for label, rule in RULES if re.search(rule, name, re.IGNORECASE))
+    return next(matches, "other")
 
 
 def is_optimizer(ranges: Iterable[str]) -> bool:
