@@ -38,6 +38,7 @@ from lmlab.measure.trace.nsys_command import (
     UNDER_NSYS,
     NsysUnavailable,
     find_nsys,
+    profile_options,
 )
 from lmlab.study import config_file
 from lmlab.study.config import load

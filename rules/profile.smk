@@ -26,8 +26,8 @@ if "profile" in PATHS:
         "{params.program} --point {params.point:q} --machine {wildcards.machine} "
         '--out "$work/measured.json" && '
         # A point that ran out of memory has a result and no report.
-        '( {params.nsys} export {params.export_options} --output="$work/report.sqlite" '
-        "{output.trace:q}/report{params.suffix} || true ) && "
+        '( {params.nsys} export --type=sqlite --force-overwrite=true --output="$work/report.sqlite" '
+        "{output.trace:q}/report.nsys-rep || true ) && "
         '{params.complete} --measured "$work/measured.json" --export "$work/report.sqlite" '
         "--out {output.result:q} ) || "
         '( echo "profile: "{params.trouble:q} >&2 && [ {params.profiler} = auto ] && '
@@ -50,9 +50,7 @@ if "profile" in PATHS:
             complete=script("nsys_result.py"),
             program=unrecorded(sys.executable, "-m", "lmlab.jobs.run"),
             nsys=unrecorded(NSYS.path if NSYS else "nsys"),
-            profile_options=unrecorded(*(NSYS.profile_options(NSYS_OPTIONS) if NSYS else [])),
-            export_options=unrecorded(*(NSYS.export_options() if NSYS else [])),
-            suffix=unrecorded(NSYS.report_suffix if NSYS else ""),
+            profile_options=unrecorded(*profile_options(NSYS_OPTIONS)),
             profiler=unrecorded(STUDY.chapters["profile"]["profiler"]),
             trouble=lambda wildcards, output: (
                 f"nsys {NSYS.version} failed, see the log" if NSYS else WITHOUT_NSYS
@@ -80,7 +78,7 @@ if "profile" in PATHS:
             params:
                 script=script("ranks.py"),
                 nsys=unrecorded(NSYS.path),
-                options=unrecorded(*NSYS.profile_options(NSYS_OPTIONS, marked=False)),
+                options=unrecorded(*profile_options(NSYS_OPTIONS, marked=False)),
                 torchrun=torchrun(chapter),
                 point=point_json(chapter),
             shell:

@@ -1,26 +1,21 @@
-"""A fake nsys for the PATH: accepts one version's options only, and exports `three_modes`."""
+"""A fake nsys for the PATH: accepts its own options only, and exports `three_modes`."""
 
 import sys
 from pathlib import Path
 
 from lmlab.study.files import ROOT
 
-COMMON = ("--trace", "--sample", "--cpuctxsw", "--capture-range", "--kill", "--force-overwrite")
-OPTIONAL = ("--cuda-memory-usage",)
-STOPPING = {
-    "2020.4.1": ("--stop-on-range-end",),
-    "2023.4.1": ("--stop-on-range-end", "--capture-range-end"),
-    "2026.3.1": ("--capture-range-end",),
-}
-VERSIONS = tuple(STOPPING)
-SUFFIX = {"2020.4.1": ".qdrep", "2023.4.1": ".nsys-rep", "2026.3.1": ".nsys-rep"}
+OPTIONS = (
+    *("--trace", "--sample", "--cpuctxsw", "--capture-range", "--capture-range-end", "--kill"),
+    *("--force-overwrite", "--cuda-memory-usage", "--output"),
+)
 
 PROGRAM = '''#!{python}
 """The parts of nsys that a test needs."""
 import os, subprocess, sys
 
 sys.path.insert(0, {root!r})
-VERSION, SUFFIX, FAULT = {version!r}, {suffix!r}, {fault!r}
+VERSION, SUFFIX, FAULT = {version!r}, ".nsys-rep", {fault!r}
 KNOWN = {{"profile": {profile!r}, "export": ("--type", "--output", "--force-overwrite")}}
 
 
@@ -42,7 +37,7 @@ def options(command, arguments):
 def profile(arguments):
     asked = options("profile", arguments)
     marked = asked.get("--capture-range") == "cudaProfilerApi"
-    if marked != (asked.get({stopping!r}) in ("stop", "true")):
+    if marked != (asked.get("--capture-range-end") == "stop"):
         refuse("nothing would be captured")
     if FAULT == "cannot record":
         refuse("The target application could not be launched.")
@@ -80,17 +75,14 @@ else:
 def install(folder: Path, version: str = "2026.3.1", fault: str = "") -> Path:
     """Put a fake nsys of that version, perhaps with a fault, into a folder of the PATH."""
     folder.mkdir(parents=True, exist_ok=True)
-    stopping = STOPPING.get(version, ("--stop-on-range-end",))
     file = folder / "nsys"
     file.write_text(
         PROGRAM.format(
             python=sys.executable,
             root=str(ROOT),
             version=version,
-            suffix=SUFFIX.get(version, ".qdrep"),
             fault=fault,
-            profile=(*COMMON, *OPTIONAL, *stopping, "--output"),
-            stopping=stopping[-1],
+            profile=OPTIONS,
         )
     )
     file.chmod(0o755)
