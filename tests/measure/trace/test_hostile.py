@@ -27,7 +27,6 @@ EXPORTS = {
     "duration beyond 64 bits": f"UPDATE {KERNELS} SET start = -9e18, end = 9e18",
     "missing column": f"ALTER TABLE {KERNELS} DROP COLUMN deviceId",
     "no metadata": "DROP TABLE META_DATA_EXPORT",
-    "no schema version": "UPDATE META_DATA_EXPORT SET value = 'unknown'",
     "recursive view": f"DROP TABLE {KERNELS}; CREATE VIEW {KERNELS} AS {FOREVER} SELECT i start, "
     "i end, 0 deviceId, 0 streamId, 1 correlationId, 0 globalPid, 1 demangledName FROM n",
     "recursive metadata": "DROP TABLE META_DATA_EXPORT; "
