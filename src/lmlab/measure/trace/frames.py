@@ -45,8 +45,6 @@ LAUNCH_KEY = ["process", "correlation"]
 STILL_OPEN = np.iinfo(np.int64).max  # end of a range that was still open when the recording stopped
 MAX_DEPTH = 1000  # ranges open at once; every launch keeps the names of all of them
 
-KINDS = pd.CategoricalDtype(["kernel", "memcpy", "memset", "graph", "op"])
-HOST_KINDS = pd.CategoricalDtype(["launch", "synchronize", "op", "other"])
 RANGE_COLUMNS = ("name", "start_ns", "duration_ns")
 HOST_COLUMNS = (*RANGE_COLUMNS, "kind", "ranges")
 KERNEL_COLUMNS = (*HOST_COLUMNS, "family", "device", "launch_ns", "delay_ns")
@@ -100,13 +98,12 @@ def trace_of(kernels: pd.DataFrame, host: pd.DataFrame, ranges: pd.DataFrame, to
     range_ends = ranges["end_ns"].mask(ranges["end_ns"] == STILL_OPEN, last)
     kernels = kernels.assign(
         family=_families(kernels),
-        kind=kernels["kind"].astype(KINDS),
         launch_ns=kernels["launch_ns"].astype("Int64"),
         delay_ns=(kernels["start_ns"] - kernels["launch_ns"]).astype("Int64"),
     )
     return Trace(
         _ordered(kernels, KERNEL_COLUMNS),
-        _ordered(host.assign(kind=host["kind"].astype(HOST_KINDS)), HOST_COLUMNS),
+        _ordered(host, HOST_COLUMNS),
         _ordered(ranges.assign(duration_ns=range_ends - ranges["start_ns"]), RANGE_COLUMNS),
         tool,
     )
@@ -142,14 +139,12 @@ def _with_launches(work: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     If a runtime call and the driver call inside it share an id, the outer one is the launch; it
     started first.
     """
-    launches = calls.loc[
-        calls["correlation"] != NO_CORRELATION, [*LAUNCH_KEY, "start_ns", "ranges"]
-    ]
-    launches = launches.sort_values("start_ns", kind="stable").drop_duplicates(LAUNCH_KEY)
-    launches = launches.rename(columns={"start_ns": "launch_ns"}).astype({"launch_ns": "Int64"})
+    launches = calls[calls["correlation"] != NO_CORRELATION]
+    launches = launches.rename(columns={"start_ns": "launch_ns"})
+    launches = launches.sort_values("launch_ns", kind="stable").drop_duplicates(LAUNCH_KEY)
+    launches = launches[[*LAUNCH_KEY, "launch_ns", "ranges"]].astype({"launch_ns": "Int64"})
     found = work.merge(launches, how="left", on=LAUNCH_KEY)
-    known = found["launch_ns"].notna()
-    paths = [path if has else () for path, has in zip(found["ranges"], known, strict=True)]
+    paths = [path if isinstance(path, tuple) else () for path in found["ranges"]]
     return found.assign(ranges=objects(paths))
 
 
@@ -168,10 +163,8 @@ def _sweep(
     ranges: pd.DataFrame, times: Integers, known: dict[OpenRanges, OpenRanges]
 ) -> npt.NDArray[np.object_]:
     """The paths of one process at ascending times."""
-    holds_some = np.searchsorted(times, ranges["start_ns"]) < np.searchsorted(
-        times, ranges["end_ns"]
-    )
-    rows = ranges.loc[holds_some, ["start_ns", "end_ns", "name"]].itertuples(index=False)
+    first, last = (np.searchsorted(times, ranges[key]) for key in ("start_ns", "end_ns"))
+    rows = ranges.loc[first < last, ["start_ns", "end_ns", "name"]].itertuples(index=False)
     # Of two ranges that open together, the longer one is the outer one.
     waiting = deque(sorted(rows, key=lambda row: (row[0], -row[1])))
     open_now: list[Any] = []
