@@ -16,7 +16,6 @@ allocation, dispatch, composite operators that no family rule matches, and the a
 import gzip
 import json
 import re
-import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ import pandas as pd
 from lmlab.measure.trace.frames import (
     CPU,
     NO_CORRELATION,
-    Integers,
     Trace,
     TraceError,
     assemble,
@@ -40,9 +38,9 @@ from lmlab.measure.trace.kernel_names import family
 Event = dict[str, Any]
 
 _DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-_API_CATEGORIES = ("cuda_runtime", "cuda_driver")
-_UNREADABLE = (OSError, EOFError, zlib.error)
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_HOST_KINDS = {"cuda_runtime": "call", "cuda_driver": "call", "cpu_op": "op"}
+_KINDS = {**_DEVICE_KINDS, **_HOST_KINDS, "user_annotation": "range"}
+_INTEGERS = ["start_ns", "duration_ns", "thread", "process", "correlation", "device"]
 _BOOKKEEPING = re.compile(
     r"aten::(as_strided|_?(unsafe_)?view(_as)?|_?reshape(_alias|_as)?|t|transpose|permute|movedim"
     r"|expand(_as)?|select|slice|narrow|split\w*|chunk|unbind|squeeze|unsqueeze|flatten|unflatten"
@@ -54,79 +52,66 @@ _BOOKKEEPING = re.compile(
 
 def read(path: Path, *, on_cpu: bool, tool: str = "torch profiler") -> Trace:
     """The frames of a trace; with `on_cpu` its operators take the place of kernels."""
-    if not path.is_file():
-        raise TraceError(f"trace: {path} does not exist")
     try:
         data = path.read_bytes()
         document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
-        return _trace(events, on_cpu, tool)
-    except (*_UNREADABLE, *_MALFORMED) as error:
+        complete = (event for event in document["traceEvents"] if event.get("ph") == "X")
+        return _trace([event for event in complete if event.get("cat") in _KINDS], on_cpu, tool)
+    except Exception as error:  # a file may hold anything
         found = f"{type(error).__name__}: {error}".splitlines()[0]
         raise TraceError(f"trace: {path} is not a profiler's JSON trace: {found}") from None
 
 
 def _trace(events: list[Event], on_cpu: bool, tool: str) -> Trace:
-    ranges = _rows(events, "user_annotation")
-    ranges["end_ns"] = ranges["start_ns"] + ranges["duration_ns"]
+    numbers = np.array([_integers(event) for event in events], dtype=np.int64)
+    frame = pd.DataFrame(numbers.reshape(-1, len(_INTEGERS)), columns=_INTEGERS)
+    frame = frame.assign(
+        end_ns=frame["start_ns"] + frame["duration_ns"],
+        name=names(str(event["name"]) for event in events),
+        kind=[_KINDS[event["cat"]] for event in events],
+    )
+    ranges = frame[frame["kind"] == "range"]
     if on_cpu:
-        return _cpu_trace(_rows(events, "cpu_op"), ranges, tool)
-    calls, work = _rows(events, *_API_CATEGORIES), _rows(events, *_DEVICE_KINDS)
+        return _cpu_trace(frame[frame["kind"] == "op"], ranges, tool)
+    calls = frame[frame["kind"] == "call"]
     process = calls["process"].iloc[0] if len(calls) else 0  # a trace has one
-    return assemble(work.assign(process=process), calls, ranges, tool)
+    work = frame[frame["kind"].isin(_DEVICE_KINDS.values())].assign(process=process)
+    return assemble(work, calls, ranges, tool)
 
 
-def _rows(events: list[Event], *categories: str) -> pd.DataFrame:
-    """The events of some categories; columns that they do not have are -1."""
-    chosen = [event for event in events if event.get("cat") in categories]
-    arguments = [event.get("args", {}) for event in chosen]
-    columns = {
-        "start_ns": [round(event["ts"] * 1000) for event in chosen],
-        "duration_ns": [round(event["dur"] * 1000) for event in chosen],
-        "thread": [int(event["tid"]) for event in chosen],
-        "process": [int(event["pid"]) for event in chosen],
-        **{
-            key: [each.get(key, NO_CORRELATION) for each in arguments]
-            for key in ("correlation", "device")
-        },
-    }
-    numbers = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-    return pd.DataFrame(numbers).assign(
-        name=names(str(event["name"]) for event in chosen),
-        kind=[_DEVICE_KINDS.get(event["cat"], "op") for event in chosen],
+def _integers(event: Event) -> tuple[int, ...]:
+    arguments = event.get("args", {})
+    return (
+        round(event["ts"] * 1000),
+        round(event["dur"] * 1000),
+        int(event["tid"]),
+        int(event["pid"]),
+        arguments.get("correlation", NO_CORRELATION),
+        arguments.get("device", CPU),
     )
 
 
 def _cpu_trace(operators: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
     """Each operator with its duration minus that of the operators it called."""
-    start, duration = (operators[key].to_numpy() for key in ("start_ns", "duration_ns"))
-    parents = callers(operators["thread"].to_numpy(), start, duration)
-    in_children = np.zeros_like(duration)
-    np.add.at(in_children, parents[parents >= 0], duration[parents >= 0])
-    call_others = np.isin(np.arange(len(parents)), parents)
-    works = np.array([*map(does_work, operators["name"], call_others)], dtype=bool)
-    operators = operators.assign(
-        # Rounding can make children longer than their parent.
-        duration_ns=np.maximum(duration - in_children, 0),
-        device=CPU,
-        launch_ns=start,
-        ranges=paths_at(ranges, operators["process"].to_numpy(), start),
-    )
-    return trace_of(operators[works], operators[~works], ranges, tool)
-
-
-def callers(thread: Integers, start_ns: Integers, duration_ns: Integers) -> Integers:
-    """Row of the operator that directly called each one; -1 if no operator did."""
-    parents = np.full(len(start_ns), -1, dtype=np.int64)
-    end_ns = start_ns + duration_ns
+    columns = ["start_ns", "end_ns", "duration_ns", "thread", "process"]
+    start, end, duration, thread, process = operators[columns].to_numpy().T
+    own, calls_others = duration.copy(), np.zeros(len(operators), dtype=bool)
     stack: list[int] = []
-    for row in np.lexsort((-duration_ns, start_ns, thread)).tolist():
-        while stack and (thread[stack[-1]] != thread[row] or end_ns[stack[-1]] <= start_ns[row]):
+    for row in np.lexsort((-duration, start, thread)).tolist():
+        while stack and (thread[stack[-1]] != thread[row] or end[stack[-1]] <= start[row]):
             stack.pop()
         if stack:
-            parents[row] = stack[-1]
+            own[stack[-1]] -= duration[row]
+            calls_others[stack[-1]] = True
         stack.append(row)
-    return parents
+    works = np.array([*map(does_work, operators["name"], calls_others)], dtype=bool)
+    operators = operators.assign(
+        duration_ns=np.maximum(own, 0),  # rounding can make children longer than their parent
+        device=CPU,
+        launch_ns=start,
+        ranges=paths_at(ranges, process, start),
+    )
+    return trace_of(operators[works], operators[~works], ranges, tool)
 
 
 @cache
