@@ -37,14 +37,9 @@ def within(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 def section(trace: Trace, name: str) -> Trace:
     """What was launched, called and opened within the range of that name."""
     own = trace.ranges[trace.ranges["name"] == name]
-    starts, own_ends = trace.ranges["start_ns"], own["start_ns"] + own["duration_ns"]
-    inside = starts.ge(own["start_ns"].min()) & starts.lt(own_ends.max())
-    return Trace(
-        kernels=within(trace.kernels, name).reset_index(drop=True),
-        host=within(trace.host, name).reset_index(drop=True),
-        ranges=trace.ranges[inside].reset_index(drop=True),
-        tool=trace.tool,
-    )
+    first, last = own["start_ns"].min(), _ends(own).max()
+    ranges = trace.ranges[trace.ranges["start_ns"].between(first, last, inclusive="left")]
+    return Trace(within(trace.kernels, name), within(trace.host, name), ranges, trace.tool)
 
 
 def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -54,7 +49,7 @@ def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
     memsets; the standard deviation is that of a sample, and 0 for one instance.
     """
     computing = kernels[~is_copy(kernels)].astype({"name": object})
-    table: Any = computing.groupby("name", sort=False)["duration_ns"].agg(
+    table: Any = computing.groupby("name")["duration_ns"].agg(
         total_ns="sum",
         instances="size",
         avg_ns="mean",
@@ -63,10 +58,9 @@ def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
         max_ns="max",
         sd_ns="std",
     )
-    # Ties in order of name, so that the table is the same every time.
-    table = table.fillna({"sd_ns": 0.0}).reset_index()
-    ordered: pd.DataFrame = table.sort_values(["total_ns", "name"], ascending=[False, True])
-    return ordered.reset_index(drop=True)
+    # Ties stay in order of name, so that the table is the same every time.
+    ordered = table.sort_values("total_ns", ascending=False, kind="stable")
+    return ordered.fillna({"sd_ns": 0.0}).reset_index()
 
 
 def device_times(kernels: pd.DataFrame) -> dict[str, int]:
@@ -99,8 +93,8 @@ def host_side(run: Trace) -> dict[str, float | None]:
 
 def host_calls(run: Trace) -> list[dict[str, Any]]:
     """The API calls, or a CPU's bookkeeping, in which the host spent most time."""
-    durations = run.host.groupby("name", observed=True)["duration_ns"]
-    calls = pd.DataFrame({"total_ns": durations.sum(), "calls": durations.size()})
+    durations: Any = run.host.groupby("name", observed=True)["duration_ns"]
+    calls = durations.agg(total_ns="sum", calls="size")
     return plain_rows(calls.nlargest(MAX_CALLS, "total_ns").reset_index())
 
 
@@ -130,28 +124,25 @@ def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"gap_ns": gap_ns, "host_late": host_late}).reindex(kernels.index)
 
 
-def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any] | None:
-    """When host and device were in which phase, from the opening of the run's range on the host;
-    None without kernels. A phase on the device runs from its first kernel to its last."""
-    if run.kernels.empty:
-        return None
-    # The run's own range opens before anything in it.
-    origin = int(pd.concat([run.kernels["start_ns"], run.ranges["start_ns"]]).min())
-    host = run.ranges[run.ranges["name"].isin(phases)]
-    host = host.assign(phase=host["name"].astype(str), start_ns=host["start_ns"] - origin)
+def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any]:
+    """When host and device were in which phase, from the opening of the run's range on the host.
+    A phase on the device runs from its first kernel to its last."""
+    origin = run.ranges["start_ns"].min()  # the run's own range opens before anything in it
+    on_host = {phase: run.ranges[run.ranges["name"] == phase] for phase in phases}
     on_device = {phase: within(run.kernels, phase) for phase in phases}
-    return {
-        "host_phases": plain_rows(host[["phase", "start_ns", "duration_ns"]]),
-        "device_phases": [
+
+    def intervals(found: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+        return [
             {
                 "phase": phase,
-                "start_ns": int(rows["start_ns"].min()) - origin,
+                "start_ns": int(rows["start_ns"].min() - origin),
                 "duration_ns": int(_ends(rows).max() - rows["start_ns"].min()),
             }
-            for phase, rows in on_device.items()
+            for phase, rows in found.items()
             if len(rows)
-        ],
-    }
+        ]
+
+    return {"host_phases": intervals(on_host), "device_phases": intervals(on_device)}
 
 
 def one_layer(run: Trace, phase: str, parts: Sequence[str]) -> dict[str, Any] | None:
