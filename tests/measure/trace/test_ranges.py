@@ -209,7 +209,8 @@ def test_the_kernels_of_a_replayed_graph_belong_to_its_launch() -> None:
 def test_an_nsys_capture_ends_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     profiler = Mock()
     monkeypatch.setattr(recording_module, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "profiler", profiler)
+    for name in ("start", "stop"):
+        monkeypatch.setattr(torch.cuda.profiler, name, getattr(profiler, name))
     recording_module.capture(profiler.run, device=torch.device("cuda"))
     with pytest.raises(ZeroDivisionError):
         recording_module.capture(lambda: 1 / 0, device=torch.device("cuda"))

@@ -57,12 +57,8 @@ class _State:
 @contextmanager
 def recording() -> Iterator[None]:
     """Let `named` open ranges inside this block."""
-    before = (_State.recording, _State.nvtx)
-    _State.recording, _State.nvtx = True, torch.cuda.is_available()
-    try:
+    with patch.multiple(_State, recording=True, nvtx=torch.cuda.is_available()):
         yield
-    finally:
-        _State.recording, _State.nvtx = before
 
 
 def is_recording() -> bool:
@@ -130,9 +126,7 @@ def with_part_ranges(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Tensor:
-        if not is_recording():
-            return function(*args, **kwargs)
-        with _PartRanges():
+        with _PartRanges() if is_recording() else _NO_RANGE:
             return function(*args, **kwargs)
 
     return observed

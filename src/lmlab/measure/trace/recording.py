@@ -11,6 +11,7 @@ which stretches the gaps between kernels; the kernels themselves keep their time
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -56,13 +57,8 @@ def under_nsys() -> bool:
 def capture(function: Callable[[], object], *, device: torch.device) -> None:
     """Run `function` once as the one capture range of this process under nsys."""
     synchronize(device)
-    on_gpu = device.type == "cuda"  # without one, nsys waits for a capture that never starts
-    if on_gpu:
-        torch.cuda.profiler.start()
-    try:
-        with ranges.recording():
-            function()
-            synchronize(device)
-    finally:
-        if on_gpu:
-            torch.cuda.profiler.stop()
+    # Without a GPU, nsys waits for a capture that never starts.
+    opened = torch.cuda.profiler.profile() if device.type == "cuda" else nullcontext()
+    with opened, ranges.recording():
+        function()
+        synchronize(device)
