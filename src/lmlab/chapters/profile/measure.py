@@ -44,7 +44,6 @@ from lmlab.model.cost import attention_parts
 from lmlab.study.points import Point
 
 TRACES = Path("traces")
-TORCH_TRACE = "trace.json.gz"
 # The first run loads and allocates, the second finds everything there.
 WARMUP = 2
 
@@ -128,7 +127,7 @@ def record(
         if under_nsys():
             capture(run_all, device=device)
             return [], {}
-        keep_as = trace_folder(point) / TORCH_TRACE if point.settings["keep_traces"] else None
+        keep_as = trace_folder(point) / "trace.json.gz" if point.settings["keep_traces"] else None
         return of_trace(profile(run_all, device=device, keep_as=keep_as))
 
 

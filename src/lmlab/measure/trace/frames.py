@@ -150,24 +150,22 @@ def _with_launches(work: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
 
 def paths_at(ranges: pd.DataFrame, process: Integers, time_ns: Integers) -> npt.NDArray[np.object_]:
     """The ranges open in `process` at `time_ns`, outermost first, for each row of both."""
-    known: dict[OpenRanges, OpenRanges] = {}  # rows with equal paths share one tuple
     paths = objects([()] * len(time_ns))
     for owner in np.unique(process):
         rows = np.flatnonzero(process == owner)
         times, inverse = np.unique(time_ns[rows], return_inverse=True)
-        paths[rows] = _sweep(ranges[ranges["process"] == owner], times, known)[inverse]
+        paths[rows] = _sweep(ranges[ranges["process"] == owner], times)[inverse]
     return paths
 
 
-def _sweep(
-    ranges: pd.DataFrame, times: Integers, known: dict[OpenRanges, OpenRanges]
-) -> npt.NDArray[np.object_]:
+def _sweep(ranges: pd.DataFrame, times: Integers) -> npt.NDArray[np.object_]:
     """The paths of one process at ascending times."""
     first, last = (np.searchsorted(times, ranges[key]) for key in ("start_ns", "end_ns"))
     rows = ranges.loc[first < last, ["start_ns", "end_ns", "name"]].itertuples(index=False)
     # Of two ranges that open together, the longer one is the outer one.
     waiting = deque(sorted(rows, key=lambda row: (row[0], -row[1])))
     open_now: list[Any] = []
+    known: dict[OpenRanges, OpenRanges] = {}  # times with equal paths share one tuple
     paths = []
     for time in times.tolist():
         while waiting and waiting[0][0] <= time:

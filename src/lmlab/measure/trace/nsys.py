@@ -17,7 +17,7 @@ operator ranges carry a counter and shapes, which are cut off.
 Rows are fetched in batches and stored as 64-bit integers, a name as its number: as Python objects,
 those of a 500 MB export would take gigabytes. Strings that are not valid UTF-8 are read with
 replacement characters. A file from elsewhere may hold anything, a view that recurses forever too:
-SQLite's work is limited in proportion to the file, to a hundred times what real exports take.
+SQLite's work is limited in proportion to the file, to forty times what real exports take.
 """
 
 import re
@@ -48,7 +48,7 @@ COPY_NAME = (
 )
 BATCH_ROWS = 50_000
 LONGEST_TEXT_BYTES = 2**24
-# Real exports take one step of SQLite's machine per eight bytes.
+# Real exports take at most one step of SQLite's machine per three bytes.
 STEPS_PER_BYTE, SPARE_STEPS, STEPS_PER_CHECK = 12, 10**7, 10**5
 
 _OPERATOR_DETAILS = re.compile(r", (?:seq|op_id) = \d+.*", re.DOTALL)
@@ -119,8 +119,8 @@ class Export:
             # A missing column; NULL, text or more than 64 bits in place of an integer.
             raise TraceError(f"table {table} of schema {self._schema}: {error}") from None
         frame = pd.DataFrame(np.concatenate(batches), columns=[*columns, "name"])
-        kinds = pd.Index(list(codes), dtype=object)
-        return frame.assign(name=pd.Categorical.from_codes(frame["name"], kinds))
+        distinct = pd.Index(list(codes), dtype=object)
+        return frame.assign(name=pd.Categorical.from_codes(frame["name"], distinct))
 
 
 def _work(export: Export) -> pd.DataFrame:
