@@ -1,14 +1,10 @@
-"""Snapshots become histories with the allocator's block sizes, and no pickle is trusted."""
+"""Snapshots become histories with the allocator's block sizes."""
 
-import os
-import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmlab.measure.memory.__main__ import main
-from lmlab.measure.memory.snapshot import SnapshotError, block_sizes, history_of, load, rounded
+from lmlab.measure.memory.snapshot import block_sizes, history_of, rounded
 
 Frame = dict[str, Any]
 
@@ -48,71 +44,6 @@ def snapshot(trace: list[dict[str, Any]], *blocks: Frame, device: int = 0) -> di
     return {"segments": [segment], "device_traces": [[] for _ in range(device)] + [trace]}
 
 
-MIB = 2**20
-SNAPSHOT = snapshot(
-    alloc(0, 2 * MIB, frame("lmlab/model/layers.py", 55)) + alloc(2 * MIB, MIB),
-    block(0, 2 * MIB, 2 * MIB),
-    block(2 * MIB, MIB, MIB),
-)
-
-
-class Hostile:
-    """Runs a command when it is unpickled the ordinary way."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> Any:
-        return os.system, (self.command,)
-
-
-def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path: Path) -> None:
-    evidence = tmp_path / "was_here"
-    evil = {**SNAPSHOT, "external_annotations": [Hostile(f"touch {evidence}")]}
-    (tmp_path / "evil.pickle").write_bytes(pickle.dumps(evil))
-    with pytest.raises(SnapshotError, match=r"names posix\.system"):
-        load(tmp_path / "evil.pickle")
-    assert not evidence.exists()
-
-
-def test_the_peak_of_a_file_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "step.pickle").write_bytes(pickle.dumps(SNAPSHOT))
-    assert main([str(tmp_path / "step.pickle")]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("3.0 MiB at event 2 of 2")
-    assert [line.split(maxsplit=2) for line in lines] == [
-        ["2.0", "MiB", "lmlab/model/layers.py:55"],
-        ["1.0", "MiB", "no source"],
-    ]
-
-
-WRONG: dict[str, Any] = {
-    "no file": None,
-    "text": b"hello",
-    "truncated": pickle.dumps(SNAPSHOT)[:-20],
-    "a list": [1, 2],
-    "half a snapshot": {"segments": []},
-    "no devices": {"device_traces": 5, "segments": []},
-    "no address": {"device_traces": [[]], "segments": [{}]},
-}
-
-
-@pytest.mark.parametrize(
-    ("content", "arguments"),
-    [*((each, []) for each in WRONG.values()), *((SNAPSHOT, ["--device", n]) for n in ("1", "-1"))],
-)
-def test_anything_else_is_one_line(
-    content: Any, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "x"
-    if content is not None:
-        file.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
-    assert main([str(file), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"{file}: ")
-    assert error.count("\n") == 1
-
-
 def test_events_are_allocations_completed_frees_and_failures() -> None:
     segments = [entry("segment_alloc", 0, 2**21), entry("snapshot", 0, 0)]
     trace = [*segments, *alloc(512, 100), *free(512, 100), *out_of_memory(2**34, 2**20)]
@@ -135,6 +66,7 @@ def test_keys_that_older_versions_lack_are_optional_and_devices_are_apart() -> N
     assert (first.events, first.live_at_end) == ([], [])
 
 
+MIB = 2**20
 THIRD = 6_815_744  # three of 6.5 MiB fill a segment of 20 MiB
 
 

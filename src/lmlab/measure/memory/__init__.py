@@ -1,7 +1,7 @@
 """Where memory goes: what an allocator did during a step, replayed and explained.
 
 recorder    records one step with marks between its phases, on a GPU or on a CPU
-snapshot    torch's memory snapshot as a history; untrusted pickles are read safely
+snapshot    torch's memory snapshot as a history
 history     what both become: allocations and frees in order; replayed, a table of lifetimes
 observer    what the forward pass allocates, operator by operator, and from which line
 summary     what a result stores: the peak by category, lists, a timeline with every peak

@@ -1,9 +1,7 @@
-"""torch's CUDA memory snapshot as a history; pickles are read without trusting them.
+"""torch's CUDA memory snapshot as a history.
 
 A snapshot is a dictionary of plain values: `segments` with their current blocks, and
-`device_traces`, one list of events per device, oldest first. Pickles can call anything when loaded,
-and people send each other snapshots; one made of plain values refers to no class at all, so the
-reader here refuses every name.
+`device_traces`, one list of events per device, oldest first.
 
 Memory is in use until its `free_completed`; after `free_requested` it waits for another stream. An
 `oom` event has the size that could not be allocated. Keys that a version does not write are absent.
@@ -17,11 +15,9 @@ creation and release of every segment: going through it backwards from the state
 the state at every allocation.
 """
 
-import pickle
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lmlab.measure.memory.history import Block, Event, History, Kind
 
@@ -32,31 +28,6 @@ GRANULARITY = 512
 MAX_SMALL = 2**20
 KINDS: dict[str, Kind] = {"alloc": "alloc", "free_completed": "free", "oom": "oom"}
 ACTIVE_STATES = {"active_allocated", "active_awaiting_free", "active_pending_free"}
-
-
-class SnapshotError(ValueError):
-    """A file that is not a memory snapshot."""
-
-
-class PlainUnpickler(pickle.Unpickler):
-    """Reads lists, dictionaries, strings and numbers; refuses anything that has a name."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise SnapshotError(f"the pickle names {module}.{name}; a snapshot has plain values only")
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A snapshot from an untrusted pickle."""
-    try:
-        with path.open("rb") as file:
-            found = PlainUnpickler(file).load()
-    except (OSError, SnapshotError):
-        raise
-    except Exception as error:  # a broken pickle can fail in any way
-        raise SnapshotError(f"not a readable pickle ({type(error).__name__}: {error})") from error
-    if not isinstance(found, dict) or not {"segments", "device_traces"} <= found.keys():
-        raise SnapshotError("the pickle has no segments and device_traces")
-    return found
 
 
 def history_of(snapshot: Mapping[str, Any], device_index: int, *, max_entries: int) -> History:
