@@ -1,6 +1,7 @@
 """The memory chapter's page: what it computes from records, and that every answer renders."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pandas as pd
 import pytest
 
 from lmlab.chapters.memory import page
-from lmlab.chapters.memory.measure.checkpointing import labels_of
 from lmlab.chapters.memory.measure.shared import predicted_records
 from lmlab.measure.records import Record, by_label, value, values, without_value
 from lmlab.model.checkpointing import parse_strategy
@@ -75,7 +75,7 @@ def checkpointing(device: float | None = None, **times: float | None) -> Result:
     records: list[Record] = []
     for name, ms in ((key.replace("_", "-"), ms) for key, ms in times.items()):
         strategy = parse_strategy(name)
-        labels = {"variant": name, **labels_of(strategy)}
+        labels = {"variant": name, **asdict(strategy)}
         if ms is None:
             records += [without_value(q, "oom", "no", **labels) for q in ("time", "peak_memory")]
         else:

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.model import checkpoint_peak
-from lmlab.model.checkpoint_peak import predicted_peak_checkpointed, predicted_peak_nested
+from lmlab.model import peak
+from lmlab.model.checkpoint_peak import best_segment, predicted_peak
 from lmlab.model.checkpointing import StrategyError, checkpointed, parse_strategy
 from lmlab.model.loss import cross_entropy
-from lmlab.model.peak import predicted_peak
 from lmlab.model.shape import ModelShape
 from lmlab.model.transformer import TransformerLM
 from tests.model.model_shapes import SMALL, shape_of
@@ -67,18 +66,19 @@ CHEAP_BLOCKS = shape_of(8, 1024, 64, 1, 64, 1, 16)
 
 
 def total(shape: ModelShape, segment: int) -> int:
-    return predicted_peak_checkpointed(shape, "fp32", segment).parts.total
+    return predicted_peak(shape, "fp32", "every", segment).parts.total
 
 
 def test_predicted_peaks_are_ordered() -> None:
-    assert total(DEEP, 0) == predicted_peak(DEEP, "fp32", "train_step").parts.total
-    assert total(DEEP, 1) < total(DEEP, 4) < total(DEEP, 24) < total(DEEP, 0)
-    assert predicted_peak_nested(DEEP, "fp32").parts.total <= total(DEEP, 1)
+    none = predicted_peak(DEEP, "fp32", "none")
+    assert none == peak.predicted_peak(DEEP, "fp32", "train_step")
+    assert total(DEEP, 1) < total(DEEP, 4) < total(DEEP, 24) < none.parts.total
+    assert predicted_peak(DEEP, "fp32", "nested").parts.total <= total(DEEP, 1)
 
 
 @pytest.mark.parametrize("shape", [DEEP, CHEAP_BLOCKS], ids=["deep", "cheap_blocks"])
 def test_the_best_segment_has_the_lowest_peak(shape: ModelShape) -> None:
-    best, stage = checkpoint_peak.best_segment(shape, "fp32")
+    best, stage = best_segment(shape, "fp32")
     lengths = range(1, shape.num_layers + 1)
     assert stage.parts.total == total(shape, best) == min(total(shape, k) for k in lengths)
     assert best == 1 or shape is CHEAP_BLOCKS  # with large activations short segments are best
@@ -86,6 +86,6 @@ def test_the_best_segment_has_the_lowest_peak(shape: ModelShape) -> None:
 
 def test_no_strategy_goes_below_the_optimizer_step() -> None:
     few_tokens = replace(SMALL, context=8, batch=1)
-    nested = predicted_peak_nested(few_tokens, "fp32")
+    nested = predicted_peak(few_tokens, "fp32", "nested")
     assert nested.phase == "optimizer"
-    assert nested == predicted_peak_checkpointed(few_tokens, "fp32", 1)
+    assert nested == predicted_peak(few_tokens, "fp32", "every", 1)

@@ -25,23 +25,19 @@ from lmlab.model.cost import parameter_count
 from lmlab.model.shape import ModelShape
 
 
-def predicted_peak_checkpointed(
-    shape: ModelShape, precision: Precision, segment: int, *, device: Device = "cuda"
+def predicted_peak(
+    shape: ModelShape, precision: Precision, kind: str, blocks: int = 0, *, device: Device = "cuda"
 ) -> peak.Stage:
-    """The highest stage of a train step with segments of that many blocks; 0: no checkpointing."""
-    if segment == 0:
+    """The highest stage of a train step under a strategy, given as `checkpointing.Strategy` has it.
+    Nested halves recompute one block at a time and keep one input per level."""
+    layers = shape.num_layers
+    if kind == "none":
         return peak.predicted_peak(shape, precision, "train_step", device=device)
-    count = math.ceil(shape.num_layers / segment)
-    widths = widths_of(precision, device)
-    return peak.highest(_stages(shape, widths, min(segment, shape.num_layers), inputs=count))
-
-
-def predicted_peak_nested(
-    shape: ModelShape, precision: Precision, *, device: Device = "cuda"
-) -> peak.Stage:
-    """The same for nested halves: one block at a time, and one saved input per level."""
-    levels = math.ceil(math.log2(shape.num_layers)) if shape.num_layers > 1 else 0
-    return peak.highest(_stages(shape, widths_of(precision, device), 1, inputs=1 + levels))
+    if kind == "nested":
+        blocks, inputs = 1, 1 + math.ceil(math.log2(layers))
+    else:
+        blocks, inputs = min(blocks, layers), math.ceil(layers / blocks)
+    return peak.highest(_stages(shape, widths_of(precision, device), blocks, inputs=inputs))
 
 
 def best_segment(
@@ -49,7 +45,7 @@ def best_segment(
 ) -> tuple[int, peak.Stage]:
     """The segment length with the lowest peak; the longest of equals, which is the fastest."""
     peaks = {
-        length: predicted_peak_checkpointed(shape, precision, length, device=device)
+        length: predicted_peak(shape, precision, "every", length, device=device)
         for length in range(1, shape.num_layers + 1)
     }
     best = min(peaks, key=lambda length: (peaks[length].parts.total, -length))

@@ -133,13 +133,12 @@ def _compiled_records(
 
 
 def _expected_records(workload: Workload, device: torch.device) -> list[Record]:
-    if not shared.is_predictable(workload):
+    asked = shared.for_cost_model(workload, device)
+    if asked is None:
         return []
     count = parameter_count(workload.shape)
     in_block = count.attention + count.feed_forward + 2 * workload.shape.d_model
-    precision: Any = workload.precision.name
-    where: Any = device.type
-    widths = widths_of(precision, where)
+    widths = widths_of(asked["precision"], asked["device"])
     weights = widths.weight_copy * (count.attention + count.feed_forward)
     return [
         value("predicted_saved", saved_block(workload.shape, widths) + weights, "B"),

@@ -15,7 +15,7 @@ that the cost model would choose. Once per point: `stream_bytes`, the size of on
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
@@ -61,11 +61,6 @@ def measure(point: Point, device: torch.device) -> Outcome:
         return compared.outcome()
 
 
-def labels_of(strategy: Strategy) -> dict[str, str | int]:
-    """Labels of a strategy's records."""
-    return {"kind": strategy.kind, "blocks": strategy.blocks}
-
-
 @dataclass
 class Run:
     """One strategy and its measurements so far."""
@@ -83,7 +78,7 @@ class Compared:
     def __init__(self, workload: Workload, names: list[str], device: torch.device) -> None:
         self._workload, self._device = workload, device
         self._runs = {name: Run(parse_strategy(name)) for name in names}
-        labels = {name: labels_of(run.strategy) for name, run in self._runs.items()}
+        labels = {name: asdict(run.strategy) for name, run in self._runs.items()}
         self._variants = Variants(labels, device)
         self._profiled = Variants(labels, device)
         self._model = workload.build(device)
@@ -204,18 +199,13 @@ class Compared:
 
     def _predictions(self) -> Iterator[Record]:
         """The cost model's peak of every strategy, and of the segment that it would choose."""
-        workload = self._workload
-        if not shared.is_predictable(workload):
+        asked = shared.for_cost_model(self._workload, self._device)
+        if asked is None:
             return
-        asked: Any = {"shape": workload.shape, "precision": workload.precision.name}
-        asked["device"] = self._device.type
         for name, run in self._runs.items():
-            if run.strategy.kind == "nested":
-                moment = checkpoint_peak.predicted_peak_nested(**asked)
-            else:
-                segment = run.strategy.blocks
-                moment = checkpoint_peak.predicted_peak_checkpointed(**asked, segment=segment)
-            yield from shared.predicted_records(moment, variant=name, **labels_of(run.strategy))
+            labels = asdict(run.strategy)
+            moment = checkpoint_peak.predicted_peak(**asked, **labels)
+            yield from shared.predicted_records(moment, variant=name, **labels)
         blocks, best = checkpoint_peak.best_segment(**asked)
-        chosen = labels_of(Strategy("every", blocks))
-        yield from shared.predicted_records(best, variant=BEST_PREDICTED, **chosen)
+        labels = asdict(Strategy("every", blocks))
+        yield from shared.predicted_records(best, variant=BEST_PREDICTED, **labels)

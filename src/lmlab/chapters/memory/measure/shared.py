@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,15 @@ GIB = 2**30
 FP32_BYTES = 4
 
 
-def is_predictable(workload: Workload) -> bool:
-    """Whether the cost model describes this model and attention."""
-    return workload.is_ours and workload.attention == OWN_ATTENTION
+def for_cost_model(workload: Workload, device: torch.device) -> dict[str, Any] | None:
+    """What the cost model's functions take; None for a model or attention that it does not know."""
+    if not workload.is_ours or workload.attention != OWN_ATTENTION:
+        return None
+    return {
+        "shape": workload.shape,
+        "precision": workload.precision.name,
+        "device": device.type,
+    }
 
 
 def stream_bytes(shape: ModelShape) -> int:

@@ -83,7 +83,8 @@ def measure(point: Point, device: torch.device) -> Outcome:
 def _mode(
     mode: Mode, workload: Workload, model: nn.Module, point: Point, device: torch.device
 ) -> Ending:
-    predicted = prediction(workload, mode.name, device)
+    asked = shared.for_cost_model(workload, device)
+    predicted = peak.predicted_peak(**asked, mode=mode.name) if asked else None
     records = shared.predicted_records(predicted, mode=mode.name)
     if point.settings["skip_if_too_large"] and (reason := too_large(predicted, device)):
         records.append(without_value("peak_memory", "unsupported", reason, mode=mode.name))
@@ -194,15 +195,6 @@ def _warm_up(step: Step, mode: Mode, device: torch.device) -> int | None:
     # The error, whose traceback kept tensors alive, is gone; and what forward left goes too.
     vars(step)["_loss"] = None
     return None
-
-
-def prediction(workload: Workload, mode: peak.PeakMode, device: torch.device) -> peak.Stage | None:
-    """The cost model's peak; None for what it does not describe."""
-    if not shared.is_predictable(workload):
-        return None
-    precision: Any = workload.precision.name
-    where: Any = device.type
-    return peak.predicted_peak(workload.shape, precision, mode, device=where)
 
 
 def too_large(predicted: peak.Stage | None, device: torch.device) -> str | None:
