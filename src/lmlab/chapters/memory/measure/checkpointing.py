@@ -122,17 +122,16 @@ class Compared:
                 continue
             with self._variants.attempt(name):
                 self.visit(run, settings["steps"])
-            if name not in self._variants.running:
-                self._drop_graph()
 
-    def _drop_graph(self) -> None:
-        """Release what forward left for a backward pass that never finished."""
+    def _start_over(self) -> None:
+        """Release gradients, what forward left if backward never finished, and the cache."""
+        self._step.zero_grad()
         vars(self._step)["_loss"] = None
+        shared.empty_allocator(self._device)
 
     def visit(self, run: Run, steps: int) -> None:
         """One untimed step, noting what its forward pass leaves, and then the timed ones."""
-        self._step.zero_grad()
-        shared.empty_allocator(self._device)
+        self._start_over()
         with checkpointed(self._model, run.strategy):
             for name, phase in self._step.phases():
                 before = allocated_bytes(self._device)
@@ -147,13 +146,10 @@ class Compared:
     def time_device(self) -> None:
         """Device time of every strategy, when all wall times are known."""
         for name in self._variants.running:
-            self._step.zero_grad()
-            shared.empty_allocator(self._device)
+            self._start_over()
             run = self._runs[name]
             with self._profiled.attempt(name), checkpointed(self._model, run.strategy):
                 run.device_time = device_time(self._one_step, self._device)
-            if run.device_time is None:
-                self._drop_graph()
 
     def _one_step(self) -> None:
         for _, phase in self._step.phases():
