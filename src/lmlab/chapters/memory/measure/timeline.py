@@ -23,7 +23,6 @@ from lmlab.measure.records import Record, by_label, value, values, without_value
 from lmlab.measure.time_spent import measuring
 from lmlab.model import peak
 from lmlab.study.points import Point
-from lmlab.study.results import Status
 
 SNAPSHOTS = Path("snapshots")
 
@@ -36,16 +35,6 @@ class Mode(NamedTuple):
     keeps_graph: bool = True
     keeps_state: bool = False
     """Whether the optimizer's state lasts from one step to the next."""
-
-
-class Ending(NamedTuple):
-    """How one mode ended."""
-
-    mode: str
-    status: Status
-    reason: str | None
-    records: list[Record]
-    timeline: Mapping[str, Any] | None = None
 
 
 MODES = (
@@ -65,30 +54,35 @@ def measure(point: Point, device: torch.device) -> Outcome:
         before = account(device)
         model = workload.build(device)
         shared.empty_allocator(device)
-        modes = [_mode(mode, workload, model, point, device) for mode in MODES]
         records = [
             value("stream_bytes", shared.stream_bytes(workload.shape), "B"),
             value("parameters", sum(p.numel() for p in model.parameters()), ""),
             *shared.environment_records(),
             *accounting_records(before, stage="before"),
-            *(record for mode in modes for record in mode.records),
         ]
-    data = {mode.mode: mode.timeline for mode in modes if mode.timeline is not None}
-    if any(mode.status == "ok" for mode in modes):
-        return Outcome(measurements=records, data=data)
-    name, status, reason, *_ = modes[0]
-    return Outcome(status=status, reason=f"{name}: {reason}", data={**data, "records": records})
+        timelines: dict[str, Any] = {}
+        for mode in MODES:
+            found, timeline = _mode(mode, workload, model, point, device)
+            records += found
+            timelines |= timeline
+    peaks = [each for each in records if each["quantity"] == "peak_memory"]
+    if any(each["status"] == "ok" for each in peaks):
+        return Outcome(measurements=records, data=timelines)
+    first = peaks[0]
+    reason = f"{first['labels']['mode']}: {first['reason']}"
+    return Outcome(status=first["status"], reason=reason, data={**timelines, "records": records})
 
 
 def _mode(
     mode: Mode, workload: Workload, model: nn.Module, point: Point, device: torch.device
-) -> Ending:
+) -> tuple[list[Record], dict[str, Any]]:
+    """Records of one mode, and its timeline by its name if it was tried."""
     asked = shared.for_cost_model(workload, device)
     predicted = peak.predicted_peak(**asked, mode=mode.name) if asked else None
     records = shared.predicted_records(predicted, mode=mode.name)
     if point.settings["skip_if_too_large"] and (reason := too_large(predicted, device)):
         records.append(without_value("peak_memory", "unsupported", reason, mode=mode.name))
-        return Ending(mode.name, "unsupported", reason, records)
+        return records, {}
     try:
         step = Step(workload, model, device)
         unrecorded = _warm_up(step, mode, device)
@@ -106,19 +100,16 @@ def _mode(
         records += values({"unrecorded_peak_bytes": unrecorded}, mode=mode.name)
         if snapshot := save_snapshot(recording, point, mode.name):
             records.append(value("snapshot", snapshot, "", mode=mode.name))
-        return _ending(mode, recording, workload, records, peak_memory_bytes(device))
+        found, timeline = _recorded(mode, recording, workload, peak_memory_bytes(device))
+        return records + found, {mode.name: timeline}
     finally:
         model.zero_grad(set_to_none=True)
         shared.empty_allocator(device)
 
 
-def _ending(
-    mode: Mode,
-    recording: Recording,
-    workload: Workload,
-    records: list[Record],
-    allocator_peak: int | None,
-) -> Ending:
+def _recorded(
+    mode: Mode, recording: Recording, workload: Workload, allocator_peak: int | None
+) -> tuple[list[Record], dict[str, Any]]:
     """Everything about a recorded mode; one that ran out of memory has no peak but a reason."""
     shape, labels = workload.shape, {"mode": mode.name}
     summary = summarize(
@@ -127,18 +118,18 @@ def _ending(
         stream_bytes=shared.stream_bytes(shape),
         score_shape=(shape.batch, shape.num_heads, shape.context, shape.context),
     )
-    reason, stage = None, "peak"
     if recording.out_of_memory is None:
-        highest = allocator_peak or summary["replayed_peak_bytes"]
-        records.append(value("peak_memory", highest, "B", **labels))
+        stage, highest = "peak", allocator_peak or summary["replayed_peak_bytes"]
+        records = [value("peak_memory", highest, "B", **labels)]
     else:
+        stage = "failure"
         # A failure outside the allocator names no allocation.
         failures = [event.size for event in recording.history.events if event.kind == "oom"]
         asked, used = [None, *failures][-1], sum(summary["live_categories"].values())
         more = f"{asked / shared.GIB:.1f} GiB more" if asked else "more memory"
-        reason, stage = f"{recording.phases[-1].name} needs {more}", "failure"
+        reason = f"{recording.phases[-1].name} needs {more}"
         reason += f" with {used / shared.GIB:.1f} GiB in use" if used else ""
-        records.append(without_value("peak_memory", "oom", reason, **labels))
+        records = [without_value("peak_memory", "oom", reason, **labels)]
         records += values({"asked_bytes": asked}, **labels)
     records += [
         *values({"allocator_peak_bytes": allocator_peak, **summary}, **labels),
@@ -151,8 +142,7 @@ def _ending(
         records += values(sizes, "phase_", phase=phase["name"], **labels)
     events = ("name", "first_event", "last_event")
     phases = [{key: phase[key] for key in events} for phase in summary["phases"]]
-    timeline = {**summary["timeline"], "phases": phases}
-    return Ending(mode.name, "oom" if reason else "ok", reason, records, timeline)
+    return records, {**summary["timeline"], "phases": phases}
 
 
 def _live_records(summary: Mapping[str, Any], **where: str) -> list[Record]:
