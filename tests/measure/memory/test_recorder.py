@@ -10,8 +10,8 @@ from torch import nn
 
 from lmlab.chapters.memory.measure import timeline
 from lmlab.measure.memory import recorder
-from lmlab.measure.memory.observer import Observer, address_of, source_of
-from lmlab.measure.memory.recorder import Recording, RecordingError, record
+from lmlab.measure.memory.observer import address_of, source_of
+from lmlab.measure.memory.recorder import KnownTensor, Recording, record
 from lmlab.measure.memory.summary import label, summarize
 from tests.jobs.points import memory_point
 from tests.measure.memory.test_snapshot import frame
@@ -19,7 +19,7 @@ from tests.measure.memory.test_snapshot import frame
 WIDTH = 64
 
 
-def recorded(observed: frozenset[str]) -> Recording:
+def recorded(first_phase: str) -> Recording:
     """A linear layer under autocast, whose input is as large as its weight."""
     model, x = nn.Linear(WIDTH, WIDTH, bias=False), torch.randn(WIDTH, WIDTH)
     kept: list[torch.Tensor] = []
@@ -28,17 +28,16 @@ def recorded(observed: frozenset[str]) -> Recording:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             kept.append(model(x).float().square().sum())
 
+    weight = KnownTensor(category="parameters", name="weight", size=4 * WIDTH * WIDTH)
     return record(
-        [("forward", forward), ("backward", lambda: kept.pop().backward())],
+        [(first_phase, forward), ("backward", lambda: kept.pop().backward())],
         device=torch.device("cpu"),
-        identify=dict,
-        observer=Observer({address_of(p): n for n, p in model.named_parameters()}),
-        observed=observed,
+        identify=lambda: {address_of(model.weight): weight},
     )
 
 
 def test_weight_copies_are_recognized_and_the_peak_is_unchanged() -> None:
-    observed, unobserved = (recorded(frozenset(names)) for names in (["forward"], []))
+    observed, unobserved = (recorded(name) for name in ("forward", "unobserved"))
     copies = label(observed, keeps_graph=True).query("category == 'weight_copies'")
     found = copies[["what", "size"]].to_numpy().tolist()
     assert found == [["bf16 copy of weight", 2 * WIDTH * WIDTH]]
@@ -50,7 +49,7 @@ def test_weight_copies_are_recognized_and_the_peak_is_unchanged() -> None:
 
 
 def test_a_lost_mark_is_an_error() -> None:
-    with pytest.raises(RecordingError, match="lacks one of its marks"):
+    with pytest.raises(RuntimeError, match="lacks one of its marks"):
         recorder._position_of(torch.empty(1), [])
 
 

@@ -51,12 +51,13 @@ def summary_of(trace: list[dict[str, Any]], end: int, failed: str | None = None)
         NewStorage(address=COPY, size=2 * KIB, copy_of="layers.3.w1", **made),
         NewStorage(address=ACTIVATION, size=8 * KIB, copy_of=None, **made),
     ]
+    mark = KnownTensor(category="other", name="mark", size=1)
+    marks = dict.fromkeys(MARKS[: 2 if failed else 3], mark)
     recording = Recording(
         history=history_of(snapshot(trace, *BLOCKS), 0, max_entries=10**6),
         phases=[Span(name="forward", start=1, end=6), Span(name="backward", start=6, end=end)],
-        known=[(1, WEIGHTS), (6, WEIGHTS), (end, WEIGHTS | GRADIENTS)],
+        known=[(1, WEIGHTS | marks), (6, WEIGHTS | marks), (end, WEIGHTS | GRADIENTS | marks)],
         observer=observer,
-        marks=frozenset({1, 6, 12}),
         out_of_memory=failed,
     )
     return summarize(recording, keeps_graph=True, stream_bytes=8 * KIB)

@@ -37,10 +37,6 @@ OPERATOR = "aten::"
 Run = Callable[[], None]
 
 
-class RecordingError(RuntimeError):
-    """A history that does not contain what was recorded."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class KnownTensor:
     """A tensor that the caller can name."""
@@ -68,7 +64,6 @@ class Recording:
     known: Sequence[tuple[int, Mapping[int, KnownTensor]]]
     """Positions, and the known tensors by address there."""
     observer: Observer
-    marks: frozenset[int]  # positions of the marks
     out_of_memory: str | None = None  # the error message if memory ran out
     snapshot: Mapping[str, Any] | None = field(default=None, repr=False)
     """torch's own snapshot, for its viewer; None on a CPU."""
@@ -80,24 +75,25 @@ def record(
     *,
     device: torch.device,
     identify: Callable[[], Mapping[int, KnownTensor]],
-    observer: Observer,
-    observed: frozenset[str] = frozenset({"forward"}),
 ) -> Recording:
-    """Run the phases once and return what memory did, also if it ran out."""
+    """Run the phases once and return what memory did, also if it ran out; `forward` is observed."""
+    weights = {at: each.name for at, each in identify().items() if each.category == "parameters"}
+    observer = Observer(weights)
     marks: list[Tensor] = []
     known: list[Mapping[int, KnownTensor]] = []
     out_of_memory = None
 
     def mark() -> None:
         marks.append(torch.empty(1, dtype=torch.uint8, device=device))
-        known.append(identify())
+        own = KnownTensor(category="other", name="mark", size=1)
+        known.append({**identify(), address_of(marks[-1]): own})
 
     source = _CachingAllocator(device) if device.type == "cuda" else _Profiler()
     try:
         with source:
             for name, run in phases:
                 mark()
-                with observer if name in observed else nullcontext():
+                with observer if name == "forward" else nullcontext():
                     run()
             mark()
     except Exception as error:
@@ -116,7 +112,6 @@ def record(
         ],
         known=list(zip([*positions, len(history.events)], known, strict=False)),
         observer=observer,
-        marks=frozenset(positions),
         out_of_memory=out_of_memory,
         snapshot=source.snapshot,
     )
@@ -210,7 +205,7 @@ def _position_of(mark: Tensor, events: Sequence[Event]) -> int:
     for position, event in reversed([*enumerate(events, start=1)]):
         if event.kind == "alloc" and event.address == address:
             return position
-    raise RecordingError("the history lacks one of its marks: the buffer was too short")
+    raise RuntimeError("the history lacks one of its marks: the buffer was too short")
 
 
 def _failure(events: Sequence[Event]) -> int:

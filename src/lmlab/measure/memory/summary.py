@@ -95,8 +95,7 @@ def label(recording: Recording, *, keeps_graph: bool) -> pd.DataFrame:
         if tensor is not None:
             category, what = tensor.category, tensor.name
         else:
-            is_mark = row.born in recording.marks
-            category = "other" if is_mark else _inferred(row, phase, storage, keeps_graph)
+            category = _inferred(row, phase, storage, keeps_graph)
             what = row.operation if storage is None else storage.label()
         source = source_of(row.frames) or (storage.source if storage else None)
         phase_name = "before" if phase is None else phase.name

@@ -30,7 +30,6 @@ from lmlab.measure.busy import device_time
 from lmlab.measure.clock import collector_paused
 from lmlab.measure.device import peak_memory_bytes
 from lmlab.measure.memory.history import active_bytes, replay
-from lmlab.measure.memory.observer import Observer
 from lmlab.measure.memory.recorder import record
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, value
@@ -165,8 +164,6 @@ class Compared:
                     step.phases()[1:],  # without zero_grad
                     device=self._device,
                     identify=lambda: shared.known_tensors(self._model, self._step),
-                    observer=Observer({}),
-                    observed=frozenset(),
                 )
             events = len(recording.history.events)
             totals = active_bytes(replay(recording.history), events).tolist()

@@ -15,7 +15,6 @@ from lmlab.measure.clock import collector_paused, synchronize
 from lmlab.measure.device import is_out_of_memory, peak_memory_bytes
 from lmlab.measure.identity import find_machine
 from lmlab.measure.memory.accounting import account
-from lmlab.measure.memory.observer import Observer, address_of
 from lmlab.measure.memory.recorder import Recording, record
 from lmlab.measure.memory.summary import summarize
 from lmlab.measure.precision import tf32_allowed
@@ -94,7 +93,6 @@ def _mode(
             mode.phases(step),
             device=device,
             identify=lambda: shared.known_tensors(model, step),
-            observer=Observer({address_of(p): name for name, p in model.named_parameters()}),
         )
         records += accounting_records(account(device), stage="after", mode=mode.name)
         records += values({"unrecorded_peak_bytes": unrecorded}, mode=mode.name)
