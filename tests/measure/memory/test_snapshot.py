@@ -55,14 +55,13 @@ def test_events_are_allocations_completed_frees_and_failures() -> None:
     assert history_of(snapshot(trace), 0, max_entries=6).dropped, "a full buffer has lost events"
 
 
-def test_keys_that_older_versions_lack_are_optional_and_devices_are_apart() -> None:
-    old = snapshot([{"action": "alloc", "addr": 512, "size": 100, "stream": 0}], device=1)
-    states = [("active_allocated", 512), ("inactive", 512), ("active_awaiting_free", 1024)]
-    blocks = [{"size": size, "state": state} for state, size in states]
-    old["segments"] = [{"device": 1, "address": 512, "total_size": 2048, "blocks": blocks}]
-    first, second = (history_of(old, device, max_entries=99) for device in (0, 1))
+def test_devices_are_apart_and_frames_are_optional() -> None:
+    waiting = block(1536, 1024, 1000, "active_awaiting_free")
+    blocks = [block(512, 512, 100), block(1024, 512, 0, "inactive"), waiting]
+    taken = snapshot([entry("alloc", 512, 100)], *blocks, device=1)
+    first, second = (history_of(taken, device, max_entries=99) for device in (0, 1))
     assert second.events[0].frames == ()
-    assert [(b.address, b.size) for b in second.live_at_end] == [(512, 512), (1536, 1024)]
+    assert [(b.address, b.size) for b in second.live_at_end] == [(512, 100), (1536, 1000)]
     assert (first.events, first.live_at_end) == ([], [])
 
 

@@ -4,7 +4,7 @@ A snapshot is a dictionary of plain values: `segments` with their current blocks
 `device_traces`, one list of events per device, oldest first.
 
 Memory is in use until its `free_completed`; after `free_requested` it waits for another stream. An
-`oom` event has the size that could not be allocated. Keys that a version does not write are absent.
+`oom` event has the size that could not be allocated. `frames` is absent where none were recorded.
 
 An `alloc` event has the requested size. `max_memory_allocated` counts the block that was given,
 which is larger if splitting off the remainder was not worth it: up to 1 MiB, several percent of the
@@ -27,18 +27,12 @@ Entry = Mapping[str, Any]
 GRANULARITY = 512
 MAX_SMALL = 2**20
 KINDS: dict[str, Kind] = {"alloc": "alloc", "free_completed": "free", "oom": "oom"}
-ACTIVE_STATES = {"active_allocated", "active_awaiting_free", "active_pending_free"}
 
 
 def history_of(snapshot: Mapping[str, Any], device_index: int, *, max_entries: int) -> History:
     """What one device's allocator did and holds."""
-    traces = snapshot["device_traces"]
-    trace = traces[device_index] if device_index < len(traces) else []
-    segments = [
-        segment
-        for segment in snapshot["segments"]
-        if segment.get("device", device_index) == device_index
-    ]
+    trace = snapshot["device_traces"][device_index]
+    segments = [each for each in snapshot["segments"] if each["device"] == device_index]
     live_at_end = list(_active_blocks(segments))
     sizes = {segment["address"]: segment["total_size"] for segment in segments}
     blocks = block_sizes(trace, sizes, (block.address for block in live_at_end))
@@ -65,14 +59,11 @@ def _events(trace: list[dict[str, Any]], blocks: Iterator[int]) -> Iterator[Even
 
 def _active_blocks(segments: list[dict[str, Any]]) -> Iterator[Block]:
     for segment in segments:
-        address = segment["address"]
         for block in segment["blocks"]:
-            start = block.get("address", address)
-            address = start + block["size"]
-            if block["state"] in ACTIVE_STATES:
+            if block["state"] != "inactive":
                 yield Block(
-                    address=start,
-                    size=block.get("requested_size", block["size"]),
+                    address=block["address"],
+                    size=block["requested_size"],
                     block_bytes=block["size"],
                     frames=block.get("frames", ()),
                 )
