@@ -26,7 +26,7 @@ from lmlab.jobs.rank_work import RankWork, expected_memory, per_rank
 from lmlab.jobs.workload import Workload
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
 from lmlab.measure.memory.accounting import (
-    SavedActivations,
+    counting_saved,
     gradients,
     optimizer_tensors,
     read_memory,
@@ -83,10 +83,10 @@ def two_steps(training: Training, work: RankWork) -> dict[str, Any]:
     """Memory of this rank at every stage of a first step, peaks of a second, and both losses."""
     device = work.device
     stages = {"initialized": read_memory(device, training.categories())}
-    saved = SavedActivations([*training.model.buffers(), work.tokens, work.targets])
-    with saved.counting():
+    with counting_saved([*training.model.buffers(), work.tokens, work.targets]) as saved:
         loss = work.loss(training.model)
-    stages["after_forward"] = read_memory(device, training.categories(), activations=saved.nbytes)
+    kept = sum(saved.values())
+    stages["after_forward"] = read_memory(device, training.categories(), activations=kept)
     losses = [float(loss.detach())]
     loss.backward()
     del loss

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lmlab.measure.clock import synchronize
@@ -66,10 +67,7 @@ def nvidia_smi_used_bytes(index: int) -> int | None:
 
 def uses_nccl() -> bool:
     """Whether NCCL holds buffers in this process."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    return "nccl" in str(distributed.get_backend())
+    return dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend()
 
 
 def read_memory(
@@ -139,27 +137,20 @@ def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
     return (p.grad for p in parameters if p.grad is not None)
 
 
-class SavedActivations:
-    """Bytes that autograd saves for backward, without parameters and given other tensors."""
+@contextmanager
+def counting_saved(excluded: Iterable[Tensor]) -> Iterator[dict[int, int]]:
+    """Bytes by address of what a forward pass in the block saves for backward, without parameters
+    and the excluded tensors."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in excluded}
+    saved: dict[int, int] = {}
 
-    def __init__(self, excluded: Iterable[Tensor]) -> None:
-        self._storages: dict[int, int] = {}
-        self._excluded = {tensor.untyped_storage().data_ptr() for tensor in excluded}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self._storages.values())
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count what a forward pass in the block saves; read `nbytes` while its graph is alive."""
-        with torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor):
-            yield
-
-    def _count(self, tensor: Tensor) -> Tensor:
+    def count(tensor: Tensor) -> Tensor:
         base = tensor if tensor._base is None else tensor._base
         storage = tensor.untyped_storage()
         is_parameter = base.is_leaf and base.requires_grad
-        if not is_parameter and storage.data_ptr() not in self._excluded:
-            self._storages[storage.data_ptr()] = storage.nbytes()
+        if not is_parameter and storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        yield saved
