@@ -14,7 +14,7 @@ while a clock runs. Running out of memory ends the recording but is not an error
 ends with the request that failed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._profiler import _EventType
+from torch.profiler._utils import traverse_dfs
 
 from lmlab.measure.device import is_out_of_memory
 from lmlab.measure.memory.history import Block, Event, History
@@ -163,19 +164,11 @@ class _Profiler:
         tree = self._profile.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
         nodes = [
             node
-            for node in _all_nodes(tree)
+            for node in traverse_dfs(tree)
             if node.tag == _EventType.Allocation and node.extra_fields.device.type == "cpu"
         ]
         nodes.sort(key=lambda node: node.start_time_ns)
         return History(events=[_event(node) for node in nodes], live_at_end=blocks)
-
-
-def _all_nodes(roots: Iterable[Any]) -> Iterator[Any]:
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children)
 
 
 def _event(node: Any) -> Event:

@@ -28,7 +28,7 @@ from lmlab.measure.device import peak_memory_bytes
 from lmlab.measure.memory.observer import Observer, address_of
 from lmlab.measure.precision import tf32_allowed
 from lmlab.measure.records import Record, value, values, without_value
-from lmlab.model.activations import saved_block, widths_of
+from lmlab.model.activations import FP32, saved_block, widths_of
 from lmlab.model.cost import parameter_count
 from lmlab.study.points import Point
 
@@ -142,5 +142,5 @@ def _expected_records(workload: Workload, device: torch.device) -> list[Record]:
     weights = widths.weight_copy * (count.attention + count.feed_forward)
     return [
         value("predicted_saved", saved_block(workload.shape, widths) + weights, "B"),
-        value("expected_gradients", shared.FP32_BYTES * in_block, "B"),
+        value("expected_gradients", FP32 * in_block, "B"),
     ]

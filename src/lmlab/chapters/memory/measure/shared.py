@@ -14,11 +14,11 @@ from lmlab.measure.device import reset_peak_memory
 from lmlab.measure.memory.observer import address_of
 from lmlab.measure.memory.recorder import KnownTensor
 from lmlab.measure.records import Record, by_label, value, values
+from lmlab.model.activations import FP32
 from lmlab.model.peak import Stage
 from lmlab.model.shape import ModelShape
 
 GIB = 2**30
-FP32_BYTES = 4
 
 
 def for_cost_model(workload: Workload, device: torch.device) -> dict[str, Any] | None:
@@ -34,7 +34,7 @@ def for_cost_model(workload: Workload, device: torch.device) -> dict[str, Any] |
 
 def stream_bytes(shape: ModelShape) -> int:
     """One fp32 tensor of the residual stream: batch x context x d_model."""
-    return FP32_BYTES * shape.tokens * shape.d_model
+    return FP32 * shape.tokens * shape.d_model
 
 
 def empty_allocator(device: torch.device) -> None:
