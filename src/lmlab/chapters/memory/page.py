@@ -1,8 +1,9 @@
 """Where the memory peak is, what it consists of, what bf16 changes, what checkpointing buys."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lmlab.report.compare import Compare, Pair
@@ -224,18 +225,13 @@ def _curves(results: Results, runs: Rows, title: str) -> Rows:
     found = []
     for row in records(runs):
         data = results.results[row["source"]].data[row["mode"]]
-        positions = [_phase_position(event, data["phases"]) for event in data["event"]]
+        edges = [0, *(phase["last_event"] for phase in data["phases"])]
+        positions = np.interp(data["event"], edges, range(len(edges)))
         for category, counts in data["bytes"].items():
             labels = {"point": title.format(**row), "category": CURVES[category]}
             for position, count in zip(positions, counts, strict=True):
                 found.append({**labels, "position": position, "value": count})
     return pd.DataFrame(found)
-
-
-def _phase_position(event: int, phases: list[Mapping[str, Any]]) -> float:
-    index, phase = next((i, p) for i, p in enumerate(phases) if event <= p["last_event"])
-    length = max(1, phase["last_event"] - phase["first_event"])
-    return float(index + (event - phase["first_event"]) / length)
 
 
 def composition_rows(results: Results) -> Rows:
