@@ -10,6 +10,7 @@ from torch import nn
 
 from lmlab.chapters.memory.measure import timeline
 from lmlab.measure.memory import recorder
+from lmlab.measure.memory.history import History
 from lmlab.measure.memory.observer import address_of, source_of
 from lmlab.measure.memory.recorder import KnownTensor, Recording, record
 from lmlab.measure.memory.summary import label, summarize
@@ -48,9 +49,11 @@ def test_weight_copies_are_recognized_and_the_peak_is_unchanged() -> None:
     assert len(peaks) == 1
 
 
-def test_a_lost_mark_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="lacks one of its marks"):
-        recorder._position_of(torch.empty(1), [])
+def test_a_lost_mark_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = History(events=[], live_at_end=[], dropped=True)
+    monkeypatch.setattr(recorder._Profiler, "history", lambda *_: empty)
+    with pytest.raises(RuntimeError, match="lacks a mark"):
+        recorded("forward")
 
 
 def test_a_gpu_recording_starts_and_stops_the_history(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,13 @@ def record(
         out_of_memory = str(error)
         known.append(identify())
     history = source.history(known[-1])
-    positions = [_position_of(each, history.events) for each in marks]
-    ends = [*positions[1:], *([] if out_of_memory is None else [_failure(history.events)])]
+    last = {(event.kind, event.address): n for n, event in enumerate(history.events, start=1)}
+    try:
+        positions = [last["alloc", address_of(each)] for each in marks]  # they are still live
+    except KeyError as lost:
+        raise RuntimeError("the history lacks a mark: the buffer was too short") from lost
+    # The last one where memory ran out; a failure outside the allocator shows only as the end.
+    ends = [*positions[1:], last.get(("oom", 0), len(history.events))]
     return Recording(
         history=history,
         phases=[
@@ -190,18 +195,3 @@ def _operation_of(node: Any) -> str:
         if node.name.startswith(OPERATOR):
             operator = node.name.removeprefix(OPERATOR)
     return operator
-
-
-def _position_of(mark: Tensor, events: Sequence[Event]) -> int:
-    """After the event that allocated a mark: the last at its address, since it is still live."""
-    address = address_of(mark)
-    for position, event in reversed([*enumerate(events, start=1)]):
-        if event.kind == "alloc" and event.address == address:
-            return position
-    raise RuntimeError("the history lacks one of its marks: the buffer was too short")
-
-
-def _failure(events: Sequence[Event]) -> int:
-    """Where memory ran out; a failure outside the allocator shows only as the end."""
-    failures = [position for position, event in enumerate(events, start=1) if event.kind == "oom"]
-    return failures[-1] if failures else len(events)
