@@ -25,11 +25,7 @@ def for_cost_model(workload: Workload, device: torch.device) -> dict[str, Any] |
     """What the cost model's functions take; None for a model or attention that it does not know."""
     if not workload.is_ours or workload.attention != OWN_ATTENTION:
         return None
-    return {
-        "shape": workload.shape,
-        "precision": workload.precision.name,
-        "device": device.type,
-    }
+    return {"shape": workload.shape, "precision": workload.precision.name, "device": device.type}
 
 
 def stream_bytes(shape: ModelShape) -> int:
