@@ -184,6 +184,16 @@ def test_a_step_gathers_each_group_twice_and_reduces_it_once(model: str, groups:
     assert [message.numel for message in log] == sizes
 
 
+@on_ranks(2)
+def test_the_reduction_of_a_single_group_is_in_flight_after_every_backward() -> None:
+    wrapped = FSDP(nn.Linear(3, 4))
+    for last_of_step in (True, False, True):
+        wrapped(torch.randn(2, 3)).sum().backward()
+        assert wrapped.groups[0]._reducing is not None
+        if last_of_step:
+            wrapped.finish_gradient_synchronization()
+
+
 @pytest.mark.parametrize(("model", "reductions"), [("tied", 2), ("unused_layer", 3)])
 @on_ranks(2)
 def test_tied_weights_are_gathered_twice_unused_ones_never(model: str, reductions: int) -> None:

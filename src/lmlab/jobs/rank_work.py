@@ -171,8 +171,8 @@ def overlap_records(
 def device_time_record(
     variant: str, step: Callable[[], object], device: torch.device
 ) -> list[Record]:
-    """Busy time of a step on its busiest rank; nothing on a CPU. Ranks that share a GPU take turns,
-    and a kernel lasts until its own turn is over: the others' turns count, too."""
+    """Busy time of a step on its busiest rank; nothing on a CPU. The driver time-slices ranks that
+    share a GPU, so a kernel's duration includes the slices of the others."""
     ranks = [own for own in across_ranks.gather(device_time(step, device)) if own]
     if not ranks:
         return []

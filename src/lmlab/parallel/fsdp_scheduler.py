@@ -120,6 +120,7 @@ class Scheduler:
                 self._reduce(group)
         for group in self.groups:
             group.finish_reduce()
+        self._reducing = None
         self.free_idle()
 
     def free_idle(self) -> None:
@@ -194,7 +195,7 @@ class Scheduler:
         """Free the weights, whose gradients are ready, and send the gradients."""
         group.free()
         group.start_reduce()
-        if self._reducing is not None:
+        if self._reducing not in (None, group):
             self._reducing.finish_reduce()
         self._reducing = group
 

@@ -141,7 +141,8 @@ class Variant:
         self._module = share_weights(model)
         self._wrap = wrap
         self._wrapped: Any = wrap(self._module)
-        self._buffers = [bucket.buffer for bucket in getattr(self._wrapped, "buckets", ())]
+        buckets = self._wrapped.buckets if isinstance(self._wrapped, DataParallel) else ()
+        self._buffers = [bucket.buffer for bucket in buckets]
         self._peak_bytes: int | None = None
         self._free()
 
