@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS
 
-from lmlab.parallel import FSDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer
+from lmlab.parallel import FSDP, BucketedDDP, NaiveDDP, ShardedOptimizer
 from tests.parallel.launcher import on_ranks
 from tests.parallel.models import build
 from tests.parallel.training import batch_of
@@ -17,9 +16,8 @@ from tests.parallel.training import batch_of
 
 def wrong_arguments() -> list[tuple[str, Callable[[], Any]]]:
     module, vector = build("layers"), torch.ones(2)
-    wrapped, outsiders = FSDP(build("layers")), dist.GroupMember.NON_GROUP_MEMBER
+    wrapped = FSDP(build("layers"))
     return [
-        ("process_group", lambda: FlatDDP(module, outsiders)),
         ("bucket_size_mb", lambda: BucketedDDP(module, 0)),
         ("bucket_size_mb", lambda: BucketedDDP(module, float("nan"))),
         ("compute_dtype", lambda: FSDP(module, torch.int8)),

@@ -25,11 +25,11 @@ DTYPES = {True: torch.float64, False: torch.float32}
 @on_ranks(3)
 def test_means_are_over_ranks() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    pending = start_mean_all_reduce(torch.full((4,), 3.0 * rank), None)
+    pending = start_mean_all_reduce(torch.full((4,), 3.0 * rank))
     for _ in range(2):  # a sum is divided once
         assert pending.wait().tolist() == [3.0] * 4
     pieces = torch.arange(2.0 * world_size) + rank
-    scattered = start_mean_reduce_scatter(torch.empty(2), pieces, None)
+    scattered = start_mean_reduce_scatter(torch.empty(2), pieces)
     assert scattered.wait().tolist() == [2.0 * rank + 1, 2.0 * rank + 2]
     assert scattered.source is None, "what was sent is released"
 
@@ -59,7 +59,7 @@ def messages_of(rank: int) -> list[list[Tensor]]:
 def test_broadcasts_from_several_ranks_arrive() -> None:
     own = messages_of(dist.get_rank())
     sources = [i % dist.get_world_size() for i in range(len(own))]
-    broadcast_coalesced(zip(own, sources, strict=True), None)
+    broadcast_coalesced(zip(own, sources, strict=True))
     for i, source in enumerate(sources):
         for received, sent in zip(own[i], messages_of(source)[i], strict=True):
             assert torch.equal(received, sent)

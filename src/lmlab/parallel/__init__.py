@@ -8,7 +8,7 @@ stores and in when ranks communicate:
     ShardedOptimizer              optimizer state sharded by parameter (ZeRO stage 1)
     FSDP                          parameters, gradients and optimizer state sharded (ZeRO stage 3)
 
-All of them use a process group that the caller has initialized, with NCCL or gloo.
+All of them use the default process group, which the caller has initialized with NCCL or gloo.
 
 Names are imported on first use, and no import statement here names a submodule: importing this
 package does not import torch, and a measurement of one class does not become stale when another

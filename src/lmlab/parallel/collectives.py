@@ -17,15 +17,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-Group = dist.ProcessGroup | None
-"""The ranks that take part; None is the default group."""
-
-
-def check_group(group: Group) -> None:
-    """Collectives of a group that this process is not a member of return without a result."""
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("process_group must contain this process, got a group without it")
-
 
 @dataclass
 class Pending:
@@ -48,37 +39,36 @@ class Pending:
         return self.result
 
 
-def start_mean_all_reduce(buffer: Tensor, group: Group) -> Pending:
+def start_mean_all_reduce(buffer: Tensor) -> Pending:
     """Replace `buffer` on every rank by its mean over ranks."""
-    operation, divisor = _mean(buffer, group)
-    work = dist.all_reduce(buffer, op=operation, group=group, async_op=True)
+    operation, divisor = _mean(buffer)
+    work = dist.all_reduce(buffer, op=operation, async_op=True)
     return Pending(work, buffer, divisor=divisor)
 
 
-def start_mean_reduce_scatter(output: Tensor, buffer: Tensor, group: Group) -> Pending:
+def start_mean_reduce_scatter(output: Tensor, buffer: Tensor) -> Pending:
     """Write this rank's slice of the mean of `buffer` over ranks to `output`."""
     reduce_scatter = _either("reduce_scatter_single", "reduce_scatter_tensor")
-    operation, divisor = _mean(buffer, group)
-    work = reduce_scatter(output, buffer, op=operation, group=group, async_op=True)
+    operation, divisor = _mean(buffer)
+    work = reduce_scatter(output, buffer, op=operation, async_op=True)
     return Pending(work, output, buffer, divisor)
 
 
-def start_all_gather(output: Tensor, shard: Tensor, group: Group) -> Pending:
+def start_all_gather(output: Tensor, shard: Tensor) -> Pending:
     """Write the shards of all ranks to `output`, in rank order."""
     all_gather = _either("all_gather_single", "all_gather_into_tensor")
-    return Pending(all_gather(output, shard, group=group, async_op=True), output, shard)
+    return Pending(all_gather(output, shard, async_op=True), output, shard)
 
 
-def start_broadcast(buffer: Tensor, source: int, group: Group) -> Pending:
-    """Copy `buffer` from `source`, a rank within the group, to all other ranks."""
-    work = dist.broadcast(buffer, group_src=source, group=group, async_op=True)
-    return Pending(work, buffer)
+def start_broadcast(buffer: Tensor, source: int) -> Pending:
+    """Copy `buffer` from the rank `source` to all others."""
+    return Pending(dist.broadcast(buffer, src=source, async_op=True), buffer)
 
 
-def _mean(tensor: Tensor, group: Group) -> tuple[dist.ReduceOp.RedOpType, int]:
+def _mean(tensor: Tensor) -> tuple[dist.ReduceOp.RedOpType, int]:
     """The reduction to request, and what to divide its result by, to get a mean."""
-    if tensor.is_cuda and dist.get_backend(group) == "gloo":
-        return dist.ReduceOp.SUM, dist.get_world_size(group)
+    if tensor.is_cuda and dist.get_backend() == "gloo":
+        return dist.ReduceOp.SUM, dist.get_world_size()
     return dist.ReduceOp.AVG, 1
 
 

@@ -33,7 +33,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmlab.parallel.collectives import Group, check_group
 from lmlab.parallel.hooks import weak_hook
 from lmlab.parallel.messages import (
     Bucket,
@@ -54,15 +53,13 @@ Grouping = Callable[[Parameters], Sequence[Parameters]]
 class DataParallel(nn.Module):
     """A module whose gradients are averaged over ranks, one message after the other."""
 
-    def __init__(self, module: nn.Module, grouping: Grouping, process_group: Group) -> None:
-        check_group(process_group)
+    def __init__(self, module: nn.Module, grouping: Grouping) -> None:
         super().__init__()
         self.module = module
-        self.process_group = process_group
-        broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
+        broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         trainable = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
-        self.buckets = [Bucket(message, process_group) for message in grouping(trainable)]
+        self.buckets = [Bucket(message) for message in grouping(trainable)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for parameter in trainable:
             parameter.register_post_accumulate_grad_hook(weak_hook(self._gradient_ready))
@@ -93,22 +90,22 @@ class DataParallel(nn.Module):
 class NaiveDDP(DataParallel):
     """One all-reduce per parameter, in order."""
 
-    def __init__(self, module: nn.Module, process_group: Group = None) -> None:
-        super().__init__(module, lambda parameters: [[p] for p in parameters], process_group)
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, lambda parameters: [[p] for p in parameters])
 
 
 class FlatDDP(DataParallel):
     """One all-reduce for all gradients of one dtype."""
 
-    def __init__(self, module: nn.Module, process_group: Group = None) -> None:
-        super().__init__(module, lambda p: coalesce(p, float("inf")), process_group)
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, lambda p: coalesce(p, float("inf")))
 
 
 class _DuringBackward(DataParallel):
     """Sends each bucket from the hook of the gradient that completes it."""
 
-    def __init__(self, module: nn.Module, limit_bytes: float, process_group: Group) -> None:
-        super().__init__(module, lambda p: in_buckets(p, limit_bytes), process_group)
+    def __init__(self, module: nn.Module, limit_bytes: float) -> None:
+        super().__init__(module, lambda p: in_buckets(p, limit_bytes))
         self._backward_id = -1
         self._missing: dict[Bucket, int] = {}
         self._started = 0
@@ -163,19 +160,17 @@ class _DuringBackward(DataParallel):
 class OverlappedDDP(_DuringBackward):
     """One all-reduce per parameter, started as soon as its gradient is ready."""
 
-    def __init__(self, module: nn.Module, process_group: Group = None) -> None:
-        super().__init__(module, 0, process_group)
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, 0)
 
 
 class BucketedDDP(_DuringBackward):
     """One all-reduce per bucket of gradients, started as soon as the bucket is complete."""
 
-    def __init__(
-        self, module: nn.Module, bucket_size_mb: float, process_group: Group = None
-    ) -> None:
+    def __init__(self, module: nn.Module, bucket_size_mb: float) -> None:
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be a positive number, got {bucket_size_mb}")
-        super().__init__(module, bucket_size_mb * BYTES_PER_MB, process_group)
+        super().__init__(module, bucket_size_mb * BYTES_PER_MB)
 
 
 def in_buckets(parameters: Parameters, limit_bytes: float) -> Sequence[Parameters]:

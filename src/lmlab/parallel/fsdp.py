@@ -45,7 +45,6 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._pytree import tree_map_only
 
-from lmlab.parallel.collectives import Group, check_group
 from lmlab.parallel.fsdp_group import FSDPGroup, FSDPParam, Location
 from lmlab.parallel.fsdp_scheduler import Scheduler
 from lmlab.parallel.hooks import weak_hook
@@ -74,7 +73,7 @@ def module_list_members(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class FSDP(nn.Module):
-    """A module whose matrices are sharded over the ranks of a process group."""
+    """A module whose matrices are sharded over all ranks."""
 
     def __init__(
         self,
@@ -83,16 +82,13 @@ class FSDP(nn.Module):
         *,
         shards: Predicate = has_matrix_weight,
         blocks: Blocks = module_list_members,
-        process_group: Group = None,
     ) -> None:
-        check_group(process_group)
         if compute_dtype is not None and not compute_dtype.is_floating_point:
             raise ValueError(f"compute_dtype must be a floating-point type, got {compute_dtype}")
         super().__init__()
         self.module = module
         self.compute_dtype = compute_dtype
-        self.process_group = process_group
-        broadcast_from_rank_0([*module.parameters(), *module.buffers()], process_group)
+        broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         chosen = chosen_matrices(module, shards)
         # Hooks refer to the casts weakly.
         self._casts = cast_layers(module, chosen, compute_dtype) if compute_dtype else []
@@ -114,7 +110,7 @@ class FSDP(nn.Module):
         for name, parameter in named:
             if parameter in chosen and parameter not in sharded:
                 sharded[parameter] = FSDPParam(
-                    name, parameter, locations[parameter], self.compute_dtype, self.process_group
+                    name, parameter, locations[parameter], self.compute_dtype
                 )
         return {name: sharded[parameter] for name, parameter in named if parameter in sharded}
 
@@ -122,7 +118,7 @@ class FSDP(nn.Module):
         """Buckets for what is trainable and not sharded, one per dtype."""
         shards = {param.shard for param in self.sharded_params}
         rest = [p for p in self.module.parameters() if p.requires_grad and p not in shards]
-        buckets = [Bucket(run, self.process_group) for run in coalesce(rest, float("inf"))]
+        buckets = [Bucket(run) for run in coalesce(rest, float("inf"))]
         for bucket in buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(weak_hook(bucket.adopt))

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.parallel.collectives import Group, Pending, start_all_gather, start_mean_reduce_scatter
+from lmlab.parallel.collectives import Pending, start_all_gather, start_mean_reduce_scatter
 from lmlab.parallel.messages import check_dense
 
 Location = tuple[nn.Module, str]
@@ -44,13 +44,11 @@ class FSDPParam:
         parameter: nn.Parameter,
         locations: list[Location],
         compute_dtype: torch.dtype | None,
-        group: Group,
     ) -> None:
         self.name = name
         self.locations = locations
         self.shape = parameter.shape
-        self.group = group
-        self.world_size = dist.get_world_size(group)
+        self.world_size = dist.get_world_size()
         self._rows = -(-self.shape[0] // self.world_size)
         rows = self.shard_of(parameter).detach().clone(memory_format=torch.contiguous_format)
         self.shard = nn.Parameter(rows, parameter.requires_grad)
@@ -64,7 +62,7 @@ class FSDPParam:
 
     def shard_of(self, full: Tensor) -> Tensor:
         """The rows of this rank; none if there are fewer rows than ranks."""
-        first = dist.get_rank(self.group) * self._rows
+        first = dist.get_rank() * self._rows
         return full[first : first + self._rows]
 
     @property
@@ -111,7 +109,7 @@ class FSDPParam:
     def gather(self) -> Tensor:
         """A full copy in the dtype of the shards; ranks call this together."""
         full = self._empty(self.shard.dtype)
-        start_all_gather(full, self.padded_shard(self.shard.dtype), self.group).wait()
+        start_all_gather(full, self.padded_shard(self.shard.dtype)).wait()
         return full[: self.shape[0]]
 
     def check_unchanged(self) -> None:
@@ -184,7 +182,7 @@ class FSDPGroup:
         else:
             shards = self._packed_shards()
             buffer = shards.new_empty(first.world_size * shards.numel())
-        self._gathering = start_all_gather(buffer, shards, first.group)
+        self._gathering = start_all_gather(buffer, shards)
 
     def finish_gather(self) -> None:
         """Wait for the full matrices and install them."""
@@ -222,7 +220,7 @@ class FSDPGroup:
         packed = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
         del gradients  # would stay in memory while the message is in flight
         output = packed.new_empty(packed.shape[1])
-        self._reducing = start_mean_reduce_scatter(output, packed.view(-1), self.params[0].group)
+        self._reducing = start_mean_reduce_scatter(output, packed.view(-1))
 
     @torch.no_grad()
     def finish_reduce(self) -> None:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmlab.parallel.collectives import Group, Pending, start_broadcast, start_mean_all_reduce
+from lmlab.parallel.collectives import Pending, start_broadcast, start_mean_all_reduce
 
 MESSAGE_BYTES = 256 * 2**20
 """Upper limit of a message: far above the size where latency matters on any link."""
@@ -60,33 +60,33 @@ def by_dtype_and_device(tensors: Iterable[T]) -> list[list[T]]:
     return list(kinds.values())
 
 
-def broadcast_coalesced(messages: Iterable[tuple[Sequence[Tensor], int]], group: Group) -> None:
+def broadcast_coalesced(messages: Iterable[tuple[Sequence[Tensor], int]]) -> None:
     """Broadcast messages, each given as its tensors and its source rank; all ranks call this."""
     in_flight: deque[Callable[[], object]] = deque()
     for tensors, source in messages:
-        in_flight.append(_start_message(tensors, source, group))
+        in_flight.append(_start_message(tensors, source))
         if len(in_flight) == IN_FLIGHT:
             in_flight.popleft()()
     for finish in in_flight:
         finish()
 
 
-def broadcast_from_rank_0(tensors: Iterable[Tensor], group: Group) -> None:
+def broadcast_from_rank_0(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors on all ranks with those of rank 0."""
-    broadcast_coalesced(((message, 0) for message in coalesce(tensors)), group)
+    broadcast_coalesced((message, 0) for message in coalesce(tensors))
 
 
-def _start_message(tensors: Sequence[Tensor], source: int, group: Group) -> Callable[[], object]:
+def _start_message(tensors: Sequence[Tensor], source: int) -> Callable[[], object]:
     """Start a broadcast, without a copy if it is one tensor; returns what completes it."""
     tensors = [tensor.detach() for tensor in tensors]
     if len(tensors) == 1 and tensors[0].is_contiguous():
-        return start_broadcast(tensors[0], source, group).wait
+        return start_broadcast(tensors[0], source).wait
     sizes = [tensor.numel() for tensor in tensors]
-    sends = dist.get_rank(group) == source
+    sends = dist.get_rank() == source
     packed = (
         torch.cat([t.reshape(-1) for t in tensors]) if sends else tensors[0].new_empty(sum(sizes))
     )
-    pending = start_broadcast(packed, source, group)
+    pending = start_broadcast(packed, source)
 
     def finish() -> None:
         pending.wait()
@@ -117,9 +117,8 @@ def check_dense(gradient: Tensor) -> None:
 class Bucket:
     """The gradients of parameters of one dtype on one device."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        self._group = group
         sizes = [parameter.numel() for parameter in self.parameters]
         self.buffer = torch.zeros(
             sum(sizes) + len(sizes), dtype=parameters[0].dtype, device=parameters[0].device
@@ -154,7 +153,7 @@ class Bucket:
         for index in self._missing:
             self._has_gradient[index] = 0.0
             self._views[self.parameters[index]].zero_()
-        self._pending = start_mean_all_reduce(self.buffer, self._group)
+        self._pending = start_mean_all_reduce(self.buffer)
 
     @torch.no_grad()
     def wait(self) -> None:

@@ -28,7 +28,6 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import ParamsT
 from torch.utils._pytree import tree_map_only
 
-from lmlab.parallel.collectives import Group, check_group
 from lmlab.parallel.messages import broadcast_coalesced, coalesce
 
 NOT_SETTINGS = {"params", "param_names"}
@@ -57,20 +56,11 @@ class Ownership:
 class ShardedOptimizer(Optimizer):
     """`optimizer_cls(params, **kwargs)`, with state only for the parameters that this rank owns."""
 
-    def __init__(
-        self,
-        params: ParamsT,
-        optimizer_cls: type[Optimizer],
-        *,
-        process_group: Group = None,
-        **kwargs: Any,
-    ) -> None:
-        check_group(process_group)
+    def __init__(self, params: ParamsT, optimizer_cls: type[Optimizer], **kwargs: Any) -> None:
         if issubclass(optimizer_cls, LBFGS):
             raise ValueError("optimizer_cls must update each parameter independently, got LBFGS")
-        self.process_group = process_group
-        self.rank = dist.get_rank(process_group)
-        self.ownership = Ownership(dist.get_world_size(process_group))
+        self.rank = dist.get_rank()
+        self.ownership = Ownership(dist.get_world_size())
         self.local: Optimizer | None = None
         super().__init__(params, kwargs)
         self.ownership.add(self._parameters())
@@ -99,7 +89,7 @@ class ShardedOptimizer(Optimizer):
         loss = self.local.step(closure, **kwargs)
         _copy_settings(self.local, self)
         with torch.no_grad():
-            broadcast_coalesced(self._messages(), self.process_group)
+            broadcast_coalesced(self._messages())
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,8 +102,8 @@ class ShardedOptimizer(Optimizer):
         states = {}
         for index, parameter in enumerate(self._parameters()):
             own = tree_map_only(Tensor, lambda t: t.to("cpu", copy=True), local["state"].get(index))
-            sent, owner = [own], self.ownership.owner[parameter]
-            dist.broadcast_object_list(sent, group_src=owner, group=self.process_group)
+            sent = [own]
+            dist.broadcast_object_list(sent, self.ownership.owner[parameter])
             if sent[0] is not None:
                 states[index] = sent[0]
         return {**local, "state": states}
@@ -141,7 +131,7 @@ class ShardedOptimizer(Optimizer):
 
     def _messages(self) -> Iterator[tuple[list[Tensor], int]]:
         """What is sent after a step, alternating between owners to use all links at once."""
-        ranks = range(dist.get_world_size(self.process_group))
+        ranks = range(dist.get_world_size())
         if len(ranks) == 1:
             return
         owned = [[p for p in self.ownership.owned_by(rank) if p.requires_grad] for rank in ranks]

@@ -174,12 +174,10 @@ def why_skipped(left_s: float, each_s: float) -> str | None:
 Operation = Callable[[Tensor, Tensor], Callable[[], Tensor]]
 """From a whole tensor and one rank's part of it to a call that exchanges them."""
 OPERATIONS: dict[str, Operation] = {
-    "all_reduce": lambda whole, part: lambda: start_mean_all_reduce(whole, None).wait(),
-    "all_gather": lambda whole, part: lambda: start_all_gather(whole, part, None).wait(),
-    "reduce_scatter": lambda whole, part: (
-        lambda: start_mean_reduce_scatter(part, whole, None).wait()
-    ),
-    "broadcast": lambda whole, part: lambda: start_broadcast(whole, 0, None).wait(),
+    "all_reduce": lambda whole, part: lambda: start_mean_all_reduce(whole).wait(),
+    "all_gather": lambda whole, part: lambda: start_all_gather(whole, part).wait(),
+    "reduce_scatter": lambda whole, part: lambda: start_mean_reduce_scatter(part, whole).wait(),
+    "broadcast": lambda whole, part: lambda: start_broadcast(whole, 0).wait(),
 }
 
 
