@@ -27,7 +27,7 @@ Averaging twice is harmless: a mean that is equal on all ranks is its own mean. 
 a step adds local gradients to averaged ones, and the mean of that sum is the sum of both means.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,27 +39,22 @@ from lmlab.parallel.messages import (
     broadcast_from_rank_0,
     by_dtype_and_device,
     check_still_frozen,
-    coalesce,
 )
 
 BYTES_PER_MB = 2**20
 """As in torch's DistributedDataParallel."""
 
-Parameters = Sequence[nn.Parameter]
-Grouping = Callable[[Parameters], Sequence[Parameters]]
-"""Assigns parameters to messages, in the order in which the messages are sent."""
-
 
 class DataParallel(nn.Module):
-    """A module whose gradients are averaged over ranks, one message after the other."""
+    """A module whose gradients are averaged over ranks, bucket by bucket of about `limit_bytes`."""
 
-    def __init__(self, module: nn.Module, grouping: Grouping) -> None:
+    def __init__(self, module: nn.Module, limit_bytes: float) -> None:
         super().__init__()
         self.module = module
         broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         trainable = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
-        self.buckets = [Bucket(message) for message in grouping(trainable)]
+        self.buckets = [Bucket(each) for each in in_buckets(trainable, limit_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for parameter in trainable:
             parameter.register_post_accumulate_grad_hook(weak_hook(self._gradient_ready))
@@ -88,24 +83,24 @@ class DataParallel(nn.Module):
 
 
 class NaiveDDP(DataParallel):
-    """One all-reduce per parameter, in order."""
+    """One all-reduce per parameter."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, lambda parameters: [[p] for p in parameters])
+        super().__init__(module, 0)
 
 
 class FlatDDP(DataParallel):
     """One all-reduce for all gradients of one dtype."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, lambda p: coalesce(p, float("inf")))
+        super().__init__(module, float("inf"))
 
 
 class _DuringBackward(DataParallel):
     """Sends each bucket from the hook of the gradient that completes it."""
 
     def __init__(self, module: nn.Module, limit_bytes: float) -> None:
-        super().__init__(module, lambda p: in_buckets(p, limit_bytes))
+        super().__init__(module, limit_bytes)
         self._backward_id = -1
         self._missing: dict[Bucket, int] = {}
         self._started = 0
@@ -173,7 +168,7 @@ class BucketedDDP(_DuringBackward):
         super().__init__(module, bucket_size_mb * BYTES_PER_MB)
 
 
-def in_buckets(parameters: Parameters, limit_bytes: float) -> Sequence[Parameters]:
+def in_buckets(parameters: Sequence[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
     """Split parameters, last to first, into buckets in the order in which they are completed.
 
     As in torch's DistributedDataParallel, a bucket is closed by the parameter with which it reaches
