@@ -1,8 +1,11 @@
-"""Grids of a block of the configuration: its axes, and more grids that change some keys."""
+"""Grids that chapters share: every combination of a block's axes, and groups of ranks."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
+
+from lmlab.study.config import Study
+from lmlab.study.points import Point
 
 SHAPES = {"size": "sizes", "context": "contexts", "batch": "batches", "precision": "precisions"}
 
@@ -17,3 +20,29 @@ def combinations(
         for values in product(*(grid[axis] for axis in axes.values())):
             found.setdefault(values, grid)
     yield from ((dict(zip(axes, values, strict=True)), grid) for values, grid in found.items())
+
+
+def rank_points(
+    chapter: str, study: Study, block: Mapping[str, Any], own: tuple[str, ...]
+) -> list[Point]:
+    """One point per placement and world size, for a chapter that trains on ranks; `own` names
+    settings specific to it.
+
+    The model size is chosen at run time, because the bandwidth between ranks differs between
+    machines by a factor of a thousand; so all candidate sizes are settings, largest first.
+    """
+    shared = ("step_limit_s", "warmup", "rounds", "time_cap_s")
+    settings = {
+        "model": study.model,
+        **{key: study.common[key] for key in ("vocab_size", "rope_theta", "seed")},
+        "sizes": study.shapes(block["sizes"]),
+        **study.rank_settings(),
+        **{key: block[key] for key in (*own, *shared)},
+    }
+    training = {key: block[key] for key in ("context", "batch", "precision")}
+    training |= {"attention": study.common["attention"], **study.own_model()}
+    return [
+        Point(chapter, {"placement": placement, "world_size": world_size, **training}, settings)
+        for placement, world_sizes in block["placements"].items()
+        for world_size in world_sizes
+    ]

@@ -2,6 +2,6 @@
 
 from functools import partial
 
-from lmlab.study.rank_points import rank_points
+from lmlab.study.grids import rank_points
 
 points = partial(rank_points, "sharded_optimizer", own=("bucket_mb",))
