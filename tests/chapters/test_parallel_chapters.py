@@ -12,6 +12,7 @@ from lmlab.chapters.data_parallel import measure as data_parallel
 from lmlab.chapters.data_parallel.measure import gradient_error, share_weights
 from lmlab.chapters.fsdp import measure as fsdp
 from lmlab.chapters.sharded_optimizer import measure as sharded_optimizer
+from lmlab.jobs.memory_stages import local_optimizer
 from lmlab.jobs.outcome import Outcome
 from lmlab.jobs.rank_work import RankWork, candidates
 from lmlab.measure.across_ranks import gather
@@ -151,7 +152,7 @@ def test_timed_optimizers_share_one_state() -> None:
     plain = optimizers["replicated"].state
     assert len(plain) == PARAMETERS
     for name in ("sharded", "torch_zero"):
-        state = sharded_optimizer.local_optimizer(optimizers[name]).state
+        state = local_optimizer(optimizers[name]).state
         assert sum(gather(len(state))) == PARAMETERS
         assert all(state[parameter] is plain[parameter] for parameter in state)
 

@@ -27,19 +27,14 @@ Averaging twice is harmless: a mean that is equal on all ranks is its own mean. 
 a step adds local gradients to averaged ones, and the mean of that sum is the sum of both means.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmlab.parallel.hooks import weak_hook
-from lmlab.parallel.messages import (
-    Bucket,
-    broadcast_from_rank_0,
-    by_dtype_and_device,
-    check_still_frozen,
-)
+from lmlab.parallel.messages import Bucket, broadcast_from_rank_0, check_still_frozen, in_buckets
 
 BYTES_PER_MB = 2**20
 """As in torch's DistributedDataParallel."""
@@ -166,23 +161,3 @@ class BucketedDDP(_DuringBackward):
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be a positive number, got {bucket_size_mb}")
         super().__init__(module, bucket_size_mb * BYTES_PER_MB)
-
-
-def in_buckets(parameters: Sequence[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Split parameters, last to first, into buckets in the order in which they are completed.
-
-    As in torch's DistributedDataParallel, a bucket is closed by the parameter with which it reaches
-    the limit, so it may exceed the limit by less than one parameter.
-    """
-    backwards = list(reversed(parameters))
-    buckets: list[list[nn.Parameter]] = []
-    for kind in by_dtype_and_device(backwards):
-        filled = float("inf")
-        for parameter in kind:
-            if filled >= limit_bytes:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(parameter)
-            filled += parameter.nbytes
-    ready_order = {parameter: index for index, parameter in enumerate(backwards)}
-    return sorted(buckets, key=lambda bucket: ready_order[bucket[-1]])

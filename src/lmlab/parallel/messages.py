@@ -52,6 +52,26 @@ def coalesce(tensors: Iterable[T], limit_bytes: float = MESSAGE_BYTES) -> list[l
     return messages
 
 
+def in_buckets(parameters: Sequence[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
+    """Split parameters, last to first, into buckets in the order in which they are completed.
+
+    As in torch's DistributedDataParallel, a bucket is closed by the parameter with which it reaches
+    the limit, so it may exceed the limit by less than one parameter.
+    """
+    backwards = list(reversed(parameters))
+    buckets: list[list[nn.Parameter]] = []
+    for kind in by_dtype_and_device(backwards):
+        filled = float("inf")
+        for parameter in kind:
+            if filled >= limit_bytes:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(parameter)
+            filled += parameter.nbytes
+    ready_order = {parameter: index for index, parameter in enumerate(backwards)}
+    return sorted(buckets, key=lambda bucket: ready_order[bucket[-1]])
+
+
 def by_dtype_and_device(tensors: Iterable[T]) -> list[list[T]]:
     """Tensors that can share a buffer, in order."""
     kinds: dict[tuple[torch.dtype, torch.device], list[T]] = defaultdict(list)

@@ -29,12 +29,8 @@ from lmlab.measure.precision import precision_named
 from lmlab.measure.records import timed, without_value
 from lmlab.measure.rounds import RankTimes, time_on_all_ranks
 from lmlab.measure.stop_rule import SamplingBudget
-from lmlab.parallel.collectives import (
-    start_all_gather,
-    start_broadcast,
-    start_mean_all_reduce,
-    start_mean_reduce_scatter,
-)
+from lmlab.parallel import collectives
+from lmlab.parallel.collectives import Pending
 from lmlab.study.points import Point
 
 MIB = 2**20
@@ -108,7 +104,7 @@ def why_refused(operation: str, dtype: str, device: torch.device) -> str | None:
     whole = torch.full((_CHECKED_ELEMENTS * world_size,), rank + 1.0, dtype=kind, device=device)
     part = torch.full((_CHECKED_ELEMENTS,), rank + 1.0, dtype=kind, device=device)
     try:
-        found = OPERATIONS[operation](whole, part)().float().cpu()
+        found = OPERATIONS[operation](whole, part).wait().float().cpu()
     except (RuntimeError, NotImplementedError) as error:
         # Refused before anything is sent, so on every rank; a broken connection fails below.
         dist.barrier()
@@ -142,8 +138,13 @@ class Job:
             target_relative_deviation=TARGET_RELATIVE_DEVIATION,
             time_cap_s=min(CASE_CAP_S, left_s / cases_left),
         )
-        exchange, warmup = OPERATIONS[case.operation](*self._buffers(case)), int(each_s < SLOW_S)
-        times = time_on_all_ranks(exchange, device=self._device, warmup=warmup, budget=budget)
+        start, buffers = OPERATIONS[case.operation], self._buffers(case)
+        times = time_on_all_ranks(
+            lambda: start(*buffers).wait(),
+            device=self._device,
+            warmup=int(each_s < SLOW_S),
+            budget=budget,
+        )
         self._s_per_byte[kind] = times.slowest.median_ms / 1e3 / case.bytes
         return times
 
@@ -171,13 +172,12 @@ def why_skipped(left_s: float, each_s: float) -> str | None:
     return f"{count} repetitions take about {count * each_s:.2g} s, {left_s:.2g} s were left"
 
 
-Operation = Callable[[Tensor, Tensor], Callable[[], Tensor]]
-"""From a whole tensor and one rank's part of it to a call that exchanges them."""
-OPERATIONS: dict[str, Operation] = {
-    "all_reduce": lambda whole, part: lambda: start_mean_all_reduce(whole).wait(),
-    "all_gather": lambda whole, part: lambda: start_all_gather(whole, part).wait(),
-    "reduce_scatter": lambda whole, part: lambda: start_mean_reduce_scatter(part, whole).wait(),
-    "broadcast": lambda whole, part: lambda: start_broadcast(whole, 0).wait(),
+# Each exchanges a whole tensor and one rank's part of it.
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Pending]] = {
+    "all_reduce": lambda whole, part: collectives.start_mean_all_reduce(whole),
+    "all_gather": collectives.start_all_gather,
+    "reduce_scatter": lambda whole, part: collectives.start_mean_reduce_scatter(part, whole),
+    "broadcast": lambda whole, part: collectives.start_broadcast(whole, 0),
 }
 
 

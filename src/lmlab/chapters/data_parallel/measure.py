@@ -29,19 +29,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lmlab.jobs import rank_work
 from lmlab.jobs.autosize import choose
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_work import (
-    RankWork,
-    overlap_records,
-    per_rank,
-    relative_error,
-    round_records,
-    take_turns,
-    timed_step,
-    why_wrong,
-    work_records,
-)
+from lmlab.jobs.rank_work import RankWork
 from lmlab.measure.across_ranks import gather, max_error, max_over_ranks
 from lmlab.measure.clock import PhaseClock
 from lmlab.measure.device import peak_memory_bytes, reset_peak_memory
@@ -69,12 +60,14 @@ def measure(point: Point, device: torch.device) -> Outcome:
         variants = make_variants(point, work, model)
         checks = check(variants, work, model)
         correct = {n: variant for n, variant in variants.items() if checks[n]["status"] == "ok"}
-        rounds = take_turns({n: timed_step(v.ready) for n, v in correct.items()}, point, device)
+        ready = {n: variant.ready for n, variant in correct.items()}
+        steps = {n: rank_work.timed_step(each) for n, each in ready.items()}
+        rounds = rank_work.take_turns(steps, point, device)
         peaks = [record for name, v in correct.items() for record in v.memory_records(name)]
-        phases = take_turns({ALONE: variants[ALONE].timed_in_phases}, point, device)
-        overlap, intervals = overlap_records({n: v.ready for n, v in correct.items()}, device)
+        phases = rank_work.take_turns({ALONE: variants[ALONE].timed_in_phases}, point, device)
+        overlap, intervals = rank_work.overlap_records(ready, device)
         records = [
-            *round_records(rounds),
+            *rank_work.round_records(rounds),
             *(record for name, record in checks.items() if name != ALONE),
             *(
                 timed(phases.slowest(ALONE, phase), "phase_time", phase=phase)
@@ -84,7 +77,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
             *peaks,
             *overlap,
             *choice,
-            *work_records(work, model),
+            *rank_work.work_records(work, model),
         ]
     return Outcome(measurements=records, data={"intervals_ms": intervals})
 
@@ -213,7 +206,7 @@ class Variant:
     def memory_records(self, name: str) -> list[Record]:
         """Peak of the last step on every rank; all ranks must call this together."""
         peaks = gather(self._peak_bytes)
-        return per_rank("peak_memory", peaks, "B", variant=name, phase="total")
+        return rank_work.per_rank("peak_memory", peaks, "B", variant=name, phase="total")
 
     def message_records(self, name: str) -> list[Record]:
         """Number and size of the messages of a step; PyTorch's DDP does not report them."""
@@ -239,11 +232,11 @@ def check(variants: Mapping[str, Variant], work: RankWork, model: nn.Module) -> 
     found = {}
     for name, variant in variants.items():
         with variant.allocated():
-            loss_error = relative_error([float(variant.backward())], [expected_loss])
+            loss_error = rank_work.relative_error([float(variant.backward())], [expected_loss])
             own_error = 0.0 if name == ALONE else gradient_error(variant.gradients(), expected)
         error = max_over_ranks(max_error([loss_error, own_error]))
         correct = value("gradient_error", error, "", variant=name)
-        (found[name],) = why_wrong(name, "gradients", error, allowed) or [correct]
+        (found[name],) = rank_work.why_wrong(name, "gradients", error, allowed) or [correct]
     return found
 
 

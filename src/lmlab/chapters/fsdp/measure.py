@@ -33,22 +33,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from lmlab.jobs import rank_work
 from lmlab.jobs.autosize import choose
 from lmlab.jobs.memory_stages import Training, expected_records, memory_records, two_steps
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_work import (
-    RankWork,
-    Ready,
-    overlap_records,
-    per_rank,
-    relative_error,
-    release,
-    round_records,
-    take_turns,
-    timed_step,
-    why_wrong,
-    work_records,
-)
+from lmlab.jobs.rank_work import RankWork, Ready
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import synchronize
 from lmlab.measure.device import is_out_of_memory
@@ -85,18 +74,19 @@ def measure(point: Point, device: torch.device) -> Outcome:
         alone = {name: two_steps_alone(name, build, work) for name, build in builders.items()}
         checks, correct = check(alone, TOLERANCE[workload.precision.name])
         ready = {name: partial(warm_training, builders[name], work) for name in correct}
-        rounds = take_turns({n: timed_step(each) for n, each in ready.items()}, point, device)
+        steps = {name: rank_work.timed_step(each) for name, each in ready.items()}
+        rounds = rank_work.take_turns(steps, point, device)
         waits = watch_gathers(ready[OURS], device) if OURS in ready else []
-        overlap, intervals = overlap_records(ready, device)
+        overlap, intervals = rank_work.overlap_records(ready, device)
         whole = work.model()
         sharded = chosen_matrices(whole, has_matrix_weight)
         records = [
-            *round_records(rounds),
+            *rank_work.round_records(rounds),
             *wait_records(waits),
             *overlap,
             value("parameter_bytes", sum(p.nbytes for p in whole.parameters()), "B"),
             value("sharded_bytes", sum(p.nbytes for p in sharded), "B"),
-            *work_records(work, whole),
+            *rank_work.work_records(work, whole),
             *checks,
             *choice,
             *expected_records(workload, device),
@@ -140,7 +130,7 @@ def torch_fully_shard(model: nn.Module) -> nn.Module:
 
 def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, Any]] | str:
     """Memory and losses of both on every rank, or why it does not run here."""
-    release(work.device)
+    rank_work.release(work.device)
     own: dict[str, Any] = {}
     reason = None
     try:
@@ -150,7 +140,7 @@ def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, A
             raise  # ours must run everywhere: an error fails the whole point
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     reasons = [each for each in across_ranks.gather(reason) if each]
-    release(work.device)
+    rank_work.release(work.device)
     return reasons[0] if reasons else across_ranks.gather(own)
 
 
@@ -166,8 +156,9 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
             continue
         records += memory_records(name, ranks)
         pairs = zip(ranks, baseline, strict=True)
-        errors = (relative_error(own["losses"], right["losses"]) for own, right in pairs)
-        wrong = why_wrong(name, "losses of two steps", across_ranks.max_error(errors), allowed)
+        errors = (rank_work.relative_error(own["losses"], right["losses"]) for own, right in pairs)
+        error = across_ranks.max_error(errors)
+        wrong = rank_work.why_wrong(name, "losses of two steps", error, allowed)
         records += wrong
         correct += [] if wrong else [name]
     return records, correct
@@ -176,7 +167,7 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
 @contextmanager
 def warm_training(build: Build, work: RankWork) -> Iterator[Callable[[], Tensor]]:
     """The step of a variant that has taken its first one; the variant exists only inside."""
-    release(work.device)
+    rank_work.release(work.device)
     training = build(work)
     training.step(work)
     yield partial(training.step, work)
@@ -232,5 +223,6 @@ def wait_records(waits: list[dict[str, Any]]) -> list[Record]:
     records = []
     for phase in ("forward", "backward"):
         blocks = [row["ms"] for row in waits if row["phase"] == phase]
-        records += per_rank("gather_wait", map(sum, zip(*blocks, strict=True)), "ms", phase=phase)
+        sums = map(sum, zip(*blocks, strict=True))
+        records += rank_work.per_rank("gather_wait", sums, "ms", phase=phase)
     return records

@@ -23,26 +23,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from lmlab.jobs import memory_stages, rank_work
 from lmlab.jobs.autosize import choose
-from lmlab.jobs.memory_stages import (
-    Training,
-    expected_records,
-    local_optimizer,
-    memory_records,
-    two_steps,
-)
+from lmlab.jobs.memory_stages import Training
 from lmlab.jobs.outcome import Outcome
-from lmlab.jobs.rank_work import (
-    RankWork,
-    device_time_record,
-    per_rank,
-    relative_error,
-    release,
-    round_records,
-    take_turns,
-    why_wrong,
-    work_records,
-)
+from lmlab.jobs.rank_work import RankWork
 from lmlab.measure import across_ranks
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.precision import precision_named, tf32_allowed
@@ -78,14 +63,15 @@ def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], li
     workload, choice = choose(point, device, purpose="memory", limit_s=MEMORY_STEP_LIMIT_S)
     work = RankWork(workload, device, own_tokens=False)
     found = {name: two_steps_alone(make, work) for name, make in OPTIMIZERS.items()}
-    records = [*choice, *expected_records(workload, device)]
-    records += per_rank("owned_bytes", found[OURS][0]["owned_bytes"], "B")
+    records = [*choice, *memory_stages.expected_records(workload, device)]
+    records += rank_work.per_rank("owned_bytes", found[OURS][0]["owned_bytes"], "B")
     correct = []
     for name, ranks in found.items():
-        records += memory_records(name, ranks)
+        records += memory_stages.memory_records(name, ranks)
         expected = found[PLAIN][0]["digest"]
-        error = across_ranks.max_error(relative_error(own["digest"], expected) for own in ranks)
-        wrong = why_wrong(name, "weights after two steps", error, TOLERANCE)
+        errors = (rank_work.relative_error(own["digest"], expected) for own in ranks)
+        error = across_ranks.max_error(errors)
+        wrong = rank_work.why_wrong(name, "weights after two steps", error, TOLERANCE)
         records += wrong
         correct += [] if wrong else [name]
     return records, correct
@@ -93,18 +79,18 @@ def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], li
 
 def two_steps_alone(make: Make, work: RankWork) -> list[dict[str, Any]]:
     """One optimizer's first steps on every rank, with a digest of the weights after them."""
-    release(work.device)
+    rank_work.release(work.device)
     model = work.model()
     optimizer = make(model.parameters())
     own = {
         # The same tokens give the same gradients, so none are exchanged.
-        **two_steps(Training(model, optimizer), work),
+        **memory_stages.two_steps(Training(model, optimizer), work),
         "digest": weights_digest(model),
     }
     if isinstance(optimizer, ShardedOptimizer):
         own["owned_bytes"] = optimizer.ownership.bytes_by_rank
     del model, optimizer
-    release(work.device)
+    rank_work.release(work.device)
     return across_ranks.gather(own)
 
 
@@ -137,10 +123,11 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
     optimizers = {name: OPTIMIZERS[name](model.module.parameters()) for name in names}
     share_state(optimizers, model, work)
     steps = {name: step_with(optimizer, model, work) for name, optimizer in optimizers.items()}
-    records = round_records(take_turns(steps, point, device), (OPTIMIZER, "total"))
+    rounds = rank_work.take_turns(steps, point, device)
+    records = rank_work.round_records(rounds, (OPTIMIZER, "total"))
     for name, step in steps.items():
-        records += device_time_record(name, partial(step, PhaseClock(device)), device)
-    return [*records, *choice, *work_records(work, model)]
+        records += rank_work.device_time_record(name, partial(step, PhaseClock(device)), device)
+    return [*records, *choice, *rank_work.work_records(work, model)]
 
 
 def share_state(
@@ -151,7 +138,7 @@ def share_state(
     step_with(plain, model, work)(PhaseClock(work.device))  # creates the state
     for optimizer in optimizers.values():
         if optimizer is not plain:
-            local = local_optimizer(optimizer)
+            local = memory_stages.local_optimizer(optimizer)
             owned = [p for group in local.param_groups for p in group["params"]]
             local.state.update({parameter: plain.state[parameter] for parameter in owned})
 
