@@ -153,8 +153,7 @@ def test_timed_optimizers_share_one_state() -> None:
     assert len(plain) == PARAMETERS
     for name in ("sharded", "torch_zero"):
         state = local_optimizer(optimizers[name]).state
-        assert sum(gather(len(state))) == PARAMETERS
-        assert all(state[parameter] is plain[parameter] for parameter in state)
+        assert all(state[parameter] is plain[parameter] for parameter in plain)
 
 
 def test_the_sharded_optimizer_has_its_share_as_predicted(measured: dict[str, Outcome]) -> None:

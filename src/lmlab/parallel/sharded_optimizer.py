@@ -12,9 +12,9 @@ packing. Largest first, each to the rank with the least so far, is within 4/3 of
 close to it for a Transformer with its dozens of parameters of equal size. The result depends on
 sizes and order only, so all ranks compute the same one without communication.
 
-This optimizer has all parameters, so that `zero_grad`, schedulers and gradient scalers work as
-usual; `local` has this rank's parameters and does the arithmetic. Settings such as `lr` are copied
-to `local` before a step and back after it. Gradients must be equal on all ranks.
+The wrapped optimizer has all parameters, so that `zero_grad`, schedulers and gradient scalers work
+as usual. In a step the gradients of what other ranks own are hidden from it: an optimizer skips a
+parameter without a gradient, and creates no state for it. Gradients must be equal on all ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,9 +29,6 @@ from torch.optim.optimizer import ParamsT
 from torch.utils._pytree import tree_map_only
 
 from lmlab.parallel.messages import broadcast_coalesced, coalesce
-
-NOT_SETTINGS = {"params", "param_names"}
-"""Entries of a parameter group that differ between this optimizer and `local`."""
 
 
 class Ownership:
@@ -61,33 +58,30 @@ class ShardedOptimizer(Optimizer):
             raise ValueError("optimizer_cls must update each parameter independently, got LBFGS")
         self.rank = dist.get_rank()
         self.ownership = Ownership(dist.get_world_size())
-        self.local: Optimizer | None = None
-        super().__init__(params, kwargs)
-        self.ownership.add(self._parameters())
-        self.local = optimizer_cls([self._own(group) for group in self.param_groups], **kwargs)
-        self.defaults = self.local.defaults
-        self.state = self.local.state
-        _copy_settings(self.local, self)
+        self.optimizer = optimizer_cls(params, **kwargs)
+        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+        for parameter in self._others():  # some optimizers create state in their constructor
+            self.state.pop(parameter, None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, and assign its parameters to ranks."""
-        if not isinstance(param_group["params"], Tensor | set):
-            # A tied weight listed under each of its names is one parameter.
-            param_group["params"] = list(dict.fromkeys(param_group["params"]))
-        if self.local is not None:
-            _copy_settings(self, self.local)  # a scheduler may have changed them
-        super().add_param_group(param_group)
-        if self.local is not None:
-            self.ownership.add(param_group["params"])
-            self.local.add_param_group(self._own(param_group))
-            _copy_settings(self.local, self)
+        if all(param_group is not known for known in self.optimizer.param_groups):
+            self.optimizer.add_param_group(param_group)
+        self.ownership.add(param_group["params"])
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
-        """Update this rank's parameters and exchange; arguments go to the wrapped optimizer."""
-        assert self.local is not None
-        _copy_settings(self, self.local)
-        loss = self.local.step(closure, **kwargs)
-        _copy_settings(self.local, self)
+        """Update this rank's parameters and exchange; settings go to the wrapped optimizer."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        hidden = {parameter: parameter.grad for parameter in self._others()}
+        for parameter in hidden:
+            parameter.grad = None
+        self.optimizer.step(**kwargs)
+        for parameter, gradient in hidden.items():
+            parameter.grad = gradient
         with torch.no_grad():
             broadcast_coalesced(self._messages())
         return loss
@@ -110,24 +104,21 @@ class ShardedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this rank's part of an unsharded state dict."""
-        assert self.local is not None
         own = {
             index: state_dict["state"][index]
             for index, parameter in enumerate(self._parameters())
             if self.ownership.owner[parameter] == self.rank and index in state_dict["state"]
         }
-        super().load_state_dict({**state_dict, "state": own})
-        _copy_settings(self, self.local)
-        self.local.__setstate__({"state": self.state, "param_groups": self.local.param_groups})
+        self.optimizer.load_state_dict({**state_dict, "state": own})
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def _parameters(self) -> Iterator[Tensor]:
         """All parameters, in state dict order."""
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
-    def _own(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A parameter group with only the parameters of this rank, possibly none."""
-        own = [p for p in group["params"] if self.ownership.owner[p] == self.rank]
-        return {**_settings(group), "params": own}
+    def _others(self) -> list[Tensor]:
+        """The parameters of other ranks."""
+        return [p for p in self._parameters() if self.ownership.owner[p] != self.rank]
 
     def _messages(self) -> Iterator[tuple[list[Tensor], int]]:
         """What is sent after a step, alternating between owners to use all links at once."""
@@ -137,12 +128,3 @@ class ShardedOptimizer(Optimizer):
         owned = [[p for p in self.ownership.owned_by(rank) if p.requires_grad] for rank in ranks]
         for turn in zip_longest(*(coalesce(parameters) for parameters in owned)):
             yield from ((message, rank) for rank, message in enumerate(turn) if message)
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in NOT_SETTINGS}
-
-
-def _copy_settings(source: Optimizer, target: Optimizer) -> None:
-    for given, taken in zip(source.param_groups, target.param_groups, strict=True):
-        taken.update(_settings(given))

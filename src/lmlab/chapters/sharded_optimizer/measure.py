@@ -133,14 +133,11 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
 def share_state(
     optimizers: Mapping[str, torch.optim.Optimizer], model: BucketedDDP, work: RankWork
 ) -> None:
-    """Let every sharded optimizer use the plain one's state for the parameters that it owns."""
+    """Let every optimizer use the plain one's state; a sharded one uses that of what it owns."""
     plain = optimizers[PLAIN]
     step_with(plain, model, work)(PhaseClock(work.device))  # creates the state
     for optimizer in optimizers.values():
-        if optimizer is not plain:
-            local = memory_stages.local_optimizer(optimizer)
-            owned = [p for group in local.param_groups for p in group["params"]]
-            local.state.update({parameter: plain.state[parameter] for parameter in owned})
+        memory_stages.local_optimizer(optimizer).state.update(plain.state)
 
 
 def step_with(
