@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from lmlab.chapters.collectives import measure as collectives
 from lmlab.chapters.collectives import page
@@ -64,9 +63,7 @@ def test_every_operation_dtype_and_size_is_a_record(one_rank: None) -> None:
 
 
 def test_a_wrong_result_fails_the_point(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(whole: Tensor, part: Tensor) -> Mock:
-        return Mock(wait=lambda: 0 * whole)
-
+    wrong = Mock(**{"return_value.wait.return_value": torch.zeros(24)})
     monkeypatch.setitem(collectives.OPERATIONS, "broadcast", wrong)
     with pytest.raises(RuntimeError, match="broadcast of fp32"):
         measure(collectives_point(), CPU)

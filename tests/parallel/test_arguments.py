@@ -16,13 +16,12 @@ from tests.parallel.training import batch_of
 
 def wrong_arguments() -> list[tuple[str, Callable[[], Any]]]:
     module, vector = build("layers"), torch.ones(2)
-    wrapped = FSDP(build("layers"))
     return [
         ("bucket_size_mb", lambda: BucketedDDP(module, 0)),
         ("bucket_size_mb", lambda: BucketedDDP(module, float("nan"))),
         ("compute_dtype", lambda: FSDP(module, torch.int8)),
         ("blocks", lambda: FSDP(build("layers"), blocks=lambda model: [nn.Tanh()])),
-        ("head.weight", lambda: wrapped.load_state_dict({"head.weight": vector})),
+        ("head.weight", lambda: FSDP(module).load_state_dict({"head.weight": vector})),
         ("optimizer_cls", lambda: ShardedOptimizer(module.parameters(), LBFGS)),
     ]
 
