@@ -33,6 +33,8 @@ from lmlab.measure.memory.accounting import (
 )
 from lmlab.measure.records import Record, by_label, value
 from lmlab.measure.time_spent import measuring
+from lmlab.parallel import FSDP
+from lmlab.parallel.ddp import DataParallel
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,16 @@ class Training:
     def categories(self) -> dict[str, Iterable[Tensor]]:
         """Tensors by what they are for."""
         parameters = list(self.model.parameters())
-        reserved = [bucket.buffer for bucket in getattr(self.model, "buckets", ())]
+        buckets = self.model.buckets if isinstance(self.model, DataParallel) else ()
         return {
             "parameters": [*parameters, *self.model.buffers()],
-            "gradients": [*reserved, *gradients(parameters)],
+            "gradients": [*(bucket.buffer for bucket in buckets), *gradients(parameters)],
             "optimizer_state": optimizer_tensors(local_optimizer(self.optimizer).state),
         }
 
     def finish(self) -> None:
         """What a wrapper does between backward and the optimizer."""
-        if hasattr(self.model, "finish_gradient_synchronization"):
+        if isinstance(self.model, DataParallel | FSDP):
             self.model.finish_gradient_synchronization()
 
     def backward(self, work: RankWork) -> Tensor:
@@ -73,9 +75,9 @@ class Training:
 
 
 def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that holds the state of this rank: the one that a sharded optimizer (ours or
-    PyTorch's) wraps, else itself."""
-    return getattr(optimizer, "local", getattr(optimizer, "optim", optimizer))
+    """The optimizer that holds the state of this rank: the one that PyTorch's sharded optimizer
+    wraps, else itself."""
+    return getattr(optimizer, "optim", optimizer)
 
 
 @measuring()

@@ -61,13 +61,15 @@ class ShardedOptimizer(Optimizer):
         self.optimizer = optimizer_cls(params, **kwargs)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+        self.ownership.add(self._parameters())
         for parameter in self._others():  # some optimizers create state in their constructor
             self.state.pop(parameter, None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, and assign its parameters to ranks."""
-        if all(param_group is not known for known in self.optimizer.param_groups):
-            self.optimizer.add_param_group(param_group)
+        if any(param_group is known for known in self.optimizer.param_groups):
+            return  # the constructor's, whose parameters it assigns all at once
+        self.optimizer.add_param_group(param_group)
         self.ownership.add(param_group["params"])
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
@@ -79,9 +81,11 @@ class ShardedOptimizer(Optimizer):
         hidden = {parameter: parameter.grad for parameter in self._others()}
         for parameter in hidden:
             parameter.grad = None
-        self.optimizer.step(**kwargs)
-        for parameter, gradient in hidden.items():
-            parameter.grad = gradient
+        try:
+            self.optimizer.step(**kwargs)
+        finally:
+            for parameter, gradient in hidden.items():
+                parameter.grad = gradient
         with torch.no_grad():
             broadcast_coalesced(self._messages())
         return loss
