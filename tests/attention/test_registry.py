@@ -13,8 +13,7 @@ import torch
 import lmlab.attention
 import lmlab.parallel
 from lmlab import import_path
-from lmlab.attention import bench, compiled, flash, flash_attn_4, flex, registry, sdpa
-from lmlab.attention.bench import summarize
+from lmlab.attention import compiled, flash, flash_attn_4, flex, registry, sdpa
 from lmlab.attention.support import why_unsupported
 
 
@@ -144,42 +143,3 @@ def test_sdpa_reasons(warning: str | None, expected: str, monkeypatch: pytest.Mo
     reason = sdpa.why_unsupported("flash", device=GPU, dtype=torch.float32, head_dim=64)
     assert expected in str(reason)
     assert "Triggered" not in str(reason)
-
-
-def test_a_shape_is_timed_by_variant_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    reasons = {"flex": "not here"}
-    fakes: dict[str, Any] = {
-        "inputs": lambda shape: [torch.randn(1, 2, 8, 4, requires_grad=n < 3) for n in range(4)],
-        "why_unsupported": lambda variant, **case: reasons.get(variant),
-        "record": lambda call: len(call()),
-        "replay_ms": float,
-        "host_us": lambda call, device_ms: 7.0,
-        "medians_ms": lambda recordings: recordings,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(bench, name, fake)
-    found = bench.measure(bench.Shape(1, 2, 8, 4), ["naive", "flex", "missing"])
-    times = {(x["variant"], x["phase"]): x["device_us"] for x in found if "phase" in x}
-    # The output has one batch; the gradients are three.
-    assert times == {("naive", "forward"): 1000.0, ("naive", "backward"): 3000.0}
-    assert {x["variant"] for x in found if "reason" in x} == {"flex", "missing"}
-
-
-def test_ours_is_compared_with_the_best_other_and_with_each_in_the_mean() -> None:
-    shape = {"batch": 1, "heads": 2, "sequence": 64, "head_dim": 64, "is_causal": True}
-    times = {
-        "forward": {"flash": 9.0, "sdpa_cudnn": 10.0, "flex": 18.0},
-        "backward": {"flash": 21.0, "sdpa_cudnn": 20.0},
-    }
-    records: list[dict[str, Any]] = [
-        shape | {"variant": name, "phase": phase, "device_us": time, "host_us": 20.0}
-        for phase, variants in times.items()
-        for name, time in variants.items()
-    ]
-    summary = summarize([*records, {"reason": "no such thing"}]).splitlines()
-    assert [line.split()[5:] for line in summary[1:4]] == [
-        ["backward", "21.0", "NaN", "20.0", "1.05", "20.0", "NaN", "20.0"],
-        ["both", "30.0", "NaN", "30.0", "1.00", "40.0", "NaN", "40.0"],
-        ["forward", "9.0", "18.0", "10.0", "0.90", "20.0", "20.0", "20.0"],
-    ]
-    assert summary[-1] == "forward, geometric mean of ours: 0.5 of flex, 0.9 of sdpa_cudnn"
