@@ -52,6 +52,9 @@ def test_the_end_to_end_grid_has_its_points_once_and_checks_some_of_them() -> No
     assert [point.settings["steps"] for point in warm] == [3, 3, 3, 3, 2]
     assert {point.settings["max_steps"] for point in warm} == {9}
     assert all("max_steps" not in point.settings for point in found if point not in warm)
+    block["more"].append({"contexts": [8], "steps": 10})  # more of what there is
+    with pytest.raises(ValueError, match=r"end_to_end.max_steps = 9; allowed: at least steps = 10"):
+        points("end_to_end", study="nano", **block)
     with pytest.raises(ValueError, match=r"end_to_end.max_steps = 2; allowed: at least steps = 3"):
         points("end_to_end", study="nano", **{**block, "max_steps": 2})
 
