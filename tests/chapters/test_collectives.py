@@ -148,6 +148,20 @@ def exchange(latency: float, per_ms: float, dtype: str = "fp32") -> list[Record]
     return [{**record, "labels": {**record["labels"], "dtype": dtype}} for record in records]
 
 
+def test_times_that_follow_no_line_have_no_latency(tmp_path: Path) -> None:
+    times = {1: 1.0, 16: 100.0, 256: 10.0}
+    records = [
+        time_record([ms] * 3, operation="all_reduce", dtype="fp32", bytes=size * MIB)
+        for size, ms in times.items()
+    ]
+    results = two_groups(tmp_path, "collectives", records, None, cpu_ranks=4)
+    front, pages = rendered(tmp_path, results, "collectives")
+    assert "takes 10.0 ms" in front
+    assert "of latency" not in front
+    assert "latency (ms)" not in pages["collectives"]  # an empty column is left out
+    assert "| all-reduce | 9" in pages["collectives"]
+
+
 @pytest.mark.parametrize("gpus", [False, True])
 def test_groups_are_named_as_they_reported_and_pages_render(tmp_path: Path, gpus: bool) -> None:
     on_cpu = [*exchange(0.5, 1e6), *exchange(0.5, 5e5, "bf16")]

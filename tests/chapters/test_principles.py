@@ -129,7 +129,7 @@ def test_the_page_quotes_factors_and_shares_of_the_ceiling(tmp_path: Path) -> No
     front, pages = rendered(tmp_path, written(tmp_path / "r", results), "machine", "principles")
     best = answer(front, "What makes a GPU fast?")
     assert "up to 8.0x" in best
-    assert "1/4.0 is kept" in best
+    assert "4.0x less is kept" in best
     # 1 GB in 0.5 ms is 2,000 GB/s, half of the copy.
     assert "| Coalescing | program without | program with | 8.0x | 50 % |" in front
     assert "132 streaming multiprocessors" in pages["principles"]

@@ -52,11 +52,11 @@ def test_a_column_without_any_value_is_left_out(tmp_path: Path) -> None:
 
 
 def test_reasons_that_differ_only_in_numbers_are_one(tmp_path: Path) -> None:
-    reasons = ("needs 16.0 GiB", "needs 2e+01 GiB", "no room")
+    reasons = ("needs 16.0 GiB more", "needs 2e+01 GiB more", "no room")
     failed = [result({"size": n}, status="oom", reason=why) for n, why in enumerate(reasons)]
     table = Table(title="T", rows=["size"], columns={"ms": STEP})
     caption = table.render(written(tmp_path, failed).rows).rpartition("\n")[2]
-    assert "OOM: needs 16.0 GiB, and similar. OOM: no room." in caption
+    assert "OOM: could not allocate 16.0 GiB, and similar. OOM: no room." in caption
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,11 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     reasons = sorted(grouped_reasons(map(": ".join, pairs)), key=lambda group: -group[0])
     without = [f"- {n} x {why}" for n, why in reasons[:MAX_LINES]]
     without += [f"- {len(reasons) - MAX_LINES} more"] if len(reasons) > MAX_LINES else []
-    lines += ["Without a value:\n\n" + "\n".join(without)] if without else []
+    lines += (
+        ["Measurements without a value, also within points that are ok:\n\n" + "\n".join(without)]
+        if without
+        else []
+    )
     return Markup("\n\n".join(lines))
 
 

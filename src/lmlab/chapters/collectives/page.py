@@ -31,6 +31,8 @@ SEVERAL: dict[str, Any] = {"world_size": lambda count: count > 1}
 FIRST = "all_reduce"
 MIN_SIZES = 3
 """A line through two points has no error to show."""
+MAX_ERROR = 0.3
+"""Times further from the line than this do not follow it."""
 FRONT_MIB = (1, 10, 100, 1024)
 SMALL_MIB = 16
 """Up to here times are dominated by latency, and noise."""
@@ -87,13 +89,14 @@ def _fits(rows: Rows) -> Rows:
         first: Any = group.iloc[0].to_dict()
         carried = first["on_bus"] * per_ms / 1e6
         line = {"latency": latency, "bytes_per_ms": per_ms, "bandwidth": carried}
+        line = line if worst <= MAX_ERROR else {}
         no_size = dict.fromkeys(["unit", "bytes", "mib", "size"])
         found.append(computed(first, {**line, "fit_error": worst}, **no_size))
     return pd.concat(found)
 
 
 def fit_figure(results: Results) -> Rows:
-    """The fitted line of each group at every size, then what was measured."""
+    """The fitted line of each group between its outer sizes, then what was measured."""
     rows = select(results.rows, operation=FIRST, dtype=_first_dtype(results.rows), status="ok")
     times = select(rows, quantity="time", **SEVERAL)
     parts = [times.head(0)]
@@ -101,7 +104,9 @@ def fit_figure(results: Results) -> Rows:
         latency = first_value(rows, ranks=ranks, quantity="latency")
         per_ms = first_value(rows, ranks=ranks, quantity="bytes_per_ms")
         if latency is not None:
-            parts.append(mine.assign(value=latency + mine["bytes"] / per_ms, kind="fit"))
+            sizes = np.geomspace(mine["bytes"].min(), mine["bytes"].max(), 50)
+            line = mine.iloc[[0] * len(sizes)].assign(mib=sizes / MIB, kind="fit")
+            parts.append(line.assign(value=latency + sizes / per_ms))
         parts.append(mine.assign(kind="measured"))
     return pd.concat(parts)
 

@@ -141,12 +141,12 @@ def disagreement(rows: Rows) -> Any:
     return found.to_dict("index")
 
 
-def bf16_comparison(clock: str, phase: str) -> Compare:
+def bf16_comparison(clock: str, phase: str, mode: str = "train_step") -> Compare:
     """bf16 against fp32, between jobs. How much two processes that do the same work differ depends
     on the bottleneck: a busy GPU repeats within 1 %, a host that launches kernels does not."""
     return Compare(
-        variant={"precision": "bf16", **STEP, "phase": phase},
-        baseline={"precision": "fp32", **STEP, "phase": phase},
+        variant={"precision": "bf16", **WARM, "mode": mode, "phase": phase},
+        baseline={"precision": "fp32", **WARM, "mode": mode, "phase": phase},
         on=["size", "context", "batch"],
         where={"quantity": "time", "clock": clock},
         noise=NOISE,
@@ -159,6 +159,7 @@ COMPARISONS = {
     "bf16_device": bf16_comparison("device", "total"),
     "bf16": bf16_comparison("wall", "total"),
     "bf16_optimizer": bf16_comparison("wall", "optimizer"),
+    "bf16_forward": bf16_comparison("device", "total", mode="forward"),
 }
 
 
@@ -225,7 +226,12 @@ TABLES = {
         title="Forward pass without gradients, {precision}",
         rows=BATCHES,
         where={**WARM, "mode": "forward", "phase": "total"},
-        columns={"wall (ms)": time(), "device (ms)": time(clock="device")},
+        columns={
+            "wall (ms)": time(),
+            "device (ms)": time(clock="device"),
+            "TFLOP/s, device": quantity("rate", clock="device"),
+            "of stated peak, device": quantity("mfu", "percent", clock="device"),
+        },
     ),
     "passes": Table(
         title="Forward and backward without an optimizer, {precision}",
@@ -283,6 +289,12 @@ TABLES = {
     "speedups": Table(
         title=BF16, rows=["size", "batch"], data=speedups, columns={"{context}": speedup()}
     ),
+    "forward_speedups": Table(
+        title="Speed-up of a bf16 forward pass over fp32 by context length, device time",
+        rows=["size", "batch"],
+        data=lambda rows: select(rows, comparison="bf16_forward"),
+        columns={"{context}": speedup()},
+    ),
     "first_steps": Table(
         title="What the first step of a fresh process costs",
         rows=["mode", "size"],
@@ -297,6 +309,7 @@ TABLES = {
         title="Cold processes, {mode}: mean of ten steps after a number of warm-up steps",
         rows=["size"],
         where={"start": "cold", "phase": "total"},
+        data=lambda rows: rows.assign(mode=rows["mode"].replace(MODES)),
         columns={"warm-ups: {warmup} (ms)": quantity("time", "ms", field="mean", clock="wall")},
     ),
     "published": Table(
@@ -355,11 +368,15 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     fp32 = chapter.extremes(precision="fp32", **whole)
     slowest = fp32["high"] if fp32 else {"source": None}
     phases = select(rows, source=slowest["source"], **times("wall", PHASES))
+    tried = select(chapter.own.rows, **STEP)
+    too_large = {*tried["size"]} - {*select(tried, status="ok")["size"]}
+    weights = select(rows, quantity="parameters", size=too_large)
     return {
         "steps": {"fp32": fp32},
         "phases": {row["phase"]: row["value"] / slowest["value"] for row in records(phases)},
         "in_bf16": {(r["size"], r["context"]): r for r in records(select(steps, precision="bf16"))},
         "batch": next(iter(main["batch"]), None),
+        "too_large": records(weights.drop_duplicates("size")),
         "shortest": next(iter(steps["context"]), None),
         "unsteady": len(select(steps, stability=list(UNSTEADY))),
         **{f"layers_{clock}": chapter.extremes(clock=clock, **layers) for clock in CLOCKS},

@@ -70,8 +70,8 @@ def derive(rows: Rows, results: Results) -> Rows:
 OURS: Any = {"side": "rung", "attention": lambda name: name != "naive"}
 TABLES = {
     "front": Table(
-        title="Rungs of the ladder; gain: in rounds that alternate with the rung before; "
-        "MFU: of the stated peak of the rung's precision",
+        title="Rungs of the ladder; gain: over the rung before in alternating rounds, not the "
+        "ratio of tokens/s; MFU: of the stated peak of the rung's precision",
         rows=["rung"],
         where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},
         columns={

@@ -86,7 +86,8 @@ kernel_time: Any = partial(time, clock=("events", "wall"))
 
 TABLES = {
     "ceilings": Table(
-        title="Ceilings: the fastest square matmul and copy tried, and the vendor's dense figures",
+        title="Ceilings: the fastest square matmul and copy of one run, and the vendor's dense "
+        "figures",
         rows=["ceiling"],
         columns={
             "measured": quantity("measured"),

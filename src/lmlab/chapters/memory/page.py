@@ -71,7 +71,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     on = ("source", "mode")
     rows = combine(rows, "replay_equal", counters, lambda p: p.replayed == p.allocator, on=on)
     names = {"expected": "predicted_peak", "found": "peak_memory"}
-    for label, topic in (("mode", TIMELINE), ("variant", CHECKPOINTING)):
+    for label, topic in (("mode", TIMELINE), ("mode", LONG), ("variant", CHECKPOINTING)):
         both = {key: {"quantity": name, **topic} for key, name in names.items()}
         on = ("source", label)
         rows = combine(rows, "prediction_error", both, lambda p: p.expected / p.found - 1, on=on)
@@ -160,6 +160,12 @@ def largest(rows: Rows) -> Rows:
         steps = select(rows, quantity="peak_memory", status="ok", **STEP)
     last = steps.tail(1)
     return select(rows, **TIMELINE, size=list(last["size"]), context=list(last["context"]))
+
+
+def _at(rows: Rows, field: str) -> Rows:
+    """Rows with a column `at`: their size and one more field."""
+    before = "context " if field == "context" else ""
+    return rows.assign(at=rows["size"] + ", " + before + rows[field].astype(str))
 
 
 def front_strategies(rows: Rows) -> Rows:
@@ -298,8 +304,8 @@ TABLES = {
         **BY_POINT,
     ),
     "longest": Table(
-        title="Longest context whose training step fits, of those tried, and what the cost model "
-        "predicts for the next",
+        title="Longest context whose training step fits, of those tried here, and what the cost "
+        "model predicts for the next",
         rows=["size", "batch", "precision"],
         where={"topic": "longest"},
         columns={
@@ -348,10 +354,10 @@ TABLES = {
         columns={"{context}": quantity("phase_of_peak", "text")},
     ),
     "composition": Table(
-        title="What exists at the peak of the largest size (GiB), {precision}",
+        title="What exists at the peak (GiB), {at}",
         rows=["run", "context"],
         where=TIMELINE,
-        data=lambda rows: select(rows, size=list(largest(rows)["size"])[:1]),
+        data=lambda rows: _at(select(rows, size=list(largest(rows)["size"])[:1]), "precision"),
         columns={name: quantity("part", "GiB", part=name) for name in PARTS.values()},
     ),
     "allocations": Table(
@@ -372,11 +378,12 @@ TABLES = {
         **ACROSS,
     ),
     "layers": Table(
-        title="Memory of the device after a training step of the largest size at context "
-        "{context} (GiB)",
+        title="Memory of the device after a training step of {at} (GiB)",
         rows=["layer"],
         where={**STEP, "stage": "after"},
-        data=lambda rows: largest(rows).assign(layer=lambda found: found["layer"].map(LAYERS)),
+        data=lambda rows: _at(
+            largest(rows).assign(layer=lambda found: found["layer"].map(LAYERS)), "context"
+        ),
         columns={p: memory("device_memory", precision=p) for p in PRECISIONS},
     ),
     "predictions": Table(
@@ -389,7 +396,7 @@ TABLES = {
         where={**CHECKPOINTING, "variant": lambda name: name != BEST_PREDICTED},
         columns={
             **STRATEGY_COLUMNS,
-            "relative": quantity("relative_time", "text", "shown", clock="wall"),
+            "step, relative": quantity("relative_time", "text", "shown", clock="wall"),
             "left by forward (GiB)": memory("saved_for_backward"),
             "predicted peak (GiB)": memory("predicted_peak"),
             "error": quantity("prediction_error", "percent"),
@@ -449,11 +456,11 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     rows = select(chapter.own.rows, status="ok")
     steps = select(rows, quantity="peak_memory", **STEP)
     ratios = select(rows, quantity="bf16_ratio", **STEP)
-    errors = select(rows, quantity="prediction_error", **TIMELINE)
-    in_steps = select(errors, **STEP)
+    errors = select(rows, quantity="prediction_error", topic=ANY_STEP["topic"])
+    in_steps = select(errors, **ANY_STEP)
     shown = records(select(largest(rows), quantity="part", **STEP))
-    phases = select(rows, quantity="peak_phase", **STEP).set_index("source")["value"]
-    expected = select(rows, quantity="predicted_peak", source=list(in_steps["source"]), **STEP)
+    phases = select(rows, quantity="peak_phase", **ANY_STEP).set_index("source")["value"]
+    expected = select(rows, quantity="predicted_peak", source=list(in_steps["source"]), **ANY_STEP)
     return {
         "steps": len(steps),
         "largest": _highest(steps),

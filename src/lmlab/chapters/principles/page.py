@@ -92,7 +92,8 @@ def _panels(rows: Rows) -> list[Rows]:
         if topic == "fusion" and len(mine):
             mine = mine[mine["variant"].str.startswith("GELU")]
         if topic == "coalescing":
-            mine = select(mine, series="copy").assign(series="with")
+            mine = select(mine, series="copy")
+            mine = mine.assign(series=(mine["x"] == 1).map({True: "with", False: "without"}))
         if topic == "tiling":  # drawn as its tiles grow; their order is another matter
             mine = select(mine, series=lambda name: name != "without")
         panels.append(mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}"))
@@ -112,7 +113,7 @@ def _roof(rows: Rows, limits: dict[str, float]) -> Rows:
 TABLES = {
     "pairs": Table(
         title="A pair of programs per principle, differing in that alone; ceiling: the "
-        "machine card's matmul or copy, measured separately",
+        "machine's matmul or copy, measured separately",
         rows=["principle"],
         columns={
             "without": quantity("time", "text", "variant", pair="without"),

@@ -77,13 +77,11 @@ def _utilization(rows: Rows, results: Results) -> Rows:
     """A training step's utilization as a product: how near its matmul kernels come to the peak,
     which share of the device time they take, which share of the wall time the device is busy."""
     step = {"mode": "train_step"}
-    matmuls = select(rows, quantity="family_total_time", family=list(MATMULS), **step)
-    matmul_ms = matmuls.groupby("source")["value"].sum()
-    flops = _of("matmul_flops", **step)
-    rows = derived(rows, "matmul_rate", flops, lambda f: f.value / f.source.map(matmul_ms) / 1e9)
+    total = _of("total_time", phase="total", **step)
+    work = {"ms": total, "share": _of("matmul_share", **step), "flops": _of("matmul_flops", **step)}
+    rows = combine(rows, "matmul_rate", work, lambda p: p.flops / (p.share * p.ms) / 1e9)
     rows = with_share(rows, "share_of_peak", results, "stated_matmul_rate", "matmul_rate")
     wall = _end_to_end(results, phase="total", **step)
-    total = _of("total_time", phase="total", **step)
     rows = derived(rows, "device_share", total, lambda f: f.value / _at(wall, f))
     parts = {name: _of(name, **step) for name in ("share_of_peak", "matmul_share", "device_share")}
     return combine(rows, "utilization", parts, lambda p: p.prod(axis=1))
@@ -138,7 +136,7 @@ def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
     time_of, on = _of("part_total_time"), ["source", "part"]
     whole = select(rows, **time_of).groupby("source")["value"].sum()
     rows = derived(rows, "part_share", time_of, lambda f: f.value / f.source.map(whole))
-    cost = {"flops": _of("flops"), "bytes": _of("traffic"), "ms": time_of}
+    cost = {"ms": time_of, "flops": _of("flops"), "bytes": _of("traffic")}
     rows = combine(rows, "rate", cost, lambda p: p.flops / p.ms / 1e9, on=on)
     rows = combine(rows, "bandwidth", cost, lambda p: p.bytes / p.ms / 1e6, on=on)
     # A softmax reads and writes every score once in each layer.
@@ -258,7 +256,8 @@ FAMILY_SHARES = {
 BY_CONTEXT: Any = {"rows": ["size", "context"], "data": recorded}
 TABLES = {
     "front_attention": Table(
-        title="Parts of attention in one forward pass, {precision}, all layers, longest context",
+        title="Parts of attention in one forward pass, {precision}, all layers, longest context "
+        "recorded",
         rows=["size", "context"],
         data=lambda rows: at_longest(at_first(rows, "precision")),
         columns=ATTENTION,
@@ -302,7 +301,8 @@ TABLES = {
         **BY_CONTEXT,
     ),
     "others": Table(
-        title="Largest non-matmul kernels of a forward pass, at the longest context, {precision}",
+        title="Largest non-matmul kernels of a forward pass, at the longest context recorded, "
+        "{precision}",
         rows=["size", "context", "kernel"],
         data=other_kernels,
         columns={
@@ -327,7 +327,7 @@ TABLES = {
             "launch to start, median (ms)": quantity("delay_median_time", "ms"),
             "number of gaps": quantity("gaps", "integer"),
             "idle in gaps (ms)": quantity("gap_time", "ms"),
-            "host-bound": quantity("host_bound_share", "percent"),
+            "idle, host late": quantity("host_bound_share", "percent"),
         },
     ),
     "attention": Table(
@@ -450,8 +450,16 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "mask": extremes(mask),
         "mask_above": int((mask["value"] > 1).sum()),
         "pointwise": by_precision("pointwise_share", extremes),
+        "elementwise": by_precision(
+            "family_share", _range_of_sums, family=["elementwise", "copy"], **steps
+        ),
         "memory": _memory(rows, chapter.results.value(chapter="machine", quantity="l2_bytes")),
     }
+
+
+def _range_of_sums(shares: Rows) -> tuple[float, float]:
+    sums = shares.groupby("source")["value"].sum()
+    return sums.min(), sums.max()
 
 
 def _count(values: Any, comparison: str, others: Any) -> int:
