@@ -68,6 +68,13 @@ def test_pairing_cancels_drift() -> None:
     assert between_jobs(ours, theirs).verdict == UNDECIDED
 
 
+def test_one_hiccup_in_ten_rounds_decides_nothing() -> None:
+    ours, theirs = [1.0, 1.01, 0.99, 1.0, 1.01] * 2, [1.3] * 10
+    found, ours[0] = paired(ours, theirs), 50.0
+    assert paired(ours, theirs).verdict == found.verdict == FASTER
+    assert paired(ours, theirs).ratio == pytest.approx(found.ratio, rel=0.01)
+
+
 def test_one_sample_decides_nothing_without_replicates() -> None:
     assert between_jobs([1.0], [2.0]).verdict == UNDECIDED
     assert between_jobs([1.0], [2.0], (0.01, 10)).verdict == FASTER

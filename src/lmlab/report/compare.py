@@ -21,16 +21,21 @@ from lmlab.report.text import times
 from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval, interval
 
 Row = Mapping[str, Any]
+WIDE = 1.25
+"""From here on, upper over lower end, an interval is quoted instead of its ratio."""
 Variation = tuple[float, int]
 """Between processes: standard deviation of log values, and degrees of freedom; 0 if unknown."""
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval."""
-    logs = np.log(np.asarray(baseline, float)) - np.log(np.asarray(variant, float))
-    n = len(logs)
-    error = float(np.std(logs, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    return interval(math.exp(float(logs.mean())), error, n - 1)
+    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval. A tenth
+    of the rounds at each end is left out of the mean, so that a single hiccup does not decide."""
+    logs = np.sort(np.log(np.asarray(baseline, float)) - np.log(np.asarray(variant, float)))
+    n, cut = len(logs), len(logs) // 10
+    kept = logs[cut : n - cut]
+    # Of a trimmed mean: from all rounds, those left out counted as the outermost that are kept.
+    spread = float(np.std(np.clip(logs, kept[0], kept[-1]), ddof=1)) if n > 1 else math.inf
+    return interval(math.exp(float(kept.mean())), spread * math.sqrt(n) / len(kept), len(kept) - 1)
 
 
 def unpaired(variant: Row, baseline: Row, *variations: Variation) -> tuple[float, float, float]:
@@ -179,7 +184,8 @@ class Comparison(list[Pair]):
         """The pairs as rows for a table or a figure: `speedup` with its verdict."""
         rows = []
         for pair in self:
-            shown = times(pair.ratio) if pair.decided else pair.verdict
+            ends = [pair.ratio] if pair.high < WIDE * pair.low else [pair.low, pair.high]
+            shown = " to ".join(map(times, ends)) if pair.decided else pair.verdict
             judged = {"low": pair.low, "high": pair.high, "verdict": pair.verdict, "speedup": shown}
             own = {"quantity": "speedup", "unit": "x", "clock": None, "value": pair.ratio, **judged}
             rows.append({**pair.variant, **dict.fromkeys(STATISTICS), **pair.point, **own})

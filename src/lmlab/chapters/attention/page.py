@@ -209,7 +209,7 @@ def side_by_side(variants: Mapping[str, str], **where: Any) -> dict[str, Column]
 def slower(where: str, topic: str) -> Table:
     """Shapes of a topic at which another variant is faster than ours."""
     return Table(
-        title=f"{where} another variant is faster, the 20 largest differences at most",
+        title=f"{where} another variant is faster, at most the 20 largest differences",
         rows=[*ON[topic], "phase", "attention"],
         data=lambda rows: speedups(ours_against_all(rows, topic).slower).sort_values("value"),
         columns={
@@ -324,7 +324,8 @@ TABLES = {
         },
     ),
     "published": Table(
-        title="Published on other GPUs: no heads, batch 8, head dim 64; precision not stated",
+        title="Published on other GPUs: no heads, batch 8, head dim 64; precision not stated; RTX "
+        "4090: of an unstated number of passes, taken to be 100",
         chapter="published",
         rows=["gpu", "implementation", "phase"],
         where={"topic": "attention", "batch": 8, "head_dim": 64, "phase": ["forward", "backward"]},

@@ -54,7 +54,7 @@ TABLES = {
         headers={"tokens": "tokens per device"},
         columns={
             "activations (GB)": quantity("activation_memory", "GB"),
-            "GPUs' worth of memory": quantity("gpus_unsharded", "integer"),
+            "GPUs, unsharded": quantity("gpus_unsharded", "integer"),
             "fewest devices, sharded": quantity("fewest_devices", "integer"),
             "GB per device": quantity("memory_per_device", "GB"),
         },
@@ -69,7 +69,7 @@ TABLES = {
     ),
     "levers": Table(
         title="What lowers the batch that the same number of devices needs; two pipeline "
-        "stages: half the devices each, tokens per micro-batch",
+        "stages: half the devices each, tokens per micro-batch (two or more)",
         rows=["change"],
         columns={
             "FSDP": quantity("lever_fsdp"),

@@ -180,8 +180,8 @@ VARIANT_COLUMNS = {
 }
 TABLES = {
     "front": variant_table(
-        "A training step by variant; communication: (step − step without it) / step, median of "
-        "the rounds",
+        "A training step by variant; communication: (step − step without it) / step, in "
+        "paired rounds",
         VARIANT_COLUMNS,
         data=one_bucket_size,
     ),
