@@ -39,7 +39,7 @@ PARTS = {
     "workspace": "workspace and inputs",
     "peak": "peak",
 }
-CURVES = {**PARTS, "activations": "activations", "workspace": "workspace", "other": "inputs"}
+CURVES = {**PARTS, "activations": "activations", "other": PARTS["workspace"]}
 LAYERS = {
     "nvidia_smi_used": "used, by nvidia-smi (with the driver's own reserve)",
     "outside_pytorch": "outside PyTorch: CUDA context, kernels, libraries",
@@ -228,16 +228,15 @@ def mode_rows(results: Results) -> Rows:
 
 def _curves(results: Results, runs: Rows, title: str) -> Rows:
     """Active bytes by category, events spread evenly over each phase so that phases line up."""
-    found = []
+    found = [pd.DataFrame()]
     for row in records(runs):
         data = results.results[row["source"]].data[row["mode"]]
         edges = [0, *(phase["last_event"] for phase in data["phases"])]
         positions = np.interp(data["event"], edges, range(len(edges)))
-        for category, counts in data["bytes"].items():
-            labels = {"point": title.format(**row), "category": CURVES[category]}
-            for position, count in zip(positions, counts, strict=True):
-                found.append({**labels, "position": position, "value": count})
-    return pd.DataFrame(found)
+        curves = pd.DataFrame(data["bytes"]).T.groupby(CURVES.get, sort=False).sum().T
+        curves = curves.assign(position=positions, point=title.format(**row))
+        found.append(curves.melt(["position", "point"], var_name="category"))
+    return pd.concat(found)
 
 
 def composition_rows(results: Results) -> Rows:
