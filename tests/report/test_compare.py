@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats.mstats import trimmed_mean_ci
 
 from lmlab.measure.records import Record, value
 from lmlab.report.compare import Compare, Variation, paired, process_variation, unpaired
@@ -73,6 +74,12 @@ def test_one_hiccup_in_ten_rounds_decides_nothing() -> None:
     found, ours[0] = paired(ours, theirs), 50.0
     assert paired(ours, theirs).verdict == found.verdict == FASTER
     assert paired(ours, theirs).ratio == pytest.approx(found.ratio, rel=0.01)
+
+
+def test_the_interval_is_that_of_a_trimmed_mean() -> None:
+    logs = np.random.default_rng(0).normal(size=10)
+    found = paired(list(np.exp(-logs)), [1.0] * 10)
+    assert np.log([found.low, found.high]) == pytest.approx(trimmed_mean_ci(logs, (0.1, 0.1)))
 
 
 def test_one_sample_decides_nothing_without_replicates() -> None:

@@ -22,14 +22,14 @@ from lmlab.report.verdict import FASTER, SAME, SLOWER, UNDECIDED, Interval, inte
 
 Row = Mapping[str, Any]
 WIDE = 1.25
-"""From here on, upper over lower end, an interval is quoted instead of its ratio."""
+"""From here on, upper over lower end, tables quote an interval instead of its ratio."""
 Variation = tuple[float, int]
 """Between processes: standard deviation of log values, and degrees of freedom; 0 if unknown."""
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval. A tenth
-    of the rounds at each end is left out of the mean, so that a single hiccup does not decide."""
+    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval. From
+    ten rounds on, a tenth at each end is left out of the mean: one hiccup does not decide."""
     logs = np.sort(np.log(np.asarray(baseline, float)) - np.log(np.asarray(variant, float)))
     n, cut = len(logs), len(logs) // 10
     kept = logs[cut : n - cut]
@@ -148,6 +148,11 @@ class Pair(Interval):
         """The point in words: "xl, 1024"."""
         return ", ".join(str(value) for value in self.point.values())
 
+    @property
+    def ends(self) -> list[float]:
+        """The ratio, or both ends of its interval where that is wide."""
+        return [self.ratio] if self.high < WIDE * self.low else [self.low, self.high]
+
 
 class Comparison(list[Pair]):
     """All pairs of one comparison; empty if nothing was measured on both sides."""
@@ -184,8 +189,7 @@ class Comparison(list[Pair]):
         """The pairs as rows for a table or a figure: `speedup` with its verdict."""
         rows = []
         for pair in self:
-            ends = [pair.ratio] if pair.high < WIDE * pair.low else [pair.low, pair.high]
-            shown = " to ".join(map(times, ends)) if pair.decided else pair.verdict
+            shown = " to ".join(map(times, pair.ends)) if pair.decided else pair.verdict
             judged = {"low": pair.low, "high": pair.high, "verdict": pair.verdict, "speedup": shown}
             own = {"quantity": "speedup", "unit": "x", "clock": None, "value": pair.ratio, **judged}
             rows.append({**pair.variant, **dict.fromkeys(STATISTICS), **pair.point, **own})

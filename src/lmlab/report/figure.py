@@ -223,8 +223,8 @@ def groups_of(rows: Rows, name: str | None) -> list[tuple[Any, Rows]]:
 
 def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
     for value, mine in groups_of(rows, figure.color):
-        styles = zip(groups_of(mine, figure.dash), ("-", "--", ":", "-."), strict=False)
-        for (dash, line), style in styles:
+        lines = groups_of(mine, figure.dash)
+        for (dash, line), style in zip(lines, ("-", "--", ":", "-."), strict=False):
             points = dash is not None and dash == figure.points
             names = [figure.label(v) for v in (value, dash) if v is not None]
             categorical = figure.x.categorical
@@ -235,7 +235,9 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
                 linestyle="" if points else style,
                 marker="o" if points or (figure.markers and not figure.points) else None,
                 markersize=4,
-                label=None if points else ", ".join(names[: 1 if figure.points else 2]),
+                label=", ".join(names[: 1 if figure.points else 2])
+                if len(lines) == 1 or not points
+                else None,
             )
     _categories(figure.x, axes, rows)
 

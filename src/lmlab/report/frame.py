@@ -79,7 +79,11 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
             without = {"status": INVALID, "reason": str(error)}
         base = _base(point.chapter, point.parameters, point.settings, path)
         rows.append({**base, **without})
-    return Results(machine, table_of(rows), results, tuple(problems))
+    table = table_of(rows)
+    # What ran out of memory knows the allocation that failed, not all that it needs.
+    failed = (r"needs (\S+ .iB) more", r"could not allocate \1")
+    table["reason"] = table["reason"].replace(*failed, regex=True)
+    return Results(machine, table, results, tuple(problems))
 
 
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:

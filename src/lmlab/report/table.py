@@ -68,7 +68,7 @@ def memory(name: str = "peak_memory", format: str = "GiB", **where: Any) -> Colu
 
 
 def speedup(**where: Any) -> Column:
-    """A ratio, or the verdict where it is undecided."""
+    """A ratio, its interval where that is wide, or the verdict where it is undecided."""
     return Column({"quantity": "speedup", **where}, "text", "speedup")
 
 

@@ -106,10 +106,9 @@ def join(items: Sequence[Any], last: str = "and") -> str:
 
 
 def grouped_reasons(reasons: Iterable[str]) -> list[tuple[int, str]]:
-    """Reasons that differ only in numbers as one: how many there are, and the first. What ran out
-    of memory knows the allocation that failed, not all that it needs."""
+    """Reasons that differ only in numbers as one: how many there are, and the first."""
     found: dict[str, list[str]] = defaultdict(list)
-    for reason in (re.sub(r"needs (\S+ .iB) more", r"could not allocate \1", r) for r in reasons):
+    for reason in reasons:
         found[re.sub(r"\d[\d.]*(e[+-]\d+)?", "", reason)].append(reason)
     return [(len(each), each[0] + ", and similar" * (len({*each}) > 1)) for each in found.values()]
 

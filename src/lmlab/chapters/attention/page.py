@@ -215,7 +215,7 @@ def slower(where: str, topic: str) -> Table:
         columns={
             "its time (ms)": quantity("speedup", "ms", "theirs"),
             "ours (ms)": quantity("speedup", "ms", "ours"),
-            "our speed-up": quantity("speedup", "times"),
+            "our speed-up": speedup(),
         },
         limit=20,
     )
@@ -325,7 +325,7 @@ TABLES = {
     ),
     "published": Table(
         title="Published on other GPUs: no heads, batch 8, head dim 64; precision not stated; RTX "
-        "4090: of an unstated number of passes, taken to be 100",
+        "4090: total of an unstated number of passes, taken to be 100",
         chapter="published",
         rows=["gpu", "implementation", "phase"],
         where={"topic": "attention", "batch": 8, "head_dim": 64, "phase": ["forward", "backward"]},

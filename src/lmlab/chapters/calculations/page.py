@@ -69,7 +69,7 @@ TABLES = {
     ),
     "levers": Table(
         title="What lowers the batch that the same number of devices needs; two pipeline "
-        "stages: half the devices each, tokens per micro-batch (two or more)",
+        "stages: half the devices each, tokens of one of at least two micro-batches",
         rows=["change"],
         columns={
             "FSDP": quantity("lever_fsdp"),

@@ -369,8 +369,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     slowest = fp32["high"] if fp32 else {"source": None}
     phases = select(rows, source=slowest["source"], **times("wall", PHASES))
     tried = select(chapter.own.rows, **STEP)
-    too_large = {*tried["size"]} - {*select(tried, status="ok")["size"]}
-    weights = select(rows, quantity="parameters", size=too_large)
+    others = {*select(tried, status=lambda status: status != "oom")["size"]}
+    weights = select(rows, quantity="parameters", size={*tried["size"]} - others)
     return {
         "steps": {"fp32": fp32},
         "phases": {row["phase"]: row["value"] / slowest["value"] for row in records(phases)},

@@ -201,9 +201,10 @@ def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
 
 def shown(slowdown: Pair) -> str:
     """The slowdown, or the verdict where it is none."""
-    if slowdown.decided or slowdown.variant["variant"] == slowdown.baseline["variant"]:
-        return times(1 / slowdown.ratio)
-    return slowdown.verdict
+    if slowdown.variant["variant"] == slowdown.baseline["variant"]:
+        return times(1.0)
+    ends = " to ".join(times(1 / end) for end in reversed(slowdown.ends))
+    return ends if slowdown.decided else slowdown.verdict
 
 
 def largest_runs(results: Results, **where: Any) -> Rows:

@@ -112,7 +112,8 @@ def _roof(rows: Rows, limits: dict[str, float]) -> Rows:
 
 TABLES = {
     "pairs": Table(
-        title="A pair of programs per principle, differing in that (tiles in more); ceiling: the "
+        title="A pair of programs per principle, differing in that alone (tiles also in "
+        "warps and stages); ceiling: the "
         "machine's matmul or copy, measured separately",
         rows=["principle"],
         columns={
