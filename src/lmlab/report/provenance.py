@@ -115,11 +115,9 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     reasons = sorted(grouped_reasons(map(": ".join, pairs)), key=lambda group: -group[0])
     without = [f"- {n} x {why}" for n, why in reasons[:MAX_LINES]]
     without += [f"- {len(reasons) - MAX_LINES} more"] if len(reasons) > MAX_LINES else []
-    lines += (
-        ["Measurements without a value, also within points that are ok:\n\n" + "\n".join(without)]
-        if without
-        else []
-    )
+    if without:
+        lines.append("Measurements without a value, also within points that are ok:")
+        lines.append("\n".join(without))
     return Markup("\n\n".join(lines))
 
 

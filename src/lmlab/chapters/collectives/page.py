@@ -187,6 +187,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     return {
         "groups": groups,
         "dtype": _first_dtype(rows),
+        "max_error": MAX_ERROR,
         "not_started": not_started(rows),
         "noisy": int((small["noisy"].eq(True) | small["stability"].isin(UNSTEADY)).sum()),
         "small": len(small),
