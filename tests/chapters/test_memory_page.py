@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lmlab.chapters.memory import page
+from lmlab.chapters.memory import checkpointing_page, page
 from lmlab.chapters.memory.measure.shared import predicted_records
 from lmlab.measure.records import Record, by_label, value, values, without_value
 from lmlab.model.checkpointing import parse_strategy
@@ -228,7 +228,7 @@ def test_device_time_decides_what_a_strategy_costs() -> None:
 def test_the_front_page_shows_the_segments_with_the_lowest_peaks() -> None:
     times: dict[str, float | None] = {f"every_{k}": 100.0 for k in (1, 2, 3, 4, 6, 8)}
     chapter = chapter_of(checkpointing(none=None, **times, nested=200.0))
-    rows = page.front_strategies(chapter.own.rows)
+    rows = checkpointing_page.front_strategies(chapter.own.rows)
     shown = list(dict.fromkeys(rows["variant"]))
     assert shown == ["none", "every-1", "every-2", "nested"]
 

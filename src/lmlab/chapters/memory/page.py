@@ -3,43 +3,29 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from lmlab.report.compare import Compare, Pair
-from lmlab.report.figure import Axis, Figure
+from lmlab.chapters.memory import checkpointing_page, figures_page
+from lmlab.chapters.memory.checkpointing_page import CHECKPOINTING, first, highest
+from lmlab.chapters.memory.figures_page import PARTS, PHASES, STEP, TIMELINE, one_precision
 from lmlab.report.frame import Results, Rows, combine, computed, records, select, table_of
 from lmlab.report.page import Chapter
-from lmlab.report.table import Table, memory, quantity, time
-from lmlab.report.text import FORMATS, GIB, times
+from lmlab.report.table import Table, memory, quantity
+from lmlab.report.text import FORMATS, GIB
 from lmlab.report.verdict import SMALLEST_DIFFERENCE
 
 TITLE = "Memory"
+FIGURES = figures_page.FIGURES
 
-TIMELINE, CHECKPOINTING = {"topic": "timeline"}, {"topic": "checkpointing"}
 LONG, BLOCK = {"topic": "long_context"}, {"topic": "block"}
-STEP = {**TIMELINE, "mode": "train_step"}
 ANY_STEP: Any = {"mode": "train_step", "topic": ["timeline", "long_context"]}
 MODES = {
     "forward": "forward without graph",
     "forward_graph": "forward with graph",
     "train_step": "training step",
 }
-PHASES = ("forward", "backward", "optimizer")
 PRECISIONS = ("fp32", "bf16")
 VARIANTS = ("eager", "compiled")
-PARTS = {
-    "parameters": "parameters",
-    "optimizer_state": "optimizer state",
-    "gradients": "gradients",
-    "weight_copies": "16-bit copies of weights",
-    "fp32_weights": "attention weights, fp32",
-    "half_weights": "attention weights, 16-bit",
-    "activations": "other activations",
-    "workspace": "workspace and inputs",
-    "peak": "peak",
-}
-CURVES = {**PARTS, "activations": "activations", "other": PARTS["workspace"]}
 LAYERS = {
     "nvidia_smi_used": "used, by nvidia-smi (with the driver's own reserve)",
     "outside_pytorch": "outside PyTorch: CUDA context, kernels, libraries",
@@ -51,12 +37,7 @@ LAYERS = {
 # Columns that exist even when no point was measured.
 SHAPE = ("size", "context", "precision", "attention", "d_model", "num_layers")
 COLUMNS = (*SHAPE, "mode", "variant", "part", "phase", "layer", "kind", "operation", "origin")
-BEST_PREDICTED = "best predicted"
-FRONT_SEGMENTS = 2
-COMPARED_SIZES = 3
 LARGEST_OPERATIONS = 5
-# Beyond this share of the gradients a peak is in the last segment of the backward pass.
-LATE_IN_BACKWARD = 0.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
@@ -79,12 +60,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    relative = [
-        computed(pair.variant, {"relative_time": 1 / pair.ratio}, clock=clock, shown=shown(pair))
-        for clock in ("wall", "device")
-        for pair in slowdowns(rows, clock).values()
-    ]
-    more = [*_longest(rows), _published(rows, results), *relative]
+    more = [*_longest(rows), _published(rows, results), *checkpointing_page.relative_times(rows)]
     rows = pd.concat([rows, *more], ignore_index=True)
     named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=named)
@@ -168,97 +144,6 @@ def _at(rows: Rows, field: str) -> Rows:
     return rows.assign(at=rows["size"] + ", " + before + rows[field].astype(str))
 
 
-def front_strategies(rows: Rows) -> Rows:
-    """One point for the front page: the segments with the lowest peaks, none, and nested."""
-    rows = select(rows, source=checkpointed_points(rows)[:1])
-    every = select(rows, quantity="peak_memory", kind="every", status="ok")
-    lowest = every.sort_values("value", key=pd.to_numeric, kind="stable").head(FRONT_SEGMENTS)
-    return select(rows, variant=["none", "nested", *lowest["variant"]])
-
-
-def checkpointed_points(rows: Rows) -> list[str]:
-    """Points with timed strategies; first those where the step fits without checkpointing too, the
-    longest step, which waits least for the host, in front."""
-    times = select(rows, quantity="time", clock="wall", status="ok", **CHECKPOINTING)
-    plain = select(times, variant="none").sort_values("value", ascending=False)
-    return list(dict.fromkeys([*plain["source"], *times["source"]]))
-
-
-def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
-    """Each strategy's step against the baseline of its point, in paired rounds of one job. The
-    baseline is no checkpointing, or the input of every block where that does not fit."""
-    found = {}
-    times: Any = {"on": ["source"], "where": {"quantity": "time", "clock": clock}}
-    for source in checkpointed_points(rows):
-        steps = select(rows, status="ok", source=source, **times["where"])
-        names = list(steps["variant"])
-        baseline = next((name for name in ("none", "every-1", *names) if name in names), None)
-        for name in names:
-            pair = Compare(variant={"variant": name}, baseline={"variant": baseline}, **times)
-            found[source, name] = pair.run(steps)[0]
-    return found
-
-
-def shown(slowdown: Pair) -> str:
-    """The slowdown, or the verdict where it is none."""
-    if slowdown.variant["variant"] == slowdown.baseline["variant"]:
-        return times(1.0)
-    ends = " to ".join(times(1 / end) for end in reversed(slowdown.ends))
-    return ends if slowdown.decided else slowdown.verdict
-
-
-def largest_runs(results: Results, **where: Any) -> Rows:
-    """Recorded runs of the largest size, in one precision."""
-    runs = one_precision(select(results.rows, quantity="peak_memory", status="ok", **where))
-    return select(runs, size=list(runs["size"])[-1:])
-
-
-def timeline_rows(results: Results) -> Rows:
-    """A training step of the largest size, at its shortest and longest context."""
-    steps = largest_runs(results, **STEP)
-    return _curves(results, select(steps, context=_ends(steps)), "{point}")
-
-
-def mode_rows(results: Results) -> Rows:
-    """A forward pass with its graph and a training step, of the largest size, middle context."""
-    runs = select(largest_runs(results, **TIMELINE), mode=["forward_graph", "train_step"])
-    contexts = runs["context"].unique()
-    middle = select(runs, context=list(contexts[len(contexts) // 2 :][:1]))
-    return _curves(results, middle, "{point}: {run}")
-
-
-def _curves(results: Results, runs: Rows, title: str) -> Rows:
-    """Active bytes by category, events spread evenly over each phase so that phases line up."""
-    found = [pd.DataFrame()]
-    for row in records(runs):
-        data = results.results[row["source"]].data[row["mode"]]
-        edges = [0, *(phase["last_event"] for phase in data["phases"])]
-        positions = np.interp(data["event"], edges, range(len(edges)))
-        curves = pd.DataFrame(data["bytes"]).T.groupby(CURVES.get, sort=False).sum().T
-        curves = curves.assign(position=positions, point=title.format(**row))
-        found.append(curves.melt(["position", "point"], var_name="category"))
-    return pd.concat(found)
-
-
-def composition_rows(results: Results) -> Rows:
-    """Parts of the peak of the largest sizes, at the shortest and longest context that all fit."""
-    parts = select(results.rows, quantity="part", part=lambda name: name != "peak", **STEP)
-    parts = select(parts, size=list(parts["size"].unique()[-COMPARED_SIZES:]))
-    runs = parts.groupby("context")["source"].nunique()
-    parts = select(parts, context=_ends(parts[parts["context"].map(runs) == runs.max()]))
-    return parts.assign(bar=parts["size"] + "\n" + parts["precision"])
-
-
-def _ends(rows: Rows) -> list[Any]:
-    return [rows["context"].min(), rows["context"].max()]
-
-
-def one_precision(rows: Rows) -> Rows:
-    """Rows in fp32 where that was measured, else in another precision."""
-    first = min(rows["precision"].unique(), key=lambda name: name != "fp32", default=None)
-    return select(rows, precision=first)
-
-
 def operations(rows: Rows) -> Rows:
     """The largest operations of each block, by what they save."""
     rows = select(rows, quantity="saved_by_operation", **BLOCK)
@@ -274,16 +159,10 @@ def _by_mode(name: str, format: str) -> dict[str, Any]:
     }
 
 
-STRATEGY_COLUMNS = {
-    "peak (GiB)": memory(),
-    "step (ms)": time(),
-    "device (ms)": time(clock="device"),
-    "device, relative": quantity("relative_time", "text", "shown", clock="device"),
-}
 BY_CONTEXT: Any = {"rows": ["size", "context"], "where": TIMELINE}
 ACROSS: Any = {"rows": ["size"], "data": one_precision}
-BY_POINT: Any = {"rows": ["variant"], "headers": {"variant": "strategy"}}
 TABLES = {
+    **checkpointing_page.TABLES,
     "front_peaks": Table(
         title="Peak of a training step, {precision}, in GiB and its phase, by context length",
         where=STEP,
@@ -296,12 +175,6 @@ TABLES = {
         where=STEP,
         data=largest,
         columns={f"{p} (GiB)": quantity("part", "GiB", precision=p) for p in PRECISIONS},
-    ),
-    "front_strategies": Table(
-        title="Training step of {point}; nested: halves within halves",
-        data=front_strategies,
-        columns=STRATEGY_COLUMNS,
-        **BY_POINT,
     ),
     "longest": Table(
         title="Longest context whose training step fits, of those tried here, and what the cost "
@@ -391,63 +264,10 @@ TABLES = {
         columns=_by_mode("prediction_error", "percent"),
         **BY_CONTEXT,
     ),
-    "strategies": Table(
-        title="Training step of {point}",
-        where={**CHECKPOINTING, "variant": lambda name: name != BEST_PREDICTED},
-        columns={
-            **STRATEGY_COLUMNS,
-            "step, relative": quantity("relative_time", "text", "shown", clock="wall"),
-            "left by forward (GiB)": memory("saved_for_backward"),
-            "predicted peak (GiB)": memory("predicted_peak"),
-            "error": quantity("prediction_error", "percent"),
-        },
-        **BY_POINT,
-    ),
     "published": Table(
         title="Published peaks on other GPUs (batch not stated) and the peak measured here",
         rows=["gpu", "size", "context", "precision", "run"],
         columns={"published (GiB)": memory("published"), "here (GiB)": memory("measured_here")},
-    ),
-}
-
-
-AREA: Any = {
-    "mark": "area",
-    "facet": "point",
-    "color": "category",
-    "names": {name: name for name in CURVES.values() if name != "peak"},
-    "x": Axis(
-        field="position",
-        title="phases begin at the ticks; each is drawn equally wide",
-        ticks={phase: number for number, phase in enumerate(PHASES)},
-    ),
-    "y": Axis("GiB", scale=1 / GIB),
-    "share_x": True,
-}
-FIGURES = {
-    "timeline": Figure(title="Memory during one training step", data=timeline_rows, **AREA),
-    "modes": Figure(
-        title="Memory of a forward pass and of a training step", data=mode_rows, **AREA
-    ),
-    "composition": Figure(
-        title="What exists at the peak of a training step",
-        mark="stack",
-        facet="context",
-        facet_title="context {}",
-        color="part",
-        x=Axis(field="bar", title="size and precision", categorical=True),
-        y=Axis("GiB", scale=1 / GIB),
-        data=composition_rows,
-        height=4.0,
-    ),
-    "peak_by_context": Figure(
-        title="Peak memory by context length",
-        facet="run",
-        color="size",
-        dash="precision",
-        x=Axis(field="context", title="context length", log=2),
-        y=Axis("GiB", scale=1 / GIB, log=10),
-        where={**TIMELINE, "quantity": "peak_memory"},
     ),
 }
 
@@ -463,7 +283,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     expected = select(rows, quantity="predicted_peak", source=list(in_steps["source"]), **ANY_STEP)
     return {
         "steps": len(steps),
-        "largest": _highest(steps),
+        "largest": highest(steps),
         "phases": {
             phase: sorted(select(rows, quantity="peak_phase", value=phase, **STEP)["context"])
             for phase in PHASES
@@ -478,46 +298,10 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "smaller": int((ratios["value"] < 1 - SMALLEST_DIFFERENCE).sum()),
         "greater": int((ratios["value"] > 1 + SMALLEST_DIFFERENCE).sum()),
         "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
-        "block": _one(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
+        "block": first(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
         "errors": len(in_steps),
-        "worst_error": _highest(errors, key=abs),
-        "worst_step": _highest(in_steps, key=abs),
+        "worst_error": highest(errors, key=abs),
+        "worst_step": highest(in_steps, key=abs),
         "same_phase": int((expected["phase"] == expected["source"].map(phases)).sum()),
-        "checkpointing": [
-            strategy_facts(select(chapter.own.rows, source=source))
-            for source in checkpointed_points(rows)
-        ],
+        "checkpointing": checkpointing_page.facts(chapter.own.rows),
     }
-
-
-def strategy_facts(rows: Rows) -> dict[str, Any]:
-    """One model under its strategies: the lowest peak, no checkpointing, nesting, and times."""
-    peaks = select(rows, quantity="peak_memory", status="ok", kind=["every", "nested"])
-    every = select(peaks, kind="every")
-    best = _highest(every if len(every) else peaks, key=lambda peak: -peak)
-    live = records(select(rows, quantity="predicted_live", kind="every"))
-    parts = {r["category"]: r["value"] for r in live if best and r["variant"] == best["variant"]}
-    return {
-        "point": records(rows)[0],
-        "best": best,
-        "none": _one(rows, quantity="peak_memory", variant="none"),
-        "predicted_none": _one(rows, quantity="predicted_peak", variant="none"),
-        "predicted_best": _one(rows, quantity="predicted_peak", variant=BEST_PREDICTED),
-        "nested": _one(rows, quantity="peak_memory", variant="nested", status="ok"),
-        "late": parts.get("gradients", 0) > LATE_IN_BACKWARD * parts.get("parameters", 1)
-        and parts["activations"] > 0,
-        "slowdowns": {  # by device time, where there is any
-            name: pair
-            for clock in ("wall", "device")
-            for (_, name), pair in slowdowns(rows, clock).items()
-        },
-    }
-
-
-def _highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:
-    """The row with the highest value, or the highest by `key`."""
-    return max(records(rows), key=lambda row: key(row["value"]), default=None)
-
-
-def _one(rows: Rows, **where: Any) -> dict[str, Any] | None:
-    return next(iter(records(select(rows, **where))), None)

@@ -1,0 +1,130 @@
+"""Activation checkpointing: which peaks its strategies reach, and how long a step then takes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from lmlab.report.compare import Compare, Pair
+from lmlab.report.frame import Rows, computed, records, select
+from lmlab.report.table import Table, memory, quantity, time
+from lmlab.report.text import times
+
+CHECKPOINTING = {"topic": "checkpointing"}
+BEST_PREDICTED = "best predicted"
+FRONT_SEGMENTS = 2
+# Beyond this share of the gradients a peak is in the last segment of the backward pass.
+LATE_IN_BACKWARD = 0.5
+
+
+def relative_times(rows: Rows) -> Iterator[Rows]:
+    """How many times as long a step takes as without checkpointing, by both clocks."""
+    for clock in ("wall", "device"):
+        for pair in slowdowns(rows, clock).values():
+            numbers = {"relative_time": 1 / pair.ratio}
+            yield computed(pair.variant, numbers, clock=clock, shown=shown(pair))
+
+
+def front_strategies(rows: Rows) -> Rows:
+    """One point for the front page: the segments with the lowest peaks, none, and nested."""
+    rows = select(rows, source=checkpointed_points(rows)[:1])
+    every = select(rows, quantity="peak_memory", kind="every", status="ok")
+    lowest = every.sort_values("value", key=pd.to_numeric, kind="stable").head(FRONT_SEGMENTS)
+    return select(rows, variant=["none", "nested", *lowest["variant"]])
+
+
+def checkpointed_points(rows: Rows) -> list[str]:
+    """Points with timed strategies; first those where the step fits without checkpointing too, the
+    longest step, which waits least for the host, in front."""
+    times = select(rows, quantity="time", clock="wall", status="ok", **CHECKPOINTING)
+    plain = select(times, variant="none").sort_values("value", ascending=False)
+    return list(dict.fromkeys([*plain["source"], *times["source"]]))
+
+
+def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
+    """Each strategy's step against the baseline of its point, in paired rounds of one job. The
+    baseline is no checkpointing, or the input of every block where that does not fit."""
+    found = {}
+    times: Any = {"on": ["source"], "where": {"quantity": "time", "clock": clock}}
+    for source in checkpointed_points(rows):
+        steps = select(rows, status="ok", source=source, **times["where"])
+        names = list(steps["variant"])
+        baseline = next((name for name in ("none", "every-1", *names) if name in names), None)
+        for name in names:
+            pair = Compare(variant={"variant": name}, baseline={"variant": baseline}, **times)
+            found[source, name] = pair.run(steps)[0]
+    return found
+
+
+def shown(slowdown: Pair) -> str:
+    """The slowdown, or the verdict where it is none."""
+    if slowdown.variant["variant"] == slowdown.baseline["variant"]:
+        return times(1.0)
+    ends = " to ".join(times(1 / end) for end in reversed(slowdown.ends))
+    return ends if slowdown.decided else slowdown.verdict
+
+
+STRATEGY_COLUMNS = {
+    "peak (GiB)": memory(),
+    "step (ms)": time(),
+    "device (ms)": time(clock="device"),
+    "device, relative": quantity("relative_time", "text", "shown", clock="device"),
+}
+BY_POINT: Any = {"rows": ["variant"], "headers": {"variant": "strategy"}}
+TABLES = {
+    "front_strategies": Table(
+        title="Training step of {point}; nested: halves within halves",
+        data=front_strategies,
+        columns=STRATEGY_COLUMNS,
+        **BY_POINT,
+    ),
+    "strategies": Table(
+        title="Training step of {point}",
+        where={**CHECKPOINTING, "variant": lambda name: name != BEST_PREDICTED},
+        columns={
+            **STRATEGY_COLUMNS,
+            "step, relative": quantity("relative_time", "text", "shown", clock="wall"),
+            "left by forward (GiB)": memory("saved_for_backward"),
+            "predicted peak (GiB)": memory("predicted_peak"),
+            "error": quantity("prediction_error", "percent"),
+        },
+        **BY_POINT,
+    ),
+}
+
+
+def facts(rows: Rows) -> list[dict[str, Any]]:
+    return [_strategies(select(rows, source=source)) for source in checkpointed_points(rows)]
+
+
+def _strategies(rows: Rows) -> dict[str, Any]:
+    """One model under its strategies: the lowest peak, no checkpointing, nesting, and times."""
+    peaks = select(rows, quantity="peak_memory", status="ok", kind=["every", "nested"])
+    every = select(peaks, kind="every")
+    best = highest(every if len(every) else peaks, key=lambda peak: -peak)
+    live = records(select(rows, quantity="predicted_live", kind="every"))
+    parts = {r["category"]: r["value"] for r in live if best and r["variant"] == best["variant"]}
+    return {
+        "point": records(rows)[0],
+        "best": best,
+        "none": first(rows, quantity="peak_memory", variant="none"),
+        "predicted_none": first(rows, quantity="predicted_peak", variant="none"),
+        "predicted_best": first(rows, quantity="predicted_peak", variant=BEST_PREDICTED),
+        "nested": first(rows, quantity="peak_memory", variant="nested", status="ok"),
+        "late": parts.get("gradients", 0) > LATE_IN_BACKWARD * parts.get("parameters", 1)
+        and parts["activations"] > 0,
+        "slowdowns": {  # by device time, where there is any
+            name: pair
+            for clock in ("wall", "device")
+            for (_, name), pair in slowdowns(rows, clock).items()
+        },
+    }
+
+
+def highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:
+    """The row with the highest value, or the highest by `key`."""
+    return max(records(rows), key=lambda row: key(row["value"]), default=None)
+
+
+def first(rows: Rows, **where: Any) -> dict[str, Any] | None:
+    return next(iter(records(select(rows, **where))), None)
