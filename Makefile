@@ -63,4 +63,4 @@ format: setup ## put Python and Snakemake files in order
 	snakefmt Snakefile rules workflow/Snakefile
 
 clean: ## remove what can be rebuilt from results, never the results
-	rm -rf report/writeup.md report/index.md report/explore.html report/figures report/chapters logs
+	rm -rf report/writeup.md report/index.md report/explore.html report/figures report/chapters report/compare.md report/compare logs

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmlab.chapters.fastest_step import grid
 from lmlab.chapters.fastest_step.measure import ladder, leaderboard, measure
 from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure.records import value
 from lmlab.study.points import Point
+from tests import project
 from tests.chapters.pages import answer, found, rendered, value_of
 from tests.chapters.test_end_to_end import SHAPE
 from tests.jobs.points import SETTINGS
@@ -169,6 +171,14 @@ def test_16_bit_weights_are_rounded_masters(cpu: torch.device) -> None:
 def test_what_cannot_be_measured_is_unsupported(point: Point, cpu: torch.device) -> None:
     with pytest.raises(Unsupported):
         measure(point, cpu)
+
+
+def test_batches_are_multiples_of_the_batch() -> None:
+    nano = project.study("nano")
+    with pytest.raises(
+        ValueError, match=r"fastest_step.batches = \[5\]; allowed: multiples [^\n]+ 2"
+    ):
+        grid.points(nano, {**nano.chapters["fastest_step"], "batches": [5]})
 
 
 def test_the_deepest_model_is_tried(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

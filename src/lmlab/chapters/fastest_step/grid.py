@@ -15,6 +15,11 @@ PER_SIZE = ("rungs", "samples", "variant_cap_s")
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     """The points of every topic that the block names, in their order."""
+    if any(batch % block["batch"] for batch in block["batches"]):
+        raise ValueError(
+            f"config: fastest_step.batches = {block['batches']}; allowed: multiples of its batch, "
+            f"{block['batch']}"
+        )
     settings = {
         **{key: block[key] for key in SHARED},
         "time_cap_s": study.common["time_cap_s"],
