@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from snakemake.utils import update_config
 
 from lmlab.study import config_file
 from lmlab.study.config import Study
@@ -29,15 +30,8 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """config.yaml of the working folder, else the project's, with overrides; not yet checked."""
     here = Path("config.yaml")
     config = config_file.read(file or (here if here.exists() else ROOT / "config.yaml"))
-    return _merged(config, {key: _value(key, text) for key, text in map(split, overrides)})
-
-
-def _merged(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key, as Snakemake does."""
-    merged = dict(config) if isinstance(config, Mapping) else {}
-    for key, value in changes.items():
-        merged[key] = _merged(merged.get(key), value) if isinstance(value, Mapping) else value
-    return merged
+    update_config(config, {key: _value(key, text) for key, text in map(split, overrides)})
+    return config
 
 
 def _value(key: str, text: str) -> Any:
