@@ -63,7 +63,7 @@ def _figures(chapter: Chapter, faults: list[str]) -> Iterator[dict[str, Any]]:
     for name, figure in chapter.figures.items() if chapter.measured else ():
         try:
             if not figure.rows(chapter.own).empty:
-                spec = _finite(figure.vega(chapter.own))
+                spec = _plain(figure.vega(chapter.own))
                 yield {"name": f"{chapter.title}: {figure.title}", "spec": spec}
         except Exception as error:  # one bad value must not cost the page
             faults.append(f"{chapter.name}, figure {name}: {described(error)}")
@@ -73,6 +73,7 @@ def _rows(results: Results, chapter: str, sources: list[str]) -> Iterator[dict[s
     """The measured numbers of a chapter, with the labels that vary within their quantity."""
     rows = select(results.rows, chapter=chapter, status="ok")
     rows = rows.loc[[isinstance(value, int | float) for value in rows["value"]]]
+    rows = rows.assign(samples=rows["samples"].str[:MAX_SAMPLES])
     index = {source: number for number, source in enumerate(sources)}
     settings = {name for result in results.of(chapter) for name in result.settings}
     settings -= {name for result in results.of(chapter) for name in result.parameters}
@@ -80,8 +81,7 @@ def _rows(results: Results, chapter: str, sources: list[str]) -> Iterator[dict[s
         fields = [str(name) for name in found if _shown(str(name), found[name], settings)]
         found = found.assign(source=found["source"].map(index))[["chapter", "quantity", *fields]]
         for row in found.to_dict("records"):
-            cells = {str(name): _plain(value) for name, value in row.items()}
-            yield {name: value for name, value in cells.items() if value is not None}
+            yield {name: value for name, value in _plain(row).items() if value is not None}
 
 
 def _shown(name: str, column: "pd.Series[Any]", settings: set[str]) -> bool:
@@ -97,17 +97,12 @@ def _shown(name: str, column: "pd.Series[Any]", settings: set[str]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A cell as a JSON value: the first samples, few digits, null for what is missing."""
+    """Whatever is shown as JSON values: few digits, null for what is missing."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value[:MAX_SAMPLES]]
+        return [_plain(inner) for inner in value]
     if value is None or pd.isna(value):
         return None
     value = value.item() if hasattr(value, "item") else value
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _finite(spec: Any) -> Any:
-    """A figure's specification with plain JSON values."""
-    if isinstance(spec, dict):
-        return {str(key): _finite(value) for key, value in spec.items()}
-    return [_finite(value) for value in spec] if isinstance(spec, list) else _plain(spec)
