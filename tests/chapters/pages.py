@@ -34,7 +34,7 @@ def by(outcome: Outcome, label: str, quantity: str, **labels: Any) -> dict[Any, 
 
 def built(results: Results, *names: str) -> dict[str, Chapter]:
     """Chapters from loaded results; a fault fails the test."""
-    chapters, faults = build_chapters([(name, page_of(name)) for name in names], results)
+    chapters, faults = build_chapters({name: page_of(name) for name in names}, results)
     assert faults == []
     return chapters
 

@@ -50,7 +50,7 @@ window.addEventListener("load", () => until(drawing, () => {
 
 def explored(folder: Path) -> tuple[str, list[str]]:
     results = small_study(folder)
-    chapters, _ = build_chapters([("steps", page())], results)
+    chapters, _ = build_chapters({"steps": page()}, results)
     return explorer(results, chapters, TEMPLATES / "explore.html")
 
 

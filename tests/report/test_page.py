@@ -54,7 +54,7 @@ def report(folder: Path, results: Results, module: ModuleType) -> tuple[Report, 
         path = folder / "templates" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    chapters, faults = build_chapters([("steps", module)], results)
+    chapters, faults = build_chapters({"steps": module}, results)
     return Report(results, chapters, folder / "out", folder / "templates"), faults
 
 

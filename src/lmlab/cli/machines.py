@@ -10,10 +10,10 @@ from markupsafe import Markup
 from lmlab.chapters import compare_page
 from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.chapters.machine.page import ceilings as ceilings_of
-from lmlab.cli.report import chapters_of, load_results, page_of
+from lmlab.cli.report import load_results, page_of
 from lmlab.measure.peaks import known_devices, peaks_of
 from lmlab.report.frame import select, table_of
-from lmlab.report.page import described, environment_for
+from lmlab.report.page import build_chapters, described, environment_for
 from lmlab.result_sets.differences import PACES, differences
 from lmlab.result_sets.machines import COPY, Machine, Question, Section, ceilings, questions
 from lmlab.result_sets.published import load_published
@@ -65,7 +65,8 @@ def write_comparison(
 def _measured(config: Mapping[str, Any], name: str, results: Path, faults: list[str]) -> Machine:
     study = load_study(config, device_of(name))
     found = load_results(study, name, results)
-    chapters, failed = chapters_of(study.chapters, replace(found, repeat=None))
+    pages = {chapter: page_of(chapter) for chapter in study.chapters}
+    chapters, failed = build_chapters(pages, replace(found, repeat=None))
     faults += [f"{name}: {fault}" for fault in (*found.problems, *failed)]
     label = name.partition("@")[2]
     return Machine(

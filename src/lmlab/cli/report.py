@@ -4,7 +4,7 @@ Results are validated when they are read. Whatever a page's code still trips ove
 the report, which is named.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ import pandas as pd
 from lmlab.jobs.catalog import all_points
 from lmlab.report.explore import explorer
 from lmlab.report.frame import Results, load
-from lmlab.report.page import Chapter, Report, build_chapters
+from lmlab.report.page import Report, build_chapters
 from lmlab.result_sets.published import load_published
 from lmlab.study.config import Study
 from lmlab.study.config import load as load_study
@@ -31,7 +31,7 @@ def write_report(
     one line per file that could not be used and per part that could not be rendered."""
     study = load_study(config, device)
     found = load_results(study, machine, results)
-    chapters, faults = chapters_of(study.chapters, found)
+    chapters, faults = build_chapters({c: page_of(c) for c in study.chapters}, found)
     if out.suffix == ".html":
         page, more = explorer(found, chapters, TEMPLATES / "explore.html")
         write_atomically(out, page)
@@ -49,11 +49,6 @@ def load_results(study: Study, machine: str, results: Path) -> Results:
     rows = pd.concat([found.rows, load_published(REFERENCES)], ignore_index=True)
     repeat = load(points, results, second) if (results / second).is_dir() else None
     return replace(found, rows=rows, repeat=repeat)
-
-
-def chapters_of(names: Iterable[str], results: Results) -> tuple[dict[str, Chapter], list[str]]:
-    """Chapters built from their page modules, and what could not be."""
-    return build_chapters([(name, page_of(name)) for name in names], results)
 
 
 def page_of(chapter: str) -> ModuleType:

@@ -9,7 +9,7 @@ sections of the front page. A part that cannot be rendered costs that part, not 
 import os
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -179,12 +179,12 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
 
 
 def build_chapters(
-    pages: Iterable[tuple[str, ModuleType]], results: Results
+    pages: Mapping[str, ModuleType], results: Results
 ) -> tuple[dict[str, Chapter], list[str]]:
     """All chapters; one that trips over its data is replaced by an empty one and named."""
     chapters: dict[str, Chapter] = {}
     faults: list[str] = []
-    for name, page in pages:
+    for name, page in pages.items():
         try:
             chapters[name] = build_chapter(name, page, results)
         except Exception as error:
@@ -221,8 +221,8 @@ def environment_for(templates: Path) -> jinja2.Environment:
         finalize=text.escape,
         extensions=[KeepTextLines],
     )
-    own = {"join": text.join, "and": text.join, "quoted": text.quoted, "slug": text.slug}
-    environment.filters |= {**text.FORMATS, **own, "list": list, "md": Markup}
+    own = {"join": text.join, "quoted": text.quoted, "md": Markup}
+    environment.filters |= {**text.FORMATS, **own}
     return environment
 
 
