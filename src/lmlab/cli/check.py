@@ -1,9 +1,7 @@
 """`lmlab check FOLDER`: whether results that came from elsewhere can be used, one line per problem.
 
-A file may be unreadable, in the wrong place or there twice; a number may be impossible on any
-machine or above what the vendor states for this one; results of several versions of PyTorch may be
-mixed; points of the study may be missing; and a set may be too large for the repository, counted
-compressed, as git stores and sends it.
+A number may be impossible on any machine, or above what the vendor states for this one. The size of
+a set is counted compressed, as git stores and sends it.
 """
 
 import argparse
@@ -75,14 +73,11 @@ def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
             expected = Point(result.chapter, result.parameters).path(Path(), "").as_posix()
         except ValueError as error:
             expected = f"a point without a path ({error})"
-        key = repr((result.chapter, sorted(result.parameters.items())))
-        if (first := seen.setdefault(key, path)) != path:
+        if (first := seen.setdefault(expected, path)) != path:
             yield "duplicate", f"{path}: the same point as {first}"
         elif expected != path:
             yield "misplaced", f"{path}: holds the result of {expected}"
-    machines = Counter(str(result.machine["id"]) for result in results.values())
-    if len(machines) > 1:
-        yield "mixed", f"machines: {_counts(machines)}"
+    machines = {str(result.machine["id"]) for result in results.values()}
     name = Path(spec).resolve().name if Path(spec).is_dir() else spec.partition(":")[0]
     if len(machines) == 1 and machine_of(Path(name).name) not in machines:
         yield "misplaced", f"the folder {name!r} holds results of {min(machines)!r}: rename it"
@@ -151,14 +146,13 @@ def _beyond(
 
 
 def _mixed(results: Mapping[str, Result]) -> Iterator[Line]:
-    for name in VERSIONS:
-        counts = Counter(str(result.versions.get(name)) for result in results.values())
+    """Machines and versions, if there are several."""
+    stated = [{**result.versions, "machines": result.machine["id"]} for result in results.values()]
+    for name in ("machines", *VERSIONS):
+        counts = Counter(str(each.get(name)) for each in stated)
         if len(counts) > 1:
-            yield "mixed", f"{name}: {_counts(counts)}"
-
-
-def _counts(found: Counter[str]) -> str:
-    return ", ".join(f"{value} ({count} results)" for value, count in found.most_common())
+            found = (f"{value} ({count} results)" for value, count in counts.most_common())
+            yield "mixed", f"{name}: {', '.join(found)}"
 
 
 def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterator[Line]:
