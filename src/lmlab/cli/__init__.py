@@ -112,15 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     # --config takes every argument that follows it, so the usage shows it last.
-    shared = "[--configfile FILE]\n        [--config key=value ...]"
-    options = f"CHAPTER [key=value ...] [--out FILE] {shared}"
-    measure = add("measure", "measure one point, print it", options)
+    usage = "CHAPTER [key=value ...] [--out FILE]\n    [--configfile FILE] [--config key=value ...]"
+    measure = add("measure", "measure one point, print it", usage)
     names = chapters()
     measure.add_argument("chapter", choices=names, help=", ".join(names), metavar="CHAPTER")
     measure.add_argument("settings", nargs="*", metavar="key=value", help="what to set for it")
     measure.add_argument("--out", type=Path, metavar="FILE", help="also write the result there")
-    options = f"[--machine MACHINE] [--results FOLDER] {shared}"
-    status = add("status", "list every point of the study", options)
+    status = add("status", "list every point of the study")
     status.add_argument("--machine", help="a folder of results/ (default: this machine)")
     status.add_argument("--results", type=_folder, default=Path("results"), metavar="FOLDER")
     check = add("check", "validate a folder")
@@ -144,8 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only these: size=xl"
     )
-    options = "[--rounds N] [--json] [--fail-if-slower 5%%] REV1 REV2"
-    ab = add("ab", "measure two revisions in turns", f"{options} -- CHAPTER [key=value ...]")
+    usage = "[--rounds N] [--json] [--fail-if-slower 5%%] REV1 REV2 -- CHAPTER [key=value ...]"
+    ab = add("ab", "measure two revisions in turns", usage)
     ab.add_argument("first", metavar="REV1", help="the baseline")
     ab.add_argument("second", metavar="REV2", help="what is compared with it")
     ab.add_argument("point", nargs="+", metavar="CHAPTER", help="as for lmlab measure")

@@ -34,9 +34,9 @@ SCALES = {
 }
 
 
-def scaled(factor: float, digits: int = 3) -> Callable[[Any], str]:
+def scaled(factor: float) -> Callable[[Any], str]:
     """A format that multiplies first: bytes to GiB, milliseconds to seconds."""
-    return lambda value: number(float(value) * factor, digits)
+    return lambda value: number(float(value) * factor)
 
 
 def percent(value: float) -> str:

@@ -74,9 +74,8 @@ class Differences:
 
     def largest(self, count: int) -> Rows:
         """Per chapter, the pairs whose ratio is furthest from 1."""
-        size = np.abs(np.log(self.pairs["ratio"].astype(float)))
-        ordered = self.pairs.assign(size=size).sort_values("size", ascending=False)
-        return ordered.groupby("chapter", sort=False).head(count).drop(columns="size")
+        ordered = self.pairs.sort_values("ratio", key=lambda ratio: -np.abs(np.log(ratio)))
+        return ordered.groupby("chapter", sort=False).head(count)
 
 
 def differences(
