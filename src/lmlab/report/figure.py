@@ -32,8 +32,6 @@ PALETTE += ["#56b4e9", "#777777", "#b8a600", "#000000"]
 WIDTH_INCHES, DPI = 9.0, 150
 # So many characters of a legend fit into that width, keys and gaps included.
 LEGEND_CHARACTERS = 130
-# More labels than this would run into each other where panels share the width.
-MAX_TICKS = 6
 # Up to this ratio a decade has room for labels at 2 and 5.
 FEW_DECADES = 1000
 STYLE: Any = {
@@ -239,7 +237,9 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
                 if len(lines) == 1 or not points
                 else None,
             )
-    _categories(figure.x, axes, rows)
+    if figure.x.categorical:
+        values = values_of(rows, figure.x.field)
+        axes.set_xticks(range(len(values)), [str(value) for value in values])
 
 
 def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
@@ -302,15 +302,6 @@ def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str])
 def _ranks(axis: Axis, rows: Rows, everything: Rows) -> list[int]:
     order = {value: rank for rank, value in enumerate(values_of(everything, axis.field))}
     return [order[value] for value in rows[axis.field]]
-
-
-def _categories(axis: Axis, axes: Axes, rows: Rows) -> None:
-    values = values_of(rows, axis.field)
-    if axis.categorical:
-        axes.set_xticks(range(len(values)), [str(value) for value in values])
-    elif axis.log:
-        shown = values[:: 2 if len(values) > MAX_TICKS else 1]
-        axes.set_xticks([float(value) for value in shown], [_tick(float(v)) for v in shown])
 
 
 DRAW: dict[Mark, Callable[[Figure, Axes, Rows, Mapping[Any, str]], None]] = {
