@@ -137,17 +137,15 @@ def machine(
     return Machine(
         name=name,
         chapters={"steps": table_of(rows)},
-        measured=more.pop("measured", UNIT),
-        stated=more.pop("stated", UNIT),
-        **more,
+        **{"ceilings": UNIT, "stated": UNIT, **more},
     )
 
 
 def test_cells_ratios_and_ceilings() -> None:
     machines = [
         machine("A", {"small": 10.0, "large": 40.0, "huge": 100.0}),
-        machine("B", {"small": 5.0, "large": 40.0, "huge": None}, measured={**UNIT, "fp32": 20.0}),
-        machine("C, published", {"small": 20.0}, measured={}, published=True),
+        machine("B", {"small": 5.0, "large": 40.0, "huge": None}, ceilings={**UNIT, "fp32": 20.0}),
+        machine("C, published", {"small": 20.0}, published=True),
     ]
     assert judged(machines) == [
         ["fp32", "small", "10.0", "5.00", "20.0", "2.0x", "0.50x", "2.0x, 1.00x", "1.00x, 1.00x"],

@@ -72,7 +72,7 @@ def _measured(config: Mapping[str, Any], name: str, results: Path, faults: list[
     return Machine(
         name=f"{found.name} ({label})" if label else found.name,
         chapters={chapter: each.own.rows for chapter, each in chapters.items()},
-        measured=ceilings_of(found),
+        ceilings=ceilings_of(found),
         stated=ceilings_of(found, "stated_"),
     )
 
@@ -83,15 +83,9 @@ def _published() -> list[Machine]:
     for gpu, chapters in compare_page.published(load_published(REFERENCES)).items():
         names = [name for name in known_devices() if name.endswith(f" {gpu}")]
         peaks = peaks_of(names[0]) if len(names) == 1 else None
-        machines.append(
-            Machine(
-                name=f"{gpu}, published",
-                chapters=chapters,
-                measured={},
-                stated={**peaks["tflops"], COPY: peaks["memory_tb_per_s"] * 1e3} if peaks else {},
-                published=True,
-            )
-        )
+        stated = {**peaks["tflops"], COPY: peaks["memory_tb_per_s"] * 1e3} if peaks else {}
+        given: dict[str, Any] = {"chapters": chapters, "ceilings": stated, "stated": stated}
+        machines.append(Machine(name=f"{gpu}, published", published=True, **given))
     return machines
 
 

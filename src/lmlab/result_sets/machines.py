@@ -49,14 +49,10 @@ class Machine:
 
     name: str
     chapters: Mapping[str, Rows]  # measured and derived rows by chapter
-    measured: Mapping[str, float]
-    """Ceilings: TFLOP/s by precision, and GB/s under `copy`; none of a published machine."""
+    ceilings: Mapping[str, float]
+    """TFLOP/s by precision, and GB/s under `copy`: measured, of a published machine as stated."""
     stated: Mapping[str, float]  # the same as the vendor states them
     published: bool = False
-
-    @property
-    def ceilings(self) -> Mapping[str, float]:
-        return self.stated if self.published else self.measured
 
     def ceiling_over(self, first: Machine, name: str) -> float | None:
         """The ratio of a ceiling to another machine's: stated to stated if nothing is measured."""
