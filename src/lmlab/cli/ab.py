@@ -1,7 +1,7 @@
 """`lmlab ab REV1 REV2 -- CHAPTER key=value ...`: two revisions of the code, measured in turns.
 
 Two runs on two days cannot show 2 %: clocks, hosts and their other users change by more. Here both
-revisions are checked out next to each other and take turns on one machine (A B, B A, A B, ...),
+revisions are unpacked next to each other and take turns on one machine (A B, B A, A B, ...),
 each time in a fresh process that measures one point as `lmlab measure` does. Neighbours in time are
 paired, so drift cancels, and what differs from process to process is part of the spread.
 """
@@ -9,6 +9,7 @@ paired, so drift cancels, and what differs from process to process is part of th
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def command(arguments: argparse.Namespace) -> int:
     revisions = (arguments.first, arguments.second)
     commits = [commit_of(root, revision) for revision in revisions]
     point = [word for word in arguments.point if word != "--"]
-    with worktrees(root, commits) as folders:
+    with unpacked(root, commits) as folders:
         rounds = list(measure_in_turns(folders, point, arguments.rounds))
     pairs = compared(rounds)
     names = [f"{name} ({commit[:7]})" for name, commit in zip(revisions, commits, strict=True)]
@@ -52,22 +53,18 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def worktrees(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
-    """A checkout per commit in a temporary folder; removed whatever ends the run."""
+def unpacked(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
+    """The files of each commit in a temporary folder; removed whatever ends the run."""
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="lmlab-ab-") as folder:
             paths = [Path(folder, side) for side in SIDES]
-            try:
-                for path, commit in zip(paths, commits, strict=True):
-                    added = ("worktree", "add", "--detach", "--quiet", str(path), commit)
-                    if git(root, "-c", "core.hooksPath=/dev/null", *added) is None:
-                        raise ValueError(f"{commit[:7]}: git worktree add failed in {root}")
-                yield paths
-            finally:
-                for path in paths:
-                    git(root, "worktree", "remove", "--force", "--force", str(path))
-                git(root, "worktree", "prune")
+            for path, commit in zip(paths, commits, strict=True):
+                archive = path.with_suffix(".tar")
+                if git(root, "archive", "--output", str(archive), commit) is None:
+                    raise ValueError(f"{commit[:7]}: git archive failed in {root}")
+                shutil.unpack_archive(archive, path)
+            yield paths
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -75,7 +72,7 @@ def worktrees(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
 def measure_in_turns(
     folders: Sequence[Path], point: Sequence[str], rounds: int
 ) -> Iterator[tuple[Result, Result]]:
-    """One result of each checkout per round; who begins changes with every round."""
+    """One result of each revision per round; who begins changes with every round."""
     for turn in range(rounds):
         order = (0, 1) if turn % 2 == 0 else (1, 0)
         found = {side: measured(folders[side], point, SIDES[side]) for side in order}
@@ -84,7 +81,7 @@ def measure_in_turns(
 
 
 def measured(folder: Path, point: Sequence[str], side: str) -> Result:
-    """The point measured by a checkout's own code, with its own config.yaml, in a new process."""
+    """The point measured by a revision's own code, with its own config.yaml, in a new process."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "measure", *point],
         cwd=folder,
