@@ -220,14 +220,18 @@ def groups_of(rows: Rows, name: str | None) -> list[tuple[Any, Rows]]:
 
 
 def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
+    x = figure.x.field
+    if figure.x.categorical:
+        places = values_of(rows, x)
+        rows, x = rows.assign(place=rows[x].map(places.index)), "place"
+        axes.set_xticks(range(len(places)), [str(place) for place in places])
     for value, mine in groups_of(rows, figure.color):
         lines = groups_of(mine, figure.dash)
         for (dash, line), style in zip(lines, ("-", "--", ":", "-."), strict=False):
             points = dash is not None and dash == figure.points
             names = [figure.label(v) for v in (value, dash) if v is not None]
-            categorical = figure.x.categorical
             axes.plot(
-                _ranks(figure.x, line, rows) if categorical else line[figure.x.field].astype(float),
+                line[x].astype(float),
                 line[figure.y.field].astype(float),
                 color=colors[value],
                 linestyle="" if points else style,
@@ -237,9 +241,6 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
                 if len(lines) == 1 or not points
                 else None,
             )
-    if figure.x.categorical:
-        values = values_of(rows, figure.x.field)
-        axes.set_xticks(range(len(values)), [str(value) for value in values])
 
 
 def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
@@ -269,7 +270,8 @@ def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> N
     if figure.span:
         ends = rows.dropna(subset=list(figure.span))
         low, high = (ends[name].astype(float) * figure.y.scale for name in figure.span)
-        axes.vlines(_ranks(figure.x, ends, rows), low, high, color="black", linewidth=1.2)
+        places = ends[x].map(values_of(rows, x).index)
+        axes.vlines(places, low, high, color="black", linewidth=1.2)
 
 
 def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
@@ -297,11 +299,6 @@ def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str])
             axes.broken_barh(spans, place, color=colors[value], label=label)
     axes.set_yticks(range(len(lanes)), [str(value) for value in lanes])
     axes.set_ylim(len(lanes) - 0.5, -0.5)  # the first lane on top, also where panels share it
-
-
-def _ranks(axis: Axis, rows: Rows, everything: Rows) -> list[int]:
-    order = {value: rank for rank, value in enumerate(values_of(everything, axis.field))}
-    return [order[value] for value in rows[axis.field]]
 
 
 DRAW: dict[Mark, Callable[[Figure, Axes, Rows, Mapping[Any, str]], None]] = {
