@@ -32,7 +32,6 @@ from lmlab.study.results import Result, parse
 
 PROGRAM = "import sys; from lmlab.cli import main; sys.exit(main())"
 PATIENCE_S = 20
-SIDES = ("A", "B")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -58,7 +57,7 @@ def unpacked(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="lmlab-ab-") as folder:
-            paths = [Path(folder, side) for side in SIDES]
+            paths = [Path(folder, side) for side in "AB"]
             for path, commit in zip(paths, commits, strict=True):
                 archive = path.with_suffix(".tar")
                 if git(root, "archive", "--output", str(archive), commit) is None:
@@ -74,13 +73,13 @@ def measure_in_turns(
 ) -> Iterator[tuple[Result, Result]]:
     """One result of each revision per round; who begins changes with every round."""
     for turn in range(rounds):
-        order = (0, 1) if turn % 2 == 0 else (1, 0)
-        found = {side: measured(folders[side], point, SIDES[side]) for side in order}
+        order = folders if turn % 2 == 0 else folders[::-1]
+        found = {folder.name: measured(folder, point) for folder in order}
         print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-        yield found[0], found[1]
+        yield found["A"], found["B"]
 
 
-def measured(folder: Path, point: Sequence[str], side: str) -> Result:
+def measured(folder: Path, point: Sequence[str]) -> Result:
     """The point measured by a revision's own code, with its own config.yaml, in a new process."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "measure", *point],
@@ -99,10 +98,10 @@ def measured(folder: Path, point: Sequence[str], side: str) -> Result:
     lines = out.strip().splitlines()
     if process.returncode == WRONG_USE or not lines:
         said = (errors.strip().splitlines() or ["nothing was measured"])[-1]
-        raise ValueError(f"{side}: {said.removeprefix('lmlab: ')}")
-    result = parse(lines[-1], side)
+        raise ValueError(f"{folder.name}: {said.removeprefix('lmlab: ')}")
+    result = parse(lines[-1], folder.name)
     if result.status != "ok":
-        raise ValueError(f"{side}: {result.status}: {result.reason}")
+        raise ValueError(f"{folder.name}: {result.status}: {result.reason}")
     return result
 
 

@@ -31,7 +31,7 @@ def explorer(
     import vl_convert  # a large native library that only this page needs
 
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    sources = list(results.results)
+    sources = {path: number for number, path in enumerate(results.results)}
     faults: list[str] = []
     data = {
         "rows": [row for name in chapters for row in _rows(results, name, sources)],
@@ -69,17 +69,16 @@ def _figures(chapter: Chapter, faults: list[str]) -> Iterator[dict[str, Any]]:
             faults.append(f"{chapter.name}, figure {name}: {described(error)}")
 
 
-def _rows(results: Results, chapter: str, sources: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(results: Results, chapter: str, sources: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """The measured numbers of a chapter, with the labels that vary within their quantity."""
     rows = select(results.rows, chapter=chapter, status="ok")
     rows = rows.loc[[isinstance(value, int | float) for value in rows["value"]]]
     rows = rows.assign(samples=rows["samples"].str[:MAX_SAMPLES])
-    index = {source: number for number, source in enumerate(sources)}
     settings = {name for result in results.of(chapter) for name in result.settings}
     settings -= {name for result in results.of(chapter) for name in result.parameters}
     for _, found in rows.groupby("quantity", sort=False):
         fields = [str(name) for name in found if _shown(str(name), found[name], settings)]
-        found = found.assign(source=found["source"].map(index))[["chapter", "quantity", *fields]]
+        found = found.assign(source=found["source"].map(sources))[["chapter", "quantity", *fields]]
         for row in found.to_dict("records"):
             yield {name: value for name, value in _plain(row).items() if value is not None}
 

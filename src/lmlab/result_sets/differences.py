@@ -60,8 +60,7 @@ class Differences:
         counts = groups["verdict"].value_counts().unstack(fill_value=0)
         counts = counts.reindex(columns=list(COUNTED), fill_value=0)
         means = groups["ratio"].agg(lambda ratios: math.exp(np.log(ratios).mean()))
-        found = counts.assign(pairs=groups.size(), geomean=means).reset_index()
-        return found[["chapter", "clock", "pairs", *COUNTED, "geomean"]]
+        return counts.assign(pairs=groups.size(), geomean=means).reset_index()
 
     def certain(self) -> Rows:
         """The times that differ even when all pairs are considered together: of those named here,
