@@ -176,8 +176,7 @@ def derived(
     if chosen.empty:
         return rows
     chosen["value"] = value(chosen)
-    chosen = chosen[chosen["value"].notna()]
-    return _appended(rows, chosen, quantity, chosen["value"])
+    return _appended(rows, chosen[chosen["value"].notna()], quantity)
 
 
 def combine(
@@ -200,8 +199,8 @@ def combine(
     complete = columns.notna().all(axis=1)
     if not complete.any():
         return rows
-    values = list(value(columns[complete]))
-    return _appended(rows, first[complete].reset_index(), quantity, values)
+    new = first[complete].reset_index().assign(value=list(value(columns[complete])))
+    return _appended(rows, new, quantity)
 
 
 def computed(row: Mapping[str, Any], numbers: Mapping[str, Any], **fields: Any) -> Rows:
@@ -219,8 +218,8 @@ def extremes(rows: Rows) -> dict[str, Any] | None:
     return {"count": len(ordered), "low": ordered[0], "high": ordered[-1]}
 
 
-def _appended(rows: Rows, new: Rows, quantity: str, values: Any) -> Rows:
-    new = new.assign(value=values, quantity=quantity, unit=None, **NO_STATISTICS)
+def _appended(rows: Rows, new: Rows, quantity: str) -> Rows:
+    new = new.assign(quantity=quantity, unit=None, **NO_STATISTICS)
     return pd.concat([rows, new.astype(object)], ignore_index=True)
 
 

@@ -50,8 +50,7 @@ class Chapter:
     @property
     def measured(self) -> bool:
         """Whether the chapter has at least one value."""
-        rows = self.results.rows
-        return "ok" in rows["status"].to_numpy()[rows["chapter"].to_numpy() == self.name]
+        return not select(self.results.rows, chapter=self.name, status="ok").empty
 
     @cached_property
     def own(self) -> Results:

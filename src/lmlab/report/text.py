@@ -1,5 +1,6 @@
 """Numbers and text for Markdown: significant digits, units, escaping."""
 
+import html
 import math
 import re
 from collections import defaultdict
@@ -86,8 +87,7 @@ def escape(text: object) -> str:
     """Text from results, made harmless in Markdown and HTML; one line."""
     if isinstance(text, Markup):
         return str(text)
-    line = " ".join(str(text).split())
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = html.escape(" ".join(str(text).split()), quote=False)
     line = re.sub(r"([\\`*|\[\]])", r"\\\1", line)
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", line)
 
