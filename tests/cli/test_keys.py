@@ -142,7 +142,13 @@ MERGED: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("overrides", "merged"), MERGED.values(), ids=MERGED)
-def test_overrides_merge(overrides: list[str], merged: dict[str, Any], tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("study: auto\nranks: {nnodes: 1, rdzv_backend: c10d}\n")
-    assert read_config(file, overrides) == merged
+def test_overrides_merge(
+    overrides: list[str], merged: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Snakemake: into config.yaml, or into a file that is itself merged into config.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("study: auto\nranks: {nnodes: 1, rdzv_backend: c10d}\n")
+    Path("mine.yaml").write_text("ranks: {nnodes: 3}\n")
+    assert read_config(None, overrides) == merged
+    other = read_config(Path("mine.yaml"), [])["ranks"]
+    assert other == {**RANKS, "nnodes": 3}

@@ -93,8 +93,10 @@ def redrawn(base: Config, among: list[tuple[Any, Any]], draw: Random) -> Config:
     for path, each in draw.sample(mine, draw.randint(1, 4)):
         holder_of(nano, path)[path[-1]] = drawn(each, draw, list(base["sizes"]))
     if steps := nano.get("end_to_end"):
-        # The one rule between two keys.
+        # A rule between two keys, and the other one below.
         steps["max_steps"] = max(steps["steps"], steps["max_steps"])
+    if ladder := nano.get("fastest_step"):
+        ladder["batches"] = [ladder["batch"] * number for number in ladder["batches"]]
     return {**copy.deepcopy({**base, "studies": {}}), "studies": {"nano": nano}}
 
 

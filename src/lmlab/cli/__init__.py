@@ -35,10 +35,11 @@ Other keys default to the study in config.yaml that fits this machine.
 
 The exit status is 0 for a result (out of memory and unsupported are results), 1 if the measured
 code failed, 2 if a key or a value is wrong or --out cannot be written, 130 after Ctrl-C. Nothing
-is written unless --out, keep_traces or keep_snapshots asks for it.""",
+is written unless --out, keep_traces or keep_snapshots asks for it, or memory runs out while it is
+recorded (snapshots/).""",
     "status": """\
-Lists every point of the study on this machine: ok, oom, unsupported or failed with its reason, or
-missing; and which results are stale because code, settings or torch changed since.""",
+Lists every point of the study on this machine: ok, oom, unsupported, failed or unreadable with its
+reason, or missing; and which results are stale because code, settings or torch changed since.""",
     "compare": """\
 Compares two sets of results: folders, machines in results/, or either at a git revision. A ratio
 above 1 means that B is faster. Faster and slower: the 95 % interval of the ratio excludes 1 and the
@@ -123,9 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--results", type=_folder, default=Path("results"), metavar="FOLDER")
     check = add("check", "validate a folder")
     check.add_argument("folder", metavar="FOLDER")
-    check.add_argument("--ignore", default="", metavar="KIND[,KIND]", help="kinds to leave out")
+    check.add_argument("--ignore", default="", metavar="KIND[,KIND]", help="such as missing,mixed")
     for command in (measure, status, check):
-        command.add_argument("--configfile", type=Path, metavar="FILE", help="default: config.yaml")
+        command.add_argument("--configfile", type=Path, metavar="FILE", help="added to config.yaml")
         command.add_argument(
             "--config",
             nargs="+",

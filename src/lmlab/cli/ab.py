@@ -59,7 +59,7 @@ def unpacked(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
         with tempfile.TemporaryDirectory(prefix="lmlab-ab-") as folder:
             paths = [Path(folder, side) for side in "AB"]
             for path, commit in zip(paths, commits, strict=True):
-                archive = path.with_suffix(".tar")
+                archive = path.with_suffix(".zip")
                 if git(root, "archive", "--output", str(archive), commit) is None:
                     raise ValueError(f"{commit[:7]}: git archive failed in {root}")
                 shutil.unpack_archive(archive, path)

@@ -33,6 +33,8 @@ NOISE_UNKNOWN = "not measured in these sets; intervals hold the spread within a 
 def command(arguments: argparse.Namespace) -> int:
     """Print the comparison; 1 if the gate finds something slower."""
     where = dict(map(split, arguments.where))
+    if len(where) < len(arguments.where):
+        raise ValueError(f"--where {' '.join(arguments.where)}; allowed: each key once")
     where |= {k: v for k in ("chapter", "variant") if (v := getattr(arguments, k)) is not None}
     first, second = (load_set(spec) for spec in (arguments.first, arguments.second))
     check_conditions(pd.concat([first.rows, second.rows]), where)

@@ -27,9 +27,11 @@ CONVERT: Mapping[str, Callable[[str], Any]] = {
 
 
 def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """config.yaml of the working folder, else the project's, with overrides; not yet checked."""
+    """config.yaml of the working folder, else the project's, then a file and overrides merged into
+    it, as by Snakemake; not yet checked."""
     here = Path("config.yaml")
-    config = config_file.read(file or (here if here.exists() else ROOT / "config.yaml"))
+    config = config_file.read(here if here.exists() else ROOT / "config.yaml")
+    update_config(config, config_file.read(file) if file else {})
     update_config(config, {key: _value(key, text) for key, text in map(split, overrides)})
     return config
 

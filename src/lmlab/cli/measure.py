@@ -143,10 +143,10 @@ def table(point: Point, result: Result) -> str:
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:
-    name = " ".join(map(str, record["labels"].values())) or record["quantity"]
+    names = [*record["labels"].values(), *{record["quantity"]} - {"time"}]
     cells = [f"{record[key]:.4g}" for key in ("n", "mean", "value", "min", "max")]
     cells[1] += f" ± {record['sd']:.2g}" if record["sd"] is not None else ""
-    return [name, *cells]
+    return [" ".join(map(str, names)) or "time", *cells]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

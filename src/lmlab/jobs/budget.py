@@ -74,7 +74,7 @@ def _seconds(path: Path, began: float) -> float:
 
 def was_skipped(path: Path) -> bool:
     """Whether a result file holds a point that was skipped for lack of time."""
-    if not path.exists() or path.stat().st_size > _SMALL_BYTES:
+    if not path.is_file() or path.stat().st_size > _SMALL_BYTES:
         return False
     with suppress(ValueError, KeyError, TypeError):
         return str(json.loads(path.read_text())["reason"]).startswith(PREFIX)

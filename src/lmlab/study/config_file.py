@@ -80,7 +80,7 @@ def read(path: Path) -> dict[str, Any]:
         line = " ".join(str(error).split())
         raise ValueError(f"{path}: not a readable YAML file ({line})") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: holds {type(config).__name__}, allowed: keys and values")
+        raise ValueError(f"{path}: holds no keys; allowed: keys and values")
     return config
 
 

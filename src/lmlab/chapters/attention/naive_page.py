@@ -5,13 +5,13 @@ from typing import Any
 import pandas as pd
 
 from lmlab.chapters.attention import naive_memory
-from lmlab.chapters.attention.names import COMPILED, NAIVE
 from lmlab.chapters.machine.page import kernel_time
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, combine, records, select, table_of
 from lmlab.report.table import Table, memory, quantity, speedup, time
 from lmlab.report.text import GIB
 
+NAIVE, COMPILED = "naive", "compiled"
 WRITTEN_OUT = ("max", "subtract", "exp", "sum", "divide")
 COPIED = ("chapter", "source", "topic", "precision", "head_dim", "sequence")
 

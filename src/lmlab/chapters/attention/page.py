@@ -6,29 +6,37 @@ from typing import Any
 
 import pandas as pd
 
-from lmlab.chapters.attention import figures_page, naive_page, tiles_page
-from lmlab.chapters.attention.figures_page import consistent
-from lmlab.chapters.attention.names import (
-    COMPILED,
-    CUDNN,
-    EAGER,
-    FA4,
-    FA4_SAME_BITS,
-    NAIVE,
-    NAMES,
-    OURS,
-)
+from lmlab.chapters.attention import naive_page, tiles_page
+from lmlab.chapters.attention.naive_page import COMPILED, NAIVE
 from lmlab.chapters.attention.tiles_page import CHOSEN
 from lmlab.chapters.machine.page import kernel_time, with_share
 from lmlab.report.compare import Compare, Comparison, Pair
-from lmlab.report.frame import Results, Rows, combine, distinct, extremes, records, select
+from lmlab.report.figure import Axis, Figure
+from lmlab.report.frame import Results, Rows, at_first, combine, distinct, extremes, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.repeat import agreement
 from lmlab.report.table import Column, Table, memory, quantity, speedup, time
 
 TITLE = "Attention"
-FIGURES = figures_page.FIGURES
 
+OURS, EAGER, CUDNN = "flash", "eager", "sdpa_cudnn"
+FA4, FA4_SAME_BITS = "flash_attn_4", "flash_attn_4_deterministic"
+NAMES = {
+    "unfused": "naive, softmax written out",
+    COMPILED: "compiled naive",
+    "sdpa_flash": "SDPA flash",
+    CUDNN: "SDPA cuDNN",
+    "sdpa_efficient": "SDPA efficient",
+    "sdpa_math": "SDPA math",
+    "flex": "FlexAttention",
+    "tiled": "tiled (PyTorch)",
+    "flash_compiled_backward": "ours, compiled backward",
+    FA4: "FlashAttention-4",
+    FA4_SAME_BITS: "FlashAttention-4, deterministic",
+    OURS: "ours (Triton)",
+}
+# Drawn in figures, each in its own color.
+DRAWN = (NAIVE, COMPILED, "sdpa_flash", CUDNN, "flex", OURS, FA4)
 PASSES = ("forward", "backward", "both")
 STEP = "train_step"
 SHAPE = ["precision", "head_dim", "sequence"]
@@ -72,6 +80,11 @@ def mark_inconsistent(rows: Rows) -> Rows:
     excess = select(rows, quantity="excess", value=lambda ratio: ratio > INCONSISTENT_ABOVE)
     bad = pd.Series(is_among(rows, excess, [*key, "phase"]), index=rows.index)
     return rows.assign(flags=rows["flags"] + bad.map({True: ("inconsistent",), False: ()}))
+
+
+def consistent(flags: Any) -> bool:
+    """Whether a time may take part in comparisons."""
+    return "inconsistent" not in flags
 
 
 def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
@@ -133,6 +146,31 @@ def leaderboard(rows: Rows) -> Rows:
     order = rows["attention"].map(both.set_index("attention")["value"])
     rows = rows.loc[pd.to_numeric(order).sort_values(kind="stable").index]
     return pd.concat([rows, speedups(ours_against_all(rows, "leaderboard"))])
+
+
+def relative_speed(results: Results, topic: str) -> Rows:
+    """Speed relative to the fastest of all variants, forward and backward, in bf16 if measured."""
+    rows = select(results.rows, topic=topic, quantity="time", phase="both", status="ok")
+    rows = select(rows, flags=consistent)
+    if "bf16" in set(rows["precision"]):
+        rows = select(rows, precision="bf16")
+    return rows.assign(value=rows.groupby("source")["value"].transform("min") / rows["value"])
+
+
+def race(results: Results) -> Rows:
+    """A few variants over one head."""
+    rows = relative_speed(results, "benchmark")
+    sdpa = CUDNN if CUDNN in set(rows["variant"]) else "sdpa_flash"
+    panel = [f"{p}, head dim {d}" for p, d in zip(rows["precision"], rows["head_dim"], strict=True)]
+    # A user's own variant has no name there, and is drawn.
+    left_out = {*NAMES} - {name for name in DRAWN if name == sdpa or not name.startswith("sdpa")}
+    return select(rows.assign(panel=panel), variant=lambda name: name not in left_out)
+
+
+def shape_race(results: Results) -> Rows:
+    """The variants at the models' shapes, at the first batch of the study."""
+    rows = at_first(relative_speed(results, "shapes"), "batch")
+    return rows.assign(panel=rows["size"] + ", " + rows["precision"])
 
 
 def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any) -> Table:
@@ -292,6 +330,29 @@ TABLES = {
         rows=["gpu", "implementation", "phase"],
         where={"topic": "attention", "batch": 8, "head_dim": 64, "phase": ["forward", "backward"]},
         columns={"{sequence} (ms)": quantity("published", "ms")},
+    ),
+}
+
+RELATIVE: Any = {
+    "facet": "panel",
+    "color": "attention",
+    "names": {name: name for name in (NAMES.get(each, each) for each in DRAWN)},
+    "y": Axis("speed relative to the fastest"),
+}
+FIGURES = {
+    **naive_page.FIGURES,
+    **tiles_page.FIGURES,
+    "race": Figure(
+        title="Speed relative to the fastest variant, forward and backward, causal, one head",
+        x=Axis(field="sequence", title="sequence", log=2),
+        data=race,
+        **RELATIVE,
+    ),
+    "shapes": Figure(
+        title="Speed relative to the fastest variant at the models' shapes, forward and backward",
+        x=Axis(field="context", title="context", log=2),
+        data=shape_race,
+        **RELATIVE,
     ),
 }
 

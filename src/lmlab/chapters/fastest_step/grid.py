@@ -15,11 +15,10 @@ PER_SIZE = ("rungs", "samples", "variant_cap_s")
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     """The points of every topic that the block names, in their order."""
-    if any(batch % block["batch"] for batch in block["batches"]):
-        raise ValueError(
-            f"config: fastest_step.batches = {block['batches']}; allowed: multiples of its batch, "
-            f"{block['batch']}"
-        )
+    for batch in block["batches"]:
+        if batch > block["batch"] and batch % block["batch"]:
+            allowed = f"multiples of batch = {block['batch']}"
+            raise ValueError(f"config: fastest_step.batches = {batch}; allowed: {allowed}")
     settings = {
         **{key: block[key] for key in SHARED},
         "time_cap_s": study.common["time_cap_s"],
