@@ -98,7 +98,7 @@ WRONG = {
     "attention variants=nowhere:f": "variants = 'nowhere:f': module 'nowh",
     "memory strategies=none,sqrt": "allowed: none, nested, or every-K",
     "end_to_end num_heads=3": "num_heads: 3 does not divide d_mo",
-    "collectives world_size=3 nnodes=2": "cannot be spread evenly over 2 nodes",
+    "collectives world_size=3 nnodes=2": "world_size = 3; allowed: multiples of nnodes = 2",
     "end_to_end model=slip:Net": "slip.py, line 1: invalid syntax",
 }
 

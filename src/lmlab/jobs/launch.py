@@ -78,7 +78,7 @@ def ranks_per_node(point: Point) -> int:
     """How many of the point's ranks run on each node; a ValueError if they cannot share evenly."""
     world_size, nnodes = int(point.parameters["world_size"]), int(point.settings["nnodes"])
     if world_size % nnodes:
-        raise ValueError(f"world_size = {world_size} cannot be spread evenly over {nnodes} nodes")
+        raise ValueError(f"world_size = {world_size}; allowed: multiples of nnodes = {nnodes}")
     return world_size // nnodes
 
 
