@@ -4,8 +4,8 @@
           columns={"Forward (ms)": time(phase="forward"), "Step (ms)": time(phase="total")})
 
 Cells without a value say why (OOM, unsupported, not measured); reasons, marks for noisy or
-power-capped values, and the number of samples become the line below the table. A column without
-any value is left out.
+power-capped values, the number of samples and labels that all rows share become the line below the
+table. A column without any value is left out.
 """
 
 from collections import defaultdict
@@ -139,17 +139,20 @@ class Table:
             return ""
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
         header = [escape(name) for name in [*names, *columns]]
-        # A column that is empty in every line says nothing.
-        cells_of = enumerate(zip(*lines, strict=True))
-        shown = [index < len(names) or {*texts} != {DASH} for index, texts in cells_of]
+        found = [{*texts} for texts in zip(*lines, strict=True)]
+        # What all rows share is said once, and a column that is empty in every line says nothing.
+        varies = [len(texts) > 1 for texts in found[: len(names)]]
+        kept = varies if any(varies) else [True] * len(names)
+        shown = [*kept, *(texts != {DASH} for texts in found[len(names) :])]
+        shared = [f"{header[i]} {lines[0][i]}" for i, varied in enumerate(kept) if not varied]
         header, *lines = (list(compress(line, shown)) for line in (header, *lines))
-        caption = self._caption(used, facet)
+        caption = self._caption(used, escape(self.title.format(**facet)), shared)
         for mark in set(FLAG_MARKS.values()):
             if all(mark in cell.marks for cell in used if cell.can_bear(mark)):
                 # On every cell a mark says no more than the caption alone.
                 lines = [[text.replace(mark, "") for text in line] for line in lines]
                 caption = caption.replace(f"{mark} {MARKS[mark]}", f"All: {MARKS[mark]}")
-        return f"{markdown_table(header, lines, len(self.rows))}\n\n*{caption}*"
+        return f"{markdown_table(header, lines, sum(kept))}\n\n*{caption}*"
 
     def _columns(self, rows: Rows) -> dict[str, Callable[[tuple[Any, ...]], "Cell"]]:
         """By header: from the key of a row to its cell."""
@@ -165,8 +168,8 @@ class Table:
             for header, index in indexes.items()
         }
 
-    def _caption(self, cells: Sequence["Cell"], facet: Mapping[str, Any]) -> str:
-        parts = [escape(self.title.format(**facet))]
+    def _caption(self, cells: Sequence["Cell"], title: str, shared: Sequence[str]) -> str:
+        parts = [title, f"All rows: {', '.join(shared)}"] if shared else [title]
         found = [cell.row for cell in cells if cell.row is not None and cell.measured]
         clocks = dict.fromkeys(row["clock"] for row in found if row["clock"] in CLOCKS)
         counts = sorted({int(row["n"]) for row in found if not pd.isna(row["n"]) and row["n"]})

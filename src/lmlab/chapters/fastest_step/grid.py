@@ -15,10 +15,9 @@ PER_SIZE = ("rungs", "samples", "variant_cap_s")
 
 def points(study: Study, block: Mapping[str, Any]) -> list[Point]:
     """The points of every topic that the block names, in their order."""
-    for batch in block["batches"]:
-        if batch > block["batch"] and batch % block["batch"]:
-            allowed = f"multiples of batch = {block['batch']}"
-            raise ValueError(f"config: fastest_step.batches = {batch}; allowed: {allowed}")
+    base = block["batch"]
+    if uneven := [batch for batch in block["batches"] if batch > base and batch % base]:
+        raise ValueError(f"config: fastest_step.batches = {uneven}; allowed: multiples of {base}")
     settings = {
         **{key: block[key] for key in SHARED},
         "time_cap_s": study.common["time_cap_s"],
