@@ -113,7 +113,7 @@ def test_results_that_no_commit_reproduces_are_marked_and_counted(tmp_path: Path
     ]
     found = written(tmp_path, results)
     table = TABLE.render(found.rows)
-    assert {size: f"| {size} | fp32 | 7.00§ |" in table for size in commits} == {
+    assert {size: f"| {size} | 7.00§ |" in table for size in commits} == {
         size: size == "edited" for size in commits
     }
     alone = TABLE.render(written(tmp_path / "edited", results[1:2]).rows)
