@@ -145,10 +145,12 @@ MERGED: dict[str, tuple[list[str], dict[str, Any]]] = {
 def test_overrides_merge(
     overrides: list[str], merged: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Snakemake: into config.yaml, or into a file that is itself merged into config.yaml."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text("study: auto\nranks: {nnodes: 1, rdzv_backend: c10d}\n")
-    Path("mine.yaml").write_text("ranks: {nnodes: 3}\n")
+    Path("mine.yaml").write_text("study: tiny\nranks: {nnodes: 3}\n")
     assert read_config(None, overrides) == merged
-    other = read_config(Path("mine.yaml"), [])["ranks"]
-    assert other == {**RANKS, "nnodes": 3}
+    # A file lies between config.yaml and what is given on the command line.
+    assert read_config(Path("mine.yaml"), ["study=nano"]) == {
+        "study": "nano",
+        "ranks": {**RANKS, "nnodes": 3},
+    }

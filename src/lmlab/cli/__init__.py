@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("folder", metavar="FOLDER")
     check.add_argument("--ignore", default="", metavar="KIND[,KIND]", help="such as missing,mixed")
     for command in (measure, status, check):
-        command.add_argument("--configfile", type=Path, metavar="FILE", help="added to config.yaml")
+        command.add_argument("--configfile", type=Path, metavar="FILE", help="extends config.yaml")
         command.add_argument(
             "--config",
             nargs="+",

@@ -109,7 +109,7 @@ def estimate(states: Sequence[PointState]) -> str:
 def advice(study: str, machine: str, *, measuring: bool) -> str:
     """What to do about stale results; those of another machine cannot be measured again here."""
     command = ["lmlab", "status", "--machine", machine, "--config", f"study={study}"]
-    again = "; `snakemake -n` lists what a run measures; delete the others" if measuring else ""
+    again = "; delete those that `snakemake -n` does not plan to measure" if measuring else ""
     return f"`{shlex.join(command)}` lists them{again}"
 
 
