@@ -210,6 +210,11 @@ def computed(row: Mapping[str, Any], numbers: Mapping[str, Any], **fields: Any) 
     return table_of([{**base, "quantity": k, "value": v} for k, v in numbers.items()])
 
 
+def highest(rows: Rows, key: Callable[[float], float] = float) -> dict[str, Any] | None:
+    """The row with the highest value, or the highest by `key`."""
+    return max(records(rows), key=lambda row: key(row["value"]), default=None)
+
+
 def extremes(rows: Rows) -> dict[str, Any] | None:
     """How many rows there are, and those with the smallest and the largest value."""
     if rows.empty:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.compare import Compare, Pair
-from lmlab.report.frame import Rows, computed, records, select
+from lmlab.report.frame import Rows, computed, highest, records, select
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import times
 
@@ -18,7 +18,7 @@ LATE_IN_BACKWARD = 0.5
 
 
 def relative_times(rows: Rows) -> Iterator[Rows]:
-    """How many times as long a step takes as without checkpointing, by both clocks."""
+    """How many times as long as the baseline a step takes, by both clocks."""
     for clock in ("wall", "device"):
         for pair in slowdowns(rows, clock).values():
             numbers = {"relative_time": 1 / pair.ratio}
@@ -107,10 +107,10 @@ def _strategies(rows: Rows) -> dict[str, Any]:
     return {
         "point": records(rows)[0],
         "best": best,
-        "none": first(rows, quantity="peak_memory", variant="none"),
-        "predicted_none": first(rows, quantity="predicted_peak", variant="none"),
-        "predicted_best": first(rows, quantity="predicted_peak", variant=BEST_PREDICTED),
-        "nested": first(rows, quantity="peak_memory", variant="nested", status="ok"),
+        "none": _first(rows, quantity="peak_memory", variant="none"),
+        "predicted_none": _first(rows, quantity="predicted_peak", variant="none"),
+        "predicted_best": _first(rows, quantity="predicted_peak", variant=BEST_PREDICTED),
+        "nested": _first(rows, quantity="peak_memory", variant="nested", status="ok"),
         "late": parts.get("gradients", 0) > LATE_IN_BACKWARD * parts.get("parameters", 1)
         and parts["activations"] > 0,
         "slowdowns": {  # by device time, where there is any
@@ -121,10 +121,5 @@ def _strategies(rows: Rows) -> dict[str, Any]:
     }
 
 
-def highest(rows: Rows, key: Any = float) -> dict[str, Any] | None:
-    """The row with the highest value, or the highest by `key`."""
-    return max(records(rows), key=lambda row: key(row["value"]), default=None)
-
-
-def first(rows: Rows, **where: Any) -> dict[str, Any] | None:
+def _first(rows: Rows, **where: Any) -> dict[str, Any] | None:
     return next(iter(records(select(rows, **where))), None)

@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from lmlab.chapters.memory import checkpointing_page, figures_page
-from lmlab.chapters.memory.checkpointing_page import CHECKPOINTING, first, highest
+from lmlab.chapters.memory.checkpointing_page import CHECKPOINTING
 from lmlab.chapters.memory.figures_page import PARTS, PHASES, STEP, TIMELINE, one_precision
-from lmlab.report.frame import Results, Rows, combine, computed, records, select, table_of
+from lmlab.report.frame import Results, Rows, combine, computed, highest, records, select, table_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity
 from lmlab.report.text import FORMATS, GIB
@@ -298,7 +298,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "smaller": int((ratios["value"] < 1 - SMALLEST_DIFFERENCE).sum()),
         "greater": int((ratios["value"] > 1 + SMALLEST_DIFFERENCE).sum()),
         "replay_equal": list(select(rows, quantity="replay_equal")["value"]),
-        "block": first(rows, quantity="saved_for_backward", variant="eager", **BLOCK),
+        "block": len(select(rows, quantity="saved_for_backward", **BLOCK)),
         "errors": len(in_steps),
         "worst_error": highest(errors, key=abs),
         "worst_step": highest(in_steps, key=abs),
