@@ -24,7 +24,7 @@ STAGES = {
     "before_step": "before the optimizer step",
     "after_step": "after the optimizer step",
 }
-CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "other")
+CATEGORIES = ("parameters", "optimizer_state", "gradients", "activations", "other")
 # The stage at which each category is complete.
 COMPLETE = {
     "parameters": "initialized",
@@ -233,11 +233,12 @@ MEMORY_FIGURE = Figure(
     mark="stack",
     facet="when",
     color="category",
-    names={"optimizer_state": "optimizer state"},
+    names={name: name.replace("_", " ") for name in CATEGORIES},
+    wrap=2,
     x=Axis(field="short", title="", categorical=True),
     y=Axis("GiB allocated", scale=1 / GIB),
     data=lambda results: select(of_lead(results.rows), quantity="memory", status="ok"),
-    height=3.8,
+    height=2.6,
 )
 
 

@@ -62,8 +62,8 @@ def _figures(chapter: Chapter, faults: list[str]) -> Iterator[dict[str, Any]]:
     """The figures of a chapter that have data."""
     for name, figure in chapter.figures.items() if chapter.measured else ():
         try:
-            if not figure.rows(chapter.own).empty:
-                spec = _plain(figure.vega(chapter.own))
+            spec = _plain(figure.vega(chapter.own))
+            if spec["data"]["values"]:
                 yield {"name": f"{chapter.title}: {figure.title}", "spec": spec}
         except Exception as error:  # one bad value must not cost the page
             faults.append(f"{chapter.name}, figure {name}: {described(error)}")

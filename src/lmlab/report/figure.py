@@ -21,7 +21,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lmlab.report.frame import Results, Rows, distinct, select
-from lmlab.report.text import number
+from lmlab.report.text import number, plain
 
 Mark = Literal["line", "bar", "stack", "area", "heatmap", "timeline"]
 
@@ -32,6 +32,8 @@ PALETTE += ["#56b4e9", "#777777", "#b8a600", "#000000"]
 WIDTH_INCHES, DPI = 9.0, 150
 # So many characters of a legend fit into that width, keys and gaps included.
 LEGEND_CHARACTERS = 130
+# A line through more points has no markers.
+MANY_POINTS = 100
 # Up to this ratio a decade has room for labels at 2 and 5.
 FEW_DECADES = 1000
 STYLE: Any = {
@@ -77,7 +79,6 @@ class Figure:
     points: str | None = None  # the value of `dash` drawn as markers: measurements next to a fit
     span: tuple[str, str] | None = None  # fields of the ends of a thin line over each bar
     names: Mapping[str, str] = field(default_factory=dict)  # labels for values of the color field
-    markers: bool = True
     share_x: bool = False
     share_y: bool = True
     height: float = 3.4
@@ -129,7 +130,7 @@ class Figure:
         for axes, (value, mine) in zip(panels, facets, strict=True):
             DRAW[self.mark](self, axes, mine, colors)
             if self.facet:
-                axes.set_title(self.facet_title.format(value), fontsize=10)
+                axes.set_title(self.facet_title.format(plain(value)), fontsize=10)
         # After all panels have data: a limit set on one of them ends the scaling that they share.
         for panel, axes in enumerate(panels):
             self._dress(axes, first=panel % columns == 0 or not self.share_y)
@@ -225,18 +226,20 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
         places = values_of(rows, x)
         rows, x = rows.assign(place=rows[x].map(places.index)), "place"
         axes.set_xticks(range(len(places)), [str(place) for place in places])
-    for value, mine in groups_of(rows, figure.color):
+    for place, (value, mine) in enumerate(groups_of(rows, figure.color)):
+        shape = "osD^"[place % 4] if figure.points else "o"
         lines = groups_of(mine, figure.dash)
         for (dash, line), style in zip(lines, ("-", "--", ":", "-."), strict=False):
-            points = dash is not None and dash == figure.points
+            points, few = dash is not None and dash == figure.points, len(line) <= MANY_POINTS
             names = [figure.label(v) for v in (value, dash) if v is not None]
             axes.plot(
                 line[x].astype(float),
                 line[figure.y.field].astype(float),
                 color=colors[value],
                 linestyle="" if points else style,
-                marker="o" if points or (figure.markers and not figure.points) else None,
-                markersize=4,
+                marker=shape if points or (few and not figure.points) else None,
+                markersize=4 + 2 * points,
+                fillstyle="none" if points else "full",
                 label=", ".join(names[: 1 if figure.points else 2])
                 if len(lines) == 1 or not points
                 else None,

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.frame import Results, Rows, select
+from lmlab.report.text import plain
 
 WITHIN = 0.03
 # From this share of wall time on, the GPU is the bottleneck.
@@ -50,6 +51,9 @@ def pairs(one: Results, other: Results, chapter: str, names: list[str]) -> Rows:
     found["difference"] = ratio.where(ratio > 1, 1 / ratio) - 1
     # Where both are 0 (the device time of a phase without kernels), nothing could differ.
     found = found.dropna(subset=["difference"], ignore_index=True)
+    # A pass that is all of its step is stored as both, with the same samples.
+    same = [*(name for name in names if name != "phase"), "clock", "first", "second"]
+    found = found.drop_duplicates(same, ignore_index=True)
     device = select(found, clock="device")[[*names, "first"]]
     busy = found.merge(device, on=names, how="left", suffixes=("", "_busy"))["first_busy"]
     gpu_bound = (found["clock"] == "wall") & (busy / found["first"] >= GPU_BOUND_FROM)
@@ -62,5 +66,5 @@ def _counted(rows: Rows, varying: list[str]) -> dict[str, Any]:
         **{"count": len(rows), "within": int((rows["difference"] <= WITHIN).sum())},
         **{"median": float(rows["difference"].median()), "worst": worst["difference"]},
         **{"first": worst["first"], "second": worst["second"]},
-        "where": ", ".join(str(worst[name]) for name in varying if pd.notna(worst[name])),
+        "where": ", ".join(f"{n} {plain(worst[n])}" for n in varying if pd.notna(worst[n])),
     }

@@ -31,6 +31,7 @@ STATUS_CELLS = {
 }
 EXPLAINED = ("oom", "unsupported", "failed")
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
+CLOCKS |= {"timeline": "the profiler's timeline"}
 MARKS = {
     "↕": "drifting or bimodal",
     "~": "noisy",
@@ -104,7 +105,8 @@ class Table:
         parts = []
         for key in distinct(rows, names) if names else [()]:
             facet = dict(zip(names, key, strict=True))
-            parts.append(self._one(candidates(rows, **facet), facet))
+            title = self.title.format(**dict(zip(names, map(plain, key), strict=True)))
+            parts.append(self._one(candidates(rows, **facet), title))
         return Markup("\n\n".join(filter(None, parts)))
 
     def _chosen(self, rows: Rows) -> Rows:
@@ -124,7 +126,7 @@ class Table:
             for header in headers
         }
 
-    def _one(self, rows: Rows, facet: Mapping[str, Any]) -> str:
+    def _one(self, rows: Rows, title: str) -> str:
         columns = self._columns(rows)
         lines: list[list[str]] = []
         used: list[Cell] = []
@@ -146,7 +148,7 @@ class Table:
         shown = [*kept, *(texts != {DASH} for texts in found[len(names) :])]
         shared = [f"{header[i]} {lines[0][i]}" for i, varied in enumerate(kept) if not varied]
         header, *lines = (list(compress(line, shown)) for line in (header, *lines))
-        caption = self._caption(used, escape(self.title.format(**facet)), shared)
+        caption = self._caption(used, escape(title), shared)
         for mark in set(FLAG_MARKS.values()):
             if all(mark in cell.marks for cell in used if cell.can_bear(mark)):
                 # On every cell a mark says no more than the caption alone.

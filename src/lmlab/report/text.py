@@ -52,9 +52,13 @@ def times(value: float) -> str:
     return f"{number(value, 3 if value >= 10 or 1 <= value < 2 else 2)}x"
 
 
+WORDS = {"True": "yes", "False": "no"}
+WORDS |= {"forward_backward": "forward and backward", "train_step": "training step"}
+
+
 def plain(value: Any) -> str:
-    """A label as it is; booleans as yes and no."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    """A label as a reader calls it."""
+    return WORDS.get(str(value), str(value))
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {

@@ -54,7 +54,7 @@ TABLES = {
         headers={"tokens": "tokens per device"},
         columns={
             "activations (GB)": quantity("activation_memory", "GB"),
-            "GPUs, unsharded": quantity("gpus_unsharded", "integer"),
+            "total / 80 GB, in GPUs": quantity("gpus_unsharded", "integer"),
             "fewest devices, sharded": quantity("fewest_devices", "integer"),
             "GB per device": quantity("memory_per_device", "GB"),
         },

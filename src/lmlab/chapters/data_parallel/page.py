@@ -188,12 +188,11 @@ TABLES = {
     "variants": variant_table(
         "A training step by variant, {ranks}",
         {
-            "step (ms)": time(phase="total"),
-            "device (ms)": time(phase="total", clock="device"),
             **VARIANT_COLUMNS,
-            "fastest": time(phase="total", field="min"),
-            "slowest": time(phase="total", field="max"),
-            "sd": time(phase="total", field="sd"),
+            "device (ms)": time(phase="total", clock="device"),
+            "fastest (ms)": time(phase="total", field="min"),
+            "slowest (ms)": time(phase="total", field="max"),
+            "sd (ms)": time(phase="total", field="sd"),
             "peak memory (GiB)": quantity("most_peak_memory", "GiB", phase="total"),
         },
     ),
@@ -230,6 +229,7 @@ TABLES = {
         chapter="published",
         data=published,
         rows=["gpu", "size", "variant", "parameter"],
+        headers={"parameter": "bucket size"},
         columns={"step (s)": quantity("published")},
     ),
 }

@@ -21,11 +21,6 @@ WARM = {"start": "warm"}
 STEP = {**WARM, "mode": "train_step"}
 MAIN = {**STEP, "main": True}
 """Training steps of the main grid: the study's first batch, sizes of which a step fits."""
-MODES = {
-    "forward": "forward",
-    "forward_backward": "forward and backward",
-    "train_step": "training step",
-}
 PASSES = ("forward", "backward")
 PHASES = (*PASSES, "optimizer")
 STEP_PHASES = {**{name: name for name in PHASES}, "total": "step"}
@@ -88,7 +83,7 @@ def _utilization(rows: Rows, results: Results) -> Rows:
 
 
 WARM_UP = "warm-up"
-TRAINED = {"phase": WARM_UP, "mode": MODES["train_step"]}
+TRAINED = {"phase": WARM_UP, "mode": "train_step"}
 COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "quantity": "time"}
 
 
@@ -96,7 +91,7 @@ def first_steps(results: Results) -> Rows:
     """Every step of a cold process in order: the process without warm-up, as in the table."""
     rows = select(results.rows, warmup=0, **COLD).explode("samples", ignore_index=True)
     steps = rows.groupby("source").cumcount() + 1
-    return rows.assign(mode=rows["mode"].map(MODES), step=steps, value=rows["samples"])
+    return rows.assign(step=steps, value=rows["samples"])
 
 
 def warm_up(rows: Rows) -> Rows:
@@ -118,7 +113,7 @@ def warm_up(rows: Rows) -> Rows:
         for warmup in (0, 5):
             same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
             numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
-        found.append(computed(first, numbers, mode=MODES[first["mode"]], phase=WARM_UP))
+        found.append(computed(first, numbers, phase=WARM_UP))
     return pd.concat(found).dropna(subset="value")
 
 
@@ -187,6 +182,8 @@ TRAINING: Any = {"rows": BATCHES, "where": STEP}
 FIRST_STEP = {
     "first step (ms)": quantity("first_step", "ms"),
     "settled (ms)": quantity("settled_step", "ms"),
+    "sd, 0 warm-ups (ms)": quantity("sd_0", "ms"),
+    "sd, 5 warm-ups (ms)": quantity("sd_5", "ms"),
 }
 BF16 = "Speed-up of a bf16 training step over fp32 by context length, {basis}"
 TABLES = {
@@ -206,12 +203,8 @@ TABLES = {
         title="Cold processes, one per number of warm-ups: first and settled training step, "
         "standard deviation over ten steps",
         rows=["size"],
-        where=TRAINED,
-        columns={
-            **FIRST_STEP,
-            "sd, 0 warm-ups (ms)": quantity("sd_0", "ms"),
-            "sd, 5 warm-ups (ms)": quantity("sd_5", "ms"),
-        },
+        where={**TRAINED, "status": "ok"},
+        columns=FIRST_STEP,
     ),
     "steps": Table(
         title="Training step by phase, {precision}",
@@ -309,7 +302,6 @@ TABLES = {
         title="Cold processes, {mode}: mean of ten steps after a number of warm-up steps",
         rows=["size"],
         where={"start": "cold", "phase": "total"},
-        data=lambda rows: rows.assign(mode=rows["mode"].replace(MODES)),
         columns={"warm-ups: {warmup} (ms)": quantity("time", "ms", field="mean", clock="wall")},
     ),
     "published": Table(

@@ -80,9 +80,9 @@ TABLES = {
         {
             "step (ms)": time(phase="total"),
             "device (ms)": time(phase="total", clock="device"),
-            "fastest round": time(phase="total", field="min"),
-            "slowest round": time(phase="total", field="max"),
-            "sd": time(phase="total", field="sd"),
+            "fastest round (ms)": time(phase="total", field="min"),
+            "slowest round (ms)": time(phase="total", field="max"),
+            "sd (ms)": time(phase="total", field="sd"),
             "speed": quantity("versus_ddp", "text", field="speedup"),
             "messages": quantity("messages_seen", "integer"),
             "in flight (ms)": quantity("profiled_time", "ms", activity="communication"),

@@ -96,14 +96,6 @@ TABLES = {
             "share": quantity("share", "percent"),
         },
     ),
-    "shapes": Table(
-        title="The fastest square matmul of each precision",
-        rows=["dtype"],
-        columns={
-            "side": quantity("matmul_rate", "integer", "side"),
-            "TFLOP/s": quantity("matmul_rate"),
-        },
-    ),
     "card": Table(
         title="The machine card",
         rows=["fact"],

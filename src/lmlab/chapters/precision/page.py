@@ -95,14 +95,12 @@ FIGURES = {
         x=Axis(field="step", title="additions"),
         y=Axis("sum"),
         data=stalled_sums,
-        markers=False,
     ),
     "fp16_sum": Figure(
         title="Error of a running fp16 sum of 0.01: the spacing of fp16 numbers grows with the sum",
         x=Axis(field="step", title="additions"),
         y=Axis("sum minus exact"),
         data=fp16_sum,
-        markers=False,
     ),
     "variance": Figure(
         title="Relative error of a variance, partial sums in fp32",

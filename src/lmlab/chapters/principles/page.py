@@ -94,6 +94,8 @@ def _panels(rows: Rows) -> list[Rows]:
         if topic == "coalescing":
             mine = select(mine, series="copy")
             mine = mine.assign(series=(mine["x"] == 1).map({True: "with", False: "without"}))
+        if topic == "precision":  # fp16 runs at the rate of bf16: one line would hide the other
+            mine = select(mine, series=lambda name: name != "fp16")
         if topic == "tiling":  # drawn as its tiles grow; their order is another matter
             mine = select(mine, series=lambda name: name != "without")
         panels.append(mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}"))

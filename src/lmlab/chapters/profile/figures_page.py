@@ -6,13 +6,10 @@ import pandas as pd
 
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, at_first, select
+from lmlab.report.text import plain
 
 RUN_NAME = "{size}, context {context}, {precision}"
-MODES = {
-    "forward": "forward",
-    "forward_backward": "forward + backward",
-    "train_step": "training step",
-}
+MODES = ("forward", "forward_backward", "train_step")
 OTHER_FAMILIES = ("softmax", "elementwise", "reduction", "copy")
 CORES = {"matmul_simt": "matmul (SIMT cores)", "matmul_tensor_core": "matmul (tensor cores)"}
 FAMILIES = CORES | {name: name for name in ("matmul", *OTHER_FAMILIES, "optimizer")}
@@ -39,7 +36,7 @@ def outer_families(results: Results) -> Rows:
     order = list(FAMILIES).index
     rows = select(rows, context=context)
     rows = rows.sort_values("family", key=lambda names: names.map(order), kind="stable")
-    modes = rows["mode"].map(MODES) + f", context {context}"
+    modes = rows["mode"].map(plain) + f", context {context}"
     return rows.assign(at=rows["size"] + "\n" + rows["precision"], mode=modes)
 
 

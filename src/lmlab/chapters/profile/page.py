@@ -13,6 +13,7 @@ from lmlab.chapters.profile.figures_page import MODES, OTHER_FAMILIES, PARTS
 from lmlab.report.frame import Results, Rows, at_first, combine, derived, extremes, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
+from lmlab.report.text import plain
 
 TITLE = "Kernels"
 FIGURES = figures_page.FIGURES
@@ -20,6 +21,8 @@ FIGURES = figures_page.FIGURES
 RUN = ["source", "mode"]
 MATMULS = {"matmul_tensor_core": "tensor", "matmul_simt": "SIMT", "matmul": "unknown"}
 PASSES = ("forward", "backward", "optimizer")
+# Sums over kernels; other times are read off the timeline, gaps or the host's time included.
+SUMS = ["total_time", "family_total_time", "kernel_total_time", "part_total_time"]
 # A timeline agrees with the clock within this; beyond it the profiler has slowed the host.
 AGREES_WITHIN = 0.05
 # From this share of the copy bandwidth on, a kernel whose tensors exceed L2 is memory-bound.
@@ -37,7 +40,8 @@ def derive(rows: Rows, results: Results) -> Rows:
     """Shares, ratios and rates next to what was recorded."""
     if select(rows, quantity="profiler_version").empty:
         return rows
-    rows = _shares(rows)
+    read_off = (rows["clock"] == "device") & ~rows["quantity"].isin(SUMS)
+    rows = _shares(rows.assign(clock=rows["clock"].mask(read_off, "timeline")))
     for name in ("span", "busy"):
         parts = {"profiled": _of(f"{name}_time", mode="forward", phase="total"), "wall": WALL}
         rows = combine(rows, f"{name}_to_wall", parts, lambda p: p.profiled / p.wall)
@@ -160,8 +164,7 @@ def other_kernels(rows: Rows) -> Rows:
 
 
 MATMUL_SHARES = {
-    f"matmul, {title}": quantity("matmul_share", "percent", mode=mode)
-    for mode, title in MODES.items()
+    f"matmul, {plain(mode)}": quantity("matmul_share", "percent", mode=mode) for mode in MODES
 }
 PART_TIMES = {f"{PARTS[p]} (ms)": quantity("part_total_time", "ms", part=p) for p in PARTS}
 ATTENTION = {**PART_TIMES, "softmax / matmuls, time": quantity("softmax_to_matmuls")}
@@ -177,7 +180,7 @@ def _top_kernel(mode: str, title: str = "{}") -> dict[str, Any]:
 
 
 FAMILY_SHARES = {
-    f"{family}, {MODES[mode]}": quantity("family_share", "percent", mode=mode, family=family)
+    f"{family}, {plain(mode)}": quantity("family_share", "percent", mode=mode, family=family)
     for mode, more in (("forward", ()), ("train_step", ("optimizer",)))
     for family in (*OTHER_FAMILIES, *more)
 }

@@ -44,10 +44,10 @@ TABLES = {
         "Time of the optimizer and of the whole step, slowest rank, {ranks}",
         {
             "optimizer (ms)": time(phase="optimizer"),
-            "optimizer, sd": time(phase="optimizer", field="sd"),
+            "optimizer, sd (ms)": time(phase="optimizer", field="sd"),
             "step (ms)": time(phase="total"),
             "step, device (ms)": time(phase="total", clock="device"),
-            "step, sd": time(phase="total", field="sd"),
+            "step, sd (ms)": time(phase="total", field="sd"),
         },
     ),
 }
