@@ -277,3 +277,8 @@ onsuccess:
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)
         print(f"{summary(states)}; {todo}", file=sys.stderr)
+    # A part that cannot be rendered costs that part, not the report.
+    rendering = Path(f"logs/{REPORT}/report.log")
+    for line in rendering.read_text().splitlines() if rendering.exists() else ():
+        if line.startswith("not rendered: "):
+            print(line, file=sys.stderr)

@@ -33,6 +33,8 @@ def resolve(path: str) -> Any:
         # Either the module does not exist, or one of its own imports does not: the original
         # message names the missing module and so distinguishes the two.
         raise ImportPathError(f"{path!r} cannot be imported: {error}") from error
+    except SystemExit as error:
+        raise ImportPathError(f"{path!r} cannot be imported: it exits ({error})") from error
     try:
         return getattr(module, attribute)
     except AttributeError:

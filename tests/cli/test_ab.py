@@ -22,6 +22,7 @@ from tests.project import GOLDEN, STEP
 STAND_IN = f"""
 import json, os, signal, sys
 FACTOR, STATUS, SCHEMA = %s, %r, %s
+LOST = {{"phase": "forward"}}
 
 def main():
     log = os.environ["AB_LOG"]
@@ -40,6 +41,8 @@ def main():
             # A drift of a tenth per round, and a little noise.
             scale = FACTOR * 1.1 ** ((rounds + 1) // 2) * (1 + 0.001 * (rounds %% 3))
             record["value"] *= scale
+    if STATUS == "partly":
+        result["measurements"] = [r for r in result["measurements"] if r["labels"] != LOST]
     if STATUS == "failed":
         result.update(status="failed", reason="it broke", measurements=[])
     print("a table")
@@ -62,6 +65,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "wrong": (1.0, "wrong", 2),
         "failed": (1.0, "failed", 2),
         "old": (1.0, "ok", 1),
+        "partly": (1.0, "partly", 2),
     }.items():
         (package / "__init__.py").write_text(STAND_IN % values)
         git(root, "add", "src")
@@ -110,6 +114,24 @@ def test_what_cannot_be_measured_is_one_line(
     assert main(["ab", "base", revision, "--rounds", "2", "--", "end_to_end"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert is_clean(project)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "lost"),
+    [
+        ("base partly --fail-if-slower 5%", 1, ["forward (wall)"]),
+        ("base partly", 0, ["forward (wall)"]),
+        ("partly base --fail-if-slower 5%", 0, []),
+    ],
+)
+def test_a_time_that_the_second_revision_lost_is_named(
+    project: Path, capsys: pytest.CaptureFixture[str], words: str, status: int, lost: list[str]
+) -> None:
+    assert main(["ab", *words.split(), "--rounds", "2", "--", "end_to_end"]) == status
+    said = capsys.readouterr()
+    named = [line.split(": ")[1] for line in said.err.splitlines() if ": " in line]
+    assert named == lost
+    assert "total: " in said.out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

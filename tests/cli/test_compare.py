@@ -47,6 +47,17 @@ def multiplied(quantity: str, factor: float, **labels: int) -> Callable[[dict[st
     return change
 
 
+def chose(size: str) -> Callable[[dict[str, Any]], None]:
+    """Ranks that chose a size of model."""
+
+    def change(result: dict[str, Any]) -> None:
+        for record in result["measurements"]:
+            if record["quantity"] == "size" and record["status"] == "ok":
+                record["value"] = size
+
+    return change
+
+
 def step(folder: Path, precision: str = "fp32", context: int = 1024) -> Path:
     """A training step that the GPU paces: two processes agree on it within 1 %."""
     start = folder / f"end_to_end/size~xl/context~{context}/batch~4/precision~{precision}"
@@ -169,6 +180,24 @@ def test_other_work_is_not_compared(compare: Compare, tmp_path: Path) -> None:
     assert found["other_work"] == {"vocab_size": [10000, 5]}
     measured_again = [pair for pair in found["pairs"] if not pair["identical"]]
     assert {"precision=bf16" in pair["point"] for pair in measured_again} == {True}
+
+
+def test_ranks_that_chose_another_size_are_not_compared(compare: Compare, tmp_path: Path) -> None:
+    changed = copied(H200, tmp_path / "a", "fsdp")
+    _, same = compare(H200, changed, "--where", "chapter=fsdp")
+    assert same["pairs"]
+    for file in changed.rglob("placement~shared_gpu/**/*.json"):
+        rewrite(file, chose("other"))
+    _, found = compare(H200, changed, "--where", "chapter=fsdp")
+    assert not found["pairs"]
+    assert set(found["other_work"]) == {"size for memory and time"}
+
+
+def test_one_set_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copied(H200, tmp_path / "results" / "first", "machine.json")
+    copied(H200, tmp_path / "results" / "second", "machine.json")
+    assert main(["compare", str(tmp_path / "results"), str(H200)]) == 2
+    assert "first/machine.json and second/machine.json are one point" in capsys.readouterr().err
 
 
 def test_machines_and_versions_that_differ_come_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,13 +112,16 @@ def test_ranks_are_started_by_torchrun(
     def stand_in(point: Point, machine: str, out: Path, command: list[str]) -> int:
         asked.append(command)
         make(parameters=point.parameters, chapter=point.chapter).write(out)
+        print("headline")
         return 0
 
     monkeypatch.setattr(measure, "run_ranks", stand_in)
     keys = ["placement=own_gpu", "world_size=4", "nnodes=2"]
     assert main([*COLLECTIVES[:2], *keys, *NANO]) == 0
     assert asked[0][:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["parameters"]["world_size"] == 4
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["parameters"]["world_size"] == 4
+    assert ("headline" in said.err, "headline" in said.out) == (True, False)
 
 
 @pytest.mark.parametrize(

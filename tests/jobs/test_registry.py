@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.import_path import ImportPathError
+from lmlab.import_path import ImportPathError, resolve
 from lmlab.jobs.catalog import all_points, chapters
 from lmlab.jobs.registry import fingerprint, fingerprint_of, load
 from lmlab.study.files import ROOT
@@ -107,3 +107,10 @@ def test_code_that_is_nowhere_is_named() -> None:
         fingerprint(end_to_end_point(model="nowhere:Model"))
     with pytest.raises(ImportPathError, match=r"lmlab\.chapters\.gardening"):
         load("gardening")
+
+
+def test_a_module_that_exits_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "script.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportPathError, match=r"'script:Model' cannot be imported: it exits \(0\)"):
+        resolve("script:Model")

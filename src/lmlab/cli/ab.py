@@ -42,13 +42,15 @@ def command(arguments: argparse.Namespace) -> int:
     point = [word for word in arguments.point if word != "--"]
     with unpacked(root, commits) as folders:
         rounds = list(measure_in_turns(folders, point, arguments.rounds))
-    pairs = compared(rounds)
+    pairs, lost = compared(rounds)
     names = [f"{name} ({commit[:7]})" for name, commit in zip(revisions, commits, strict=True)]
     if arguments.json:
         print(json.dumps({"a": names[0], "b": names[1], "pairs": records(pairs)}))
     else:
         print(*report(names, rounds, pairs), sep="\n")
-    return gate(pairs, arguments.gate)
+    for name, clock in lost:
+        print(f"B does not measure it in every round: {name} ({clock})", file=sys.stderr)
+    return gate(pairs, arguments.gate) or int(arguments.gate is not None and bool(lost))
 
 
 @contextmanager
@@ -117,20 +119,22 @@ def _end(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def compared(rounds: Sequence[tuple[Result, Result]]) -> Rows:
-    """Every time that all results have: the medians of each round are one pair of samples."""
+def compared(rounds: Sequence[tuple[Result, Result]]) -> tuple[Rows, list[tuple[str, str]]]:
+    """Every time that all results have: the medians of each round are one pair of samples. Then
+    the times that A always has and B does not."""
     times = [[_times(result) for result in both] for both in rounds]
+    known = [key for key in times[0][0] if all(key in first for first, _ in times)]
+    lost = [key for key in known if not all(key in second for _, second in times)]
     pairs = []
-    for key in times[0][0]:
-        if all(key in side for both in times for side in both):
-            a, b = ([both[side][key] for both in times] for side in (0, 1))
-            found, medians = paired(b, a), {"value_a": median(a), "value_b": median(b)}
-            name = {"chapter": rounds[0][0].chapter, "point": key[0], "clock": key[1]}
-            judged = {**asdict(found), "verdict": found.verdict}
-            pairs.append({**name, "quantity": "time", "a": a, "b": b, **medians, **judged})
+    for key in (key for key in known if key not in lost):
+        a, b = ([both[side][key] for both in times] for side in (0, 1))
+        found, medians = paired(b, a), {"value_a": median(a), "value_b": median(b)}
+        name = {"chapter": rounds[0][0].chapter, "point": key[0], "clock": key[1]}
+        judged = {**asdict(found), "verdict": found.verdict}
+        pairs.append({**name, "quantity": "time", "a": a, "b": b, **medians, **judged})
     if not pairs:
         raise ValueError("no time that both revisions measure")
-    return pd.DataFrame(pairs)
+    return pd.DataFrame(pairs), lost
 
 
 def _times(result: Result) -> dict[tuple[str, str], float]:

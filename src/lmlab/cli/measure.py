@@ -6,7 +6,9 @@ them is given, the size is called custom.
 """
 
 import argparse
+import contextlib
 import signal
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -63,7 +65,8 @@ def measured(point: Point, machine: Machine, study: Study) -> Result:
         out = Path(folder, "point.json")
         if has_ranks(point):
             command = torchrun_command(point, out, study.ranks)
-            status = run_ranks(point, machine.id, out, command)
+            with contextlib.redirect_stdout(sys.stderr):  # the table repeats its line
+                status = run_ranks(point, machine.id, out, command)
         else:
             status = run_job(point, machine.id, out)
         if status == SIGNAL_BASE + signal.SIGINT:

@@ -114,6 +114,7 @@ def load_set(spec: str) -> ResultSet:
     """Read a set; what cannot be read is a problem in one line."""
     rows: list[dict[str, Any]] = []
     files: dict[str, dict[str, Any]] = {}
+    places: dict[tuple[str, str], str] = {}
     facts: dict[str, Counter[str]] = defaultdict(Counter)
     problems: list[str] = []
     for path, content in files_of(spec):
@@ -123,7 +124,13 @@ def load_set(spec: str) -> ResultSet:
         except ResultError as error:
             problems.append(str(error))
             continue
+        point = (result.chapter, str(sorted(result.parameters.items())))
+        if (same := places.setdefault(point, path)) != path:
+            raise ValueError(f"{spec}: {same} and {path} are one point; allowed: one set at a time")
         scalars = {k: v for k, v in result.settings.items() if isinstance(v, str | int | float)}
+        # Ranks choose the model's size when they run.
+        chosen = [r for r in result.measurements if r["quantity"] == "size" and r["status"] == "ok"]
+        scalars |= {f"size for {r['labels']['purpose']}": r["value"] for r in chosen}
         identity = (result.started_at, result.code_fingerprint, result.elapsed_s)
         files[path] = {"settings": scalars, "identity": identity}
         for key, value in _facts(result):

@@ -172,6 +172,19 @@ def test_tables_of_variants_keep_points_that_did_not_fit_and_drop_what_was_never
     assert [line[:2] for line in lines[2:]] == [["16384", "0.900‡"], ["65536", "full"]]
 
 
+@pytest.mark.parametrize("topic", ["benchmark", "shapes"])
+def test_the_worst_contradiction_is_named_by_its_point(tmp_path: Path, topic: str) -> None:
+    shape = {"batch": 4, "size": "small", "context": 1024}
+    parameters = {"topic": topic, "sequence": 512, **ATTENTION}
+    if topic == "shapes":
+        parameters = {"topic": topic, "precision": "bf16", **shape}
+    contradiction = times("tiled", forward=0.1, backward=0.1, both=0.9)
+    results = [attention(parameters, *FLOPS, *contradiction, *times("flash", both=1))]
+    _, pages = rendered(tmp_path, written(tmp_path / "r", results), "attention")
+    named = {"benchmark": "head dim 64, sequence 512", "shapes": "small at context 1024"}
+    assert f"4.5x (tiled (PyTorch), bf16, {named[topic]})" in pages["attention"]
+
+
 OOM = naive(65536, status="oom", reason="naive: full")
 REFUSED = attention(
     {"topic": "benchmark", "sequence": 64, **ATTENTION},

@@ -201,7 +201,7 @@ TABLES = {
     ),
     "front_warm_up": Table(
         title="Cold processes, one per number of warm-ups: first and settled training step, "
-        "standard deviation over ten steps",
+        "standard deviation over its steps",
         rows=["size"],
         where={**TRAINED, "status": "ok"},
         columns=FIRST_STEP,
@@ -299,7 +299,7 @@ TABLES = {
         },
     ),
     "warm_up": Table(
-        title="Cold processes, {mode}: mean of ten steps after a number of warm-up steps",
+        title="Cold processes, {mode}: mean of the steps after a number of warm-up steps",
         rows=["size"],
         where={"start": "cold", "phase": "total"},
         columns={"warm-ups: {warmup} (ms)": quantity("time", "ms", field="mean", clock="wall")},

@@ -12,24 +12,13 @@ from lmlab.report.table import Table, quantity
 TITLE = "Precision"
 
 
-def _payload(results: Results, name: str) -> Any:
-    """What one of the chapter's results has under a name, with the result's term."""
-    for result in results.of("precision"):
-        if found := result.data.get(name):
-            return found, float(result.settings["term"])
-    return {"step": [], "sum": []}, 0.0
-
-
 def fp16_sum(results: Results) -> Rows:
     """Error of the running fp16 sum after each addition."""
-    trace, term = _payload(results, "fp16_trace")
-    rows = pd.DataFrame({"step": trace["step"], "value": trace["sum"]})
-    return rows.assign(value=rows["value"] - rows["step"] * term)
-
-
-def stalled_sums(results: Results) -> Rows:
-    """Running sums of ones, by format."""
-    return pd.DataFrame(_payload(results, "stalled_sums")[0]).melt("step", var_name="dtype")
+    for result in results.of("precision"):
+        if trace := result.data.get("fp16_trace"):
+            rows = pd.DataFrame(trace)
+            return rows.assign(value=rows["sum"] - rows["step"] * result.settings["term"])
+    return pd.DataFrame()
 
 
 def _readable(rows: Rows, field: str) -> Rows:
@@ -61,7 +50,7 @@ TABLES = {
         },
     ),
     "sums": Table(
-        title="0.01 added 1,000 times; the exact sum is 10",
+        title="Equal terms added one by one, and the difference from the exact sum",
         rows=["loop"],
         where={"topic": "accumulation"},
         columns={"sum": quantity("sum", "digits"), "error": quantity("error", "scientific")},
@@ -89,15 +78,8 @@ TABLES = {
 }
 
 FIGURES = {
-    "stalled_sums": Figure(
-        title="Adding 1 again and again: a sum stalls where the spacing of its format reaches 2",
-        color="dtype",
-        x=Axis(field="step", title="additions"),
-        y=Axis("sum"),
-        data=stalled_sums,
-    ),
     "fp16_sum": Figure(
-        title="Error of a running fp16 sum of 0.01: the spacing of fp16 numbers grows with the sum",
+        title="Error of the running fp16 sum: the spacing of fp16 numbers grows with the sum",
         x=Axis(field="step", title="additions"),
         y=Axis("sum minus exact"),
         data=fp16_sum,
